@@ -20,15 +20,19 @@
 | `run`, `options`, `preflight`, `opening`, `sessions` | how does a run start; is each sink on its own table |
 | `coordinator` | takes each batch from open to finish: when is the next one opened, one of retries, or none |
 | `steps`, `transaction_states` | how is a batch opened, prepared, committed and finished; when are messages confirmed |
+| `batch_records` | what are the ledger, the log and the observers told of a batch |
+| `component_counts` | which of a job's counts does the ledger keep, with the failures of a batch |
 | `recovery` | what does the next start do after a crash |
-| `flight`, `jobs`, `watched_job`, `lease_keeper` | what is in flight; who extends leases, and cancels a job that hangs |
+| `flight`, `job_runners` | what is in flight; on which threads do jobs and commits run |
+| `watched_job`, `lease_keeper` | who extends leases, and cancels a job that hangs |
 | `orders`, `control_line` | what is a running driver asked to do; how does it hear that from an operator |
 | `reject_limit` | how many messages may sinks reject before a batch is blocked |
 | `recount` | what does a batch write to a sink whose table refuses a group's row |
 | `read_already` | how does at-most-once run a retry, whose payload is gone with its confirm |
 | `blocked_error`, `outages` | what is said of a batch that a sink refuses; how long is a store that is away waited for |
 | `tuning`, `latency_tuner` | how large is a batch, and how many are in flight; how is that tuned to a latency |
-| `dry_run`, `start_preview`, `topology_rehearsal` | what would a commit, a start, the next batch do |
+| `dry_run`, `start_preview` | what would a commit, and a start do |
+| `topology_rehearsal`, `rehearsed_rejects` | what would the next batch do; which messages would sinks reject |
 | `run_log`, `statistics` | what does a run log, and count |
 | `stores`, `wording` | which database do decisions work on; how are counts and times written |
 | `observers` | who is told what becomes of each batch |

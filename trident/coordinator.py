@@ -27,14 +27,15 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.machine_faults import own_faults
-from stormproof.core.message import FailureReason
+from stormproof.core.message import FailureReason, MessageFailure
 from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.writer import WritesNothing
+from stormproof.trident.component_counts import CountedGraph
 from stormproof.trident.flight import Flight
-from stormproof.trident.jobs import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
+from stormproof.trident.job_runners import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
@@ -122,6 +123,7 @@ class Coordinator:
         self._runner = BatchRunner(
             source, options.guarantee, component=plan.topology, new_seed=lambda: rng.getrandbits(SEED_BITS)
         )
+        self._counted = CountedGraph.of(plan)
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(
             *(ledger, run, source, sessions),
@@ -442,8 +444,18 @@ class Coordinator:
         self._let_go(batch)
         opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
         with batch.timed(self._clock, "prepare"):
+            counts = self._counted.of_complete(complete, self._shown, opened.sinks)
             work = self._steps.fix_content(
-                opened, batch.attempt, guarantee, report.files, complete.failed, report.tuples, batch.steps_ms
+                *(
+                    opened,
+                    batch.attempt,
+                    guarantee,
+                    report.files,
+                    complete.failed,
+                    report.tuples,
+                    batch.steps_ms,
+                    counts,
+                )
             )
         batch.committing = work
 
@@ -454,6 +466,9 @@ class Coordinator:
                 return self._steps.adopt(opened.txid, guarantee, work, rejects_max)
 
         self._jobs.start(opened.txid, adopt)
+
+    def _shown(self, failure: MessageFailure) -> str:
+        return self._source.shown_id(failure.id, failure.origin)
 
     def _end(self, batch: Flight, result: BatchResult) -> BatchResult:
         """Remove a batch from those in flight, and count it."""
@@ -518,6 +533,7 @@ class Coordinator:
             excluded=attempt.excluded,
             per_message=attempt.per_message,
             careful=attempt.careful,
+            messages=opened.slice.expected.messages,
         )
         batch.job = job.key
         lease = None if self._options.guarantee is Guarantee.AT_MOST_ONCE else opened.lease
@@ -560,7 +576,8 @@ class Coordinator:
         opened = batch.opened
         match batch.outcome:
             case AllFailed() as outcome:
-                resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed, batch.steps_ms)
+                counts = self._counted.of_failed(outcome.failed, self._shown)
+                resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed, batch.steps_ms, counts)
                 result = batch.result(TxnState.ABORTED, outcome.failed)
                 return replace(result, dead_letters=len(resolution.dead), cause=TxnCause.EVERY_MESSAGE_FAILED)
             case Divided() as outcome:

@@ -27,7 +27,7 @@ class DryRunOutcome(StrEnum):
     be read; nothing speaks against a commit at the others.
     """
     REFUSE = "would refuse"
-    """A table cannot take the rows, or a row is refused: nothing would be written."""
+    """A table cannot take the rows, or a row is refused: nothing would be written there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class DryRunSink:
     @property
     def refuses(self) -> bool:
         """Whether nothing could be written for this sink's sake."""
-        return self.table.action is TableAction.REFUSE or self.rows.refused > 0
+        return self.table.action is TableAction.REFUSE or self.rows.refused > 0 or bool(self.rows.blocked)
 
     def lines(self) -> list[str]:
         """For people."""
@@ -61,6 +61,11 @@ class DryRunSink:
         if rows.refused:
             found.append(f"    {rows.refused:,} rows refused, for example:")
             found += [f"      {text}" for text in rows.examples]
+        if rows.rejected:
+            found.append(f"    {rows.rejected:,} messages would be rejected, with all of their rows here; for example:")
+            found += [f"      {text}" for text in rows.examples]
+        if rows.blocked:
+            found.append(f"    would block the batch: {rows.blocked}")
         found += [f"    not tried: {rule}" for rule in table.can_refuse]
         return found
 

@@ -6,12 +6,13 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import Fenced, TransientError
-from stormproof.core.pulse import Progress, progress
+from stormproof.core.pulse.protocol import JobPulse
+from stormproof.core.pulse.record import Progress
 from stormproof.core.source.protocol import Lease, Source
 
 log = logging.getLogger("stormproof.lease")
@@ -36,10 +37,12 @@ class LeaseKeeper:
 
     `cancel` ends the job, from the keeper's own thread.
 
-    Where `pulse` names the job's folder, its tasks write their progress there. A job in which some task runs and none makes
-    progress for `message_timeout_s` hangs: it is cancelled, and `timed_out` is set. A job that makes progress may take as
-    long as it needs. While no task runs (Spark starts, or is between two stages), and while the source's store does not
-    answer, `start_timeout_s` is the bound instead, and `stalled` is set: no message is to blame. A job without a running
+    Through `pulse` the job's tasks report their progress. A job in which some task runs and none makes progress for
+    `message_timeout_s` hangs: it is cancelled, and `timed_out` is set. A job that makes progress may take as long as it
+    needs. Where some task is silent by then (the network does not carry its reports), `silent` is set instead, and no
+    message is to blame; from the end of a silence on, a hang is timed anew. While no task runs (Spark starts, or is between
+    two stages), and while the source's store does not answer, `start_timeout_s` is the bound instead, and `stalled` is set:
+    no message is to blame. A job without a running
     task may wait for a free slot behind another job; its time counts from the last progress in `moves`.
 
     Without `pulse` progress cannot be seen: the job may take `message_timeout_s` in all.
@@ -59,25 +62,28 @@ class LeaseKeeper:
         message_timeout_s: float,
         *,
         start_timeout_s: float = 300.0,
-        pulse: Path | None = None,
+        pulse: JobPulse | None = None,
         clock: Clock | None = None,
         moves: LastMove | None = None,
     ) -> None:
         self._source = source
         self._lease = lease
         self._cancel = cancel
-        self._message_timeout_s = message_timeout_s
-        self._start_timeout_s = max(start_timeout_s, message_timeout_s)
+        # A shorter bound would blame a message before silence can be told from a hang.
+        self._message_timeout_s = max(message_timeout_s, 0.0 if pulse is None else pulse.notices_silence_s)
+        self._start_timeout_s = max(start_timeout_s, self._message_timeout_s)
         self._pulse = pulse
         self._clock: Clock = clock or SystemClock()
         self._moves = moves or LastMove()
         self._seen = Progress()
         self._moved_at_s = self._looked_at_s = self._extended_at_s = self._clock.monotonic_s()
+        self._silent_at_s = self._moved_at_s
         self._store_away = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="stormproof-lease", daemon=True)
         self.timed_out = False
         self.stalled = False
+        self.silent = False
         self.lapsed = False
 
     def __enter__(self) -> LeaseKeeper:
@@ -106,7 +112,7 @@ class LeaseKeeper:
     def look(self) -> bool:
         """Look at the job and extend the lease if that is due; the keeper's thread calls this at least once a second.
 
-        False if the job is to be cancelled; then one of `timed_out`, `stalled` and `lapsed` is set.
+        False if the job is to be cancelled; then one of `timed_out`, `stalled`, `silent` and `lapsed` is set.
         """
         now_s = self._clock.monotonic_s()
         if self._pulse is not None and (self._has_moved() or now_s - self._looked_at_s >= PAUSED_S):
@@ -114,23 +120,33 @@ class LeaseKeeper:
         self._looked_at_s = now_s
         waits = self._pulse is not None and self._seen.running == 0
         quiet_s = now_s - (max(self._moved_at_s, self._moves.at_s) if waits else self._moved_at_s)
-        nobodys_fault = self._store_away or waits
-        if quiet_s >= (self._start_timeout_s if nobodys_fault else self._message_timeout_s):
-            self.stalled, self.timed_out = nobodys_fault, not nobodys_fault
+        if self._store_away or waits:
+            self.stalled = quiet_s >= self._start_timeout_s
+        elif self._seen.silent:
+            self._silent_at_s = now_s
+            self.silent = quiet_s >= self._message_timeout_s
+        else:
+            self.timed_out = min(quiet_s, now_s - self._silent_at_s) >= self._message_timeout_s
+        if self.stalled or self.silent or self.timed_out:
             return False
         if self._lease is None or now_s - self._extended_at_s < self._lease.seconds / 3:
             return True
         return self._extend(self._lease, now_s)
 
+    def misses_tasks(self) -> bool:
+        """Whether some task is silent now. Once the keeper's thread has ended, whoever runs the job may ask."""
+        self._has_moved()
+        return self._seen.silent > 0
+
     def _has_moved(self) -> bool:
         if self._pulse is None:
             return False
         try:
-            before, self._seen = self._seen, progress(self._pulse)
+            before, self._seen = self._seen, self._pulse.progress()
         except OSError as error:
-            log.warning("the progress in %s could not be read: %s", self._pulse, error)
+            log.warning("the progress of a job could not be read: %s", error)
             before, self._seen = self._seen, Progress()  # as if no task ran: no message is blamed unseen
-        return self._seen != before
+        return replace(self._seen, silent=0) != replace(before, silent=0)
 
     def _extend(self, lease: Lease, now_s: float) -> bool:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from typing import cast
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StormproofError, TransientError
@@ -14,18 +15,29 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.graph.plan import Plan
 from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database
+from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkInput, TableKey, require_tables_apart, shared_table
 from stormproof.core.source.protocol import Source
-from stormproof.sinks.files import files_at
+from stormproof.core.storage.address import default_storage
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession
 from stormproof.sinks.registry import describe_sink
-from stormproof.trident.ledger import bindings, events, lives
+from stormproof.trident.ledger import bindings, events, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.transaction_states import EventKind
+
+
+def placed(plan: Plan, database: Database, settings: Settings) -> Plan:
+    """The plan; a sink that names no database or no folder gets that of the settings.
+
+    From now on this process reaches object stores with the settings' options, wherever an address is given none.
+    """
+    default_storage(lambda: settings.storage_options)
+    return replace(plan, sink_specs=tuple(sink.placed(database, settings.staging_address) for sink in sinks_of(plan)))
 
 
 def sinks_of(plan: Plan) -> tuple[Sink, ...]:
@@ -111,8 +123,8 @@ def _open_stores(
             require_own_stores(plan, sessions)
             with ledger.transaction(run) as tx:
                 if bound is None:
-                    lives.require_known(tx, sink.name, sink.target, session.other_incarnations())
-                    _claim_table(session, sink.target, lives.adopted(tx))
+                    other_lives.require_known(tx, sink.name, sink.target, session.other_incarnations())
+                    _claim_table(session, sink.target, other_lives.adopted(tx))
                 folder = session.writer().files_in()
                 if folder is not None:
                     with machine_errors(f"sink {sink.name!r}, the folder for its files"):

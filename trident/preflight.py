@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import ExitStack
 
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.preflight import PackageProbe, UnpickleProbe, marked, package_fingerprint
+from stormproof.core.object_probe import marked_places
+from stormproof.core.preflight import PackageProbe, PulseProbe, UnpickleProbe, package_fingerprint
+from stormproof.core.pulse.listener import PulseListener
 from stormproof.core.source.protocol import Source
-from stormproof.core.storage import is_url
-from stormproof.sinks.object_probe import marked_objects
 
 
 class Preflight:
     """Checks in every slot of an engine what each task of this run will need: the package and the user's functions, the
-    folders that it writes, and the databases that it reads.
+    folders that it writes, the databases that it reads, and the way to the driver.
 
-    `functions` are the topology's, as `stormproof.core.engine.shipping.require_shippable` packed them.
+    `functions` are the topology's, as `stormproof.core.engine.shipping.require_shippable` packed them. With a `listener`
+    tasks report to it, and need no staging folder but those of sinks.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, functions: bytes, source: Source, staging: Path) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        functions: bytes,
+        source: Source,
+        staging: str,
+        listener: PulseListener | None = None,
+    ) -> None:
         self._engine = engine
         self._source = source
         self._functions = functions
-        self._folders: list[tuple[str, str | Path]] = [("the staging folder", staging)]
+        self._listener = listener
+        self._folders = [] if listener is not None else [("the staging folder", staging)]
         for spec in plan.sink_specs:
             folder = spec.files_in(plan.sinks[spec.name])
             if folder is not None:
@@ -36,8 +46,8 @@ class Preflight:
             MachineUnfit: a machine cannot run tasks; names it, and what to do. No message was opened.
             MachineUnavailable, StoreUnavailable: something is missing that may come back.
         """
-        local = [(what, folder) for what, folder in self._folders if not is_url(str(folder))]
-        stored = [(what, str(folder)) for what, folder in self._folders if is_url(str(folder))]
-        with marked(local) as folders, marked_objects(stored) as objects:
+        with ExitStack() as stack:
+            folders = stack.enter_context(marked_places(self._folders))
+            ways = () if self._listener is None else (PulseProbe(stack.enter_context(self._listener.job()).place),)
             package, functions = PackageProbe(package_fingerprint()), UnpickleProbe(self._functions)
-            self._engine.ask((package, functions, *folders, *objects, *self._source.probes()))
+            self._engine.ask((package, functions, *ways, *folders, *self._source.probes()))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
@@ -36,6 +36,9 @@ from stormproof.trident.ledger.streams import Forgettable, forget
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import EventKind
 from stormproof.trident.wording import counted
+
+FORMS_KEPT: Final = timedelta(days=1)
+"""A form of the page that was confirmed stays on record at least so long: longer than anybody may send it again."""
 
 CHUNK_TXIDS: Final = 1_000
 """Batches per prune transaction; bounds how long a lock is held. A kill in between leaves a shorter prune."""
@@ -225,6 +228,8 @@ class _Job:
         removed["txn_sink"] = self._delete(tx, t.txn_sink, sa.between(t.txn_sink.c.txid, low, high), *not_anchors)
         if not self._dry_run:  # the anchors of earlier chunks and prunes that are anchors no more
             removed["txn_sink"] += self._delete(tx, t.txn_sink, t.txn_sink.c.txid < low, *not_anchors)
+        for table in (t.txn_component, t.txn_edge):
+            removed[table.name] = self._delete(tx, table, sa.between(table.c.txid, low, high))
         removed["txn"] = self._delete(
             tx, t.txn, sa.or_(within, _among(t.txn.c.txid, outrun)), sa.not_(_among(t.txn.c.txid, needed))
         )
@@ -253,15 +258,19 @@ class _Job:
         return after_these
 
     def verdicts(self, tx: Tx, upto: int, removed: Counter[str]) -> None:
-        """Remove verdicts that were given before the horizon. The newest of each kind and scope stays: the next check with
-        `--since last` may continue it.
+        """Remove verdicts that were given, and forms of the page that were confirmed, before the horizon.
+
+        The newest verdict of each kind and scope stays: the next check with `--since last` may continue it.
         """
         c = t.verdict.c
         scope = (c.deep, sa.cast(c.tables, sa.Text), c.verdict, c.settled_upto.is_(None))
         newest = sa.select(sa.func.max(c.id)).where(c.incarnation == self._incarnation).group_by(*scope)
-        gone = self._delete(tx, t.verdict, c.at < self._ended_before, c.id.not_in(newest))
-        if gone:
-            counts = Counter(verdict=gone)
+        forms = min(self._ended_before, self._now - FORMS_KEPT)
+        counts = +Counter(
+            verdict=self._delete(tx, t.verdict, c.at < self._ended_before, c.id.not_in(newest)),
+            confirmation=self._delete(tx, t.confirmation, t.confirmation.c.at < forms),
+        )
+        if counts:
             self._add_to_record(tx, upto, counts)
             removed += counts
 
@@ -344,6 +353,7 @@ class _Job:
         return [to_txn(row) for row in rows]
 
     def _record(self, tx: Tx, upto: int, removed: Counter[str]) -> None:
+        tx.confirm()
         mine = t.prune.c.incarnation == self._incarnation
         if self._recorded is not None:
             tx.connection.execute(sa.delete(t.prune).where(mine, t.prune.c.upto == self._recorded))

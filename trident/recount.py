@@ -94,7 +94,7 @@ class Recount:
                 break
             left_out = self._left_out(batch, work[sink].left_out or (), error, together)
             if len(_messages(left_out)) > (batch.rejects_max or 0):
-                return work, replace(answers, error=_too_many(error, batch.rejects_max))
+                return work, replace(answers, error=too_many(error, batch.rejects_max))
             report = None
             while report is None:
                 found = self._run(batch, sink, left_out)
@@ -106,7 +106,9 @@ class Recount:
                 if unverified >= UNVERIFIED_MAX:
                     return work, replace(answers, error=_explained(error, found))
             together = report.together
-            fixed = replace(self._steps.work_of(sink, report.files), left_out=left_out)
+            # In recovery no sink was asked yet for what it holds last: only the batch's own record tells what it follows.
+            follows = work[sink].previous
+            fixed = replace(self._steps.work_of(sink, report.files), previous=follows, left_out=left_out)
             with self._steps.ledger.transaction(self._steps.run) as tx:
                 txns.replace_content(tx, batch.txid, batch.state, fixed)
             failpoint("recount.after")
@@ -177,7 +179,8 @@ def _messages(left_out: Sequence[RefusedRow]) -> dict[int, RefusedRow]:
     return found
 
 
-def _too_many(error: SinkRefused, most: int | None) -> SinkRefused:
+def too_many(error: SinkRefused, most: int | None) -> SinkRefused:
+    """The error for refused groups with more messages than a sink may reject."""
     return SinkRefused(
         f"{error.message}. These rows have more than {most} messages, which is more than may be rejected "
         "(rejects_max_share)",

@@ -18,6 +18,7 @@ from stormproof.core.message import MessageFailure
 from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.sinks.protocol import CommitResult, Held, SinkSession
+from stormproof.trident.batch_records import to_prepared
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import bindings, events, rejects, txns
 from stormproof.trident.ledger.repair import take_late_commit
@@ -25,7 +26,7 @@ from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.recount import Prepared, Recount
 from stormproof.trident.sessions import machine_errors
 from stormproof.trident.statistics import RecoveryReport
-from stormproof.trident.steps import MovedLate, Steps, to_prepared
+from stormproof.trident.steps import MovedLate, Steps
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
 LEFTOVER_TXIDS_MAX: Final = 64

@@ -16,28 +16,30 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
-from stormproof.core.errors import UsageError
+from stormproof.core.errors import SettingsError, UsageError
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.plan import Plan
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine_faults import own_faults
 from stormproof.core.postgres.database import Database
+from stormproof.core.preflight import DatabaseProbe
+from stormproof.core.pulse.listener import DriverAddress, PulseListener
 from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Limit
+from stormproof.core.source.protocol import Limit, Source
 from stormproof.trident.control_line import ControlLine
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.metrics.run_metrics import exported_metrics
-from stormproof.trident.opening import attached, sinks_of
+from stormproof.trident.opening import attached, placed
 from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
 from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.watched_job import Watch
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
 INCARNATION_LENGTH: Final = 12
@@ -82,16 +84,48 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
     if choice == "spark":
         from stormproof.core.engine.spark import SparkEngine, spark_session
 
-        session, memory_mb = spark_session(settings), settings.worker_memory_mb
-        return SparkEngine(session, settings.parallelism, worker_memory_mb=memory_mb), True
-    if lacks(choice, "name", "parallelism", "run", "ask", "cancel", "close"):
+        engine = SparkEngine(
+            spark_session(settings),
+            settings.parallelism,
+            worker_memory_mb=settings.worker_memory_mb,
+            start_timeout_s=settings.start_timeout_s,
+            small_job_ms=settings.small_job_ms,
+        )
+        return engine, True
+    if lacks(choice, "name", "parallelism", "driver_address", "run", "ask", "cancel", "close"):
         raise UsageError(f"no engine {shown(choice)}; known: 'spark', 'inline', or an object such as InlineEngine(2)")
     return choice, False
 
 
-def placed(plan: Plan, database: Database, settings: Settings) -> Plan:
-    """The plan; a sink that names no database or no folder gets that of the settings."""
-    return replace(plan, sink_specs=tuple(sink.placed(database, settings.staging_path) for sink in sinks_of(plan)))
+def pulse_listener(engine: Engine, settings: Settings, options: RunOptions, clock: Clock) -> PulseListener | None:
+    """Where the tasks of this run report to over the network; None where they do so in a folder.
+
+    Raises:
+        SettingsError: the driver cannot listen there.
+    """
+    if settings.pulse == "folder" or (settings.pulse == "auto" and engine.driver_address is None):
+        return None
+    address = engine.driver_address or DriverAddress("127.0.0.1", "127.0.0.1")
+    return PulseListener(address, settings.pulse_port, root=options.pulse_root, clock=clock)
+
+
+def require_reachable(database: Database, source: Source, engine: Engine, settings: Settings) -> None:
+    """Refuse the embedded Postgres where tasks on other machines read from it: it listens on this machine alone.
+
+    Raises:
+        SettingsError: says how to name another one.
+    """
+    address = engine.driver_address
+    if not settings.uses_embedded or address is None or address.same_machine:
+        return
+    for probe in source.probes():
+        if isinstance(probe, DatabaseProbe) and probe.database == database:
+            raise SettingsError(
+                f"{probe.what} is the embedded Postgres, which only this machine reaches, and tasks on other machines read "
+                "from it. Name one that all of them reach: STORMPROOF_DATABASE_URL=postgresql://USER:PASSWORD@HOST:5432/"
+                "DATABASE, or database_url in stormproof.toml",
+                setting="database_url",
+            )
 
 
 @contextmanager
@@ -141,11 +175,15 @@ def driver(
         metrics = stack.enter_context(exported_metrics(topology.name, settings, clock))
         transport = lineage_transport(settings)
         source = topology.source.for_run(database)
+        require_reachable(database, source, running, settings)
         source.begin(chosen)
         plan = placed(plan, database, settings)
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)
-        preflight = Preflight(running, plan, functions, source, settings.staging_path)
+        listener = pulse_listener(running, settings, chosen_options, clock)
+        if listener is not None:
+            stack.enter_context(listener)
+        preflight = Preflight(running, plan, functions, source, settings.staging_address, listener)
         outlasting_outages(preflight, chosen_options, clock)
         # Postgres was reached just now; if it goes away again this early, the run waits for it as in any later step.
         attach = partial(attached, plan, source, ledger, database)
@@ -157,7 +195,7 @@ def driver(
             exported_lineage(
                 *(transport, settings, plan, source, run, chosen, clock),
                 streaming=not until_idle,
-                count=(lambda _: None) if metrics is None else metrics.lineage_event,
+                count=None if metrics is None else metrics.lineage_event,
             )
         )
         coordinator = Coordinator(
@@ -171,6 +209,7 @@ def driver(
             clock=clock,
             rng=rng,
             on_batch=on_batch,
+            watch=Watch.of(plan, chosen_options, listener),
             preflight=preflight,
             metrics=metrics,
             observers=lineage,
@@ -198,7 +237,7 @@ def options_of(settings: Settings, guarantee: Guarantee) -> RunOptions:
         lease_s=settings.lease_s,
         message_timeout_s=settings.message_timeout_s,
         start_timeout_s=settings.start_timeout_s,
-        pulse_root=settings.staging_path / "pulse",
+        pulse_root=settings.pulse_path,
         outage_s=settings.outage_s,
         poll_interval_s=settings.poll_interval_s,
         rejects_max_share=settings.rejects_max_share,

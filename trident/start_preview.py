@@ -17,23 +17,19 @@ from stormproof.sinks.preview import RowsPreview, TableAction, TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.dry_run import DryRunSink
-from stormproof.trident.ledger import job_keys, lives
+from stormproof.trident.ledger import job_keys, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.graphs import Graph, compared
+from stormproof.trident.ledger.rights import lacking_rights
 from stormproof.trident.ledger.rows import Run, Txn
-from stormproof.trident.ledger.streams import SCHEMA
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.opening import sinks_of
 from stormproof.trident.transaction_states import TxnState
 
 NO_LIFE: Final = "dry-run"
 """Stands for the life that a first start would make; no life is called so."""
 
-_NEEDED: Final = (("topology", "UPDATE"), ("txn", "INSERT"), ("txn_sink", "INSERT"))
-_NEEDED_FOR_KEYS: Final = (*_NEEDED, ("job_key", "INSERT"))
-"""Rights without which no run and no job gets through."""
-_MAY: Final = sa.text("select has_table_privilege(:table, :right)")
+_NEEDED_FOR_KEYS: Final = ((job_keys.job_key, "INSERT"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
                 return LedgerView(notes=(note,)), database
             if key is not None:
                 job_keys.require_use(ledger.connection, name, by_key=True)
-            missing = _missing_rights(ledger.connection, _NEEDED if key is None else _NEEDED_FOR_KEYS)
+            missing = _missing_rights(ledger.connection, () if key is None else _NEEDED_FOR_KEYS)
             if name not in [topology.name for topology in ledger.topologies()]:
                 return LedgerView(refusal=missing), database
             topology = ledger.topology(name)
@@ -89,7 +85,7 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
                 ledger.last_txid(incarnation) or 0,
                 tuple(ledger.unresolved(incarnation)),
                 bound,
-                lives.adopted_by(ledger.connection, incarnation),
+                other_lives.adopted_by(ledger.connection, incarnation),
                 refusal=missing
                 or _refusal(
                     Tx(ledger.connection, Run(name, incarnation, topology.epoch + 1, None), SystemClock()), graph
@@ -101,14 +97,10 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
         engine.dispose()
 
 
-def _missing_rights(connection: sa.Connection, needed: Sequence[tuple[str, str]]) -> str:
+def _missing_rights(connection: sa.Connection, more: Sequence[tuple[sa.Table, str]]) -> str:
     """Why this role could not write to the ledger; a dry run itself needs only to read it."""
-    found = [
-        f"{right} on {SCHEMA}.{table}"
-        for table, right in needed
-        if not connection.execute(_MAY, {"table": f"{SCHEMA}.{table}", "right": right}).scalar_one()
-    ]
-    return f"this role cannot write to the ledger: it lacks {', '.join(found)}; see: stormproof doctor" if found else ""
+    lacking = lacking_rights(connection, more)
+    return "" if lacking is None else f"this role cannot write to the ledger: {lacking}; see: stormproof doctor"
 
 
 def _refusal(tx: Tx, graph: Graph) -> str:
@@ -117,11 +109,6 @@ def _refusal(tx: Tx, graph: Graph) -> str:
     except PositionMismatch as mismatch:
         return mismatch.message
     return ""
-
-
-def plan_placed(plan: Plan, database: Database, settings: Settings) -> Plan:
-    """The plan as a run would have it."""
-    return replace(plan, sink_specs=tuple(sink.placed(database, settings.staging_path) for sink in sinks_of(plan)))
 
 
 def sinks_told(

@@ -6,7 +6,6 @@ two writes lets recovery tell what is owed: see each step.
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
@@ -28,30 +27,38 @@ from stormproof.core.errors import (
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
-from stormproof.core.pulse import suspects_of_dead, sweep
+from stormproof.core.pulse.folder import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
-from stormproof.sinks.discards import discarded_in
-from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, RefusedRow, SinkProblem
+from stormproof.sinks.protocol import CommitResult
+from stormproof.trident.batch_records import (
+    cause_of,
+    contract_events,
+    ends_of,
+    failure_events,
+    log_rejects,
+    rejects_of,
+    resolution_events,
+    to_prepared,
+)
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Event, Reject, Run, SinkWork
+from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.observers import NOBODY, CommittedBatch, Observer, SinkEnd
+from stormproof.trident.observers import NOBODY, CommittedBatch, Observer
 from stormproof.trident.read_already import ReadAlready
 from stormproof.trident.reject_limit import RejectLimit
 from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
 from stormproof.trident.tuning import Figures
 
-log = logging.getLogger("stormproof.txn")
-
 NO_TIMES: Final[Mapping[str, float]] = MappingProxyType({})
 """The steps' times of a batch of which they are not known: its driver died."""
+
+NO_COUNTS: Final = BatchCounts()
 
 
 class MovedLate(TransientError):
@@ -236,11 +243,12 @@ class Steps:
         failed: Sequence[FailedIn],
         tuples: int,
         steps_ms: Mapping[str, float],
+        counts: BatchCounts = NO_COUNTS,
     ) -> dict[str, SinkWork]:
         """Record what the batch writes and which messages failed in it; from here on its lease never lapses.
 
         Under exactly-once this is prepare: from here on the batch is only rolled forward. `steps_ms` is how long its steps
-        took so far.
+        took so far, `counts` what each component did.
 
         Raises:
             Fenced: another driver took over.
@@ -258,10 +266,11 @@ class Steps:
                 opened.txid,
                 attempt,
                 list(work.values()),
-                self._failure_events(failed, opened.txid),
+                failure_events(self.source, failed, opened.txid),
                 tuples,
                 TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN,
                 _rounded(steps_ms),
+                counts,
             )
             failpoint("prepare.in_transaction")
         failpoint("prepare.after")
@@ -318,12 +327,6 @@ class Steps:
             digest=transaction_digest(mine),
             files=mine,
         )
-
-    def _failure_events(self, failed: Sequence[FailedIn], txid: int) -> list[Event]:
-        return [
-            Event.of_failure(f.failure, self.source.shown_id(f.failure.id, f.failure.origin), txid, f.attempt)
-            for f in failed
-        ]
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
@@ -408,7 +411,9 @@ class Steps:
             return held is not None and held in dict(txns.unfinished_work(tx, sink))
 
     def _block(self, txid: int, sink: str, error: SinkRefused) -> SinkRefused:
-        reason = storable_text(f"sink {sink!r}: {error}")
+        said = str(error)
+        named = f"sink {sink!r}"  # most refusals begin with it
+        reason = storable_text(said if said.startswith(named) else f"{named}: {said}")
         with self.ledger.transaction(self.run) as tx:
             txns.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, cause=cause_of(error), reason=reason)
             events.record(tx, [Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
@@ -431,29 +436,33 @@ class Steps:
     ) -> Finished:
         """Confirm the messages and record `committed`, with the messages that sinks rejected.
 
-        Where the source is in the ledger's database, both are one transaction. Elsewhere the confirm comes first, and
-        recovery may repeat it, since the batch stays `prepared` until the second write.
+        Where the source is in the ledger's database, both are one transaction. Elsewhere two writes follow one another, and
+        recovery repeats the confirm. Under exactly-once the confirm comes first: the batch stays `prepared` until the second
+        write. Under at-least-once the ledger's record comes first: a batch that stayed `open` would be given up, and a
+        message that was confirmed with it, and that a sink rejected, would be on record nowhere.
         """
         failpoint("finish.before")
-        rejected = self._rejected(txid, slice_, work, results)
+        rejected = rejects_of(self.source, txid, slice_, work, results)
         resolution = Resolution()
         with self.ledger.transaction(self.run) as tx:
-            if guarantee is not Guarantee.AT_MOST_ONCE:
-                resolution = self.source.confirm(self.lease(txid), failures, self.joined(tx))
+            joined = self.joined(tx)
+            owed = guarantee is Guarantee.AT_LEAST_ONCE and joined is None
+            if guarantee is not Guarantee.AT_MOST_ONCE and not owed:
+                resolution = self.source.confirm(self.lease(txid), failures, joined)
             failpoint("finish.in_transaction")
             held = {name: SinkOutcome(result.outcome.value) for name, result in results.items()}
             superseded = {name: result.superseded for name, result in results.items()}
             versions = {name: result.version for name, result in results.items()}
             txns.commit(tx, txid, before, held, _rounded(steps_ms), superseded, versions)
-            events.record(
-                tx, self._resolution_events(txid, resolution, results) + _contract_events(txid, work, results)
-            )
+            events.record(tx, resolution_events(txid, resolution, results) + contract_events(txid, work, results))
             if sinks is not None:
                 # Under at-most-once a message that failed does not come again.
                 again = [] if guarantee is Guarantee.AT_MOST_ONCE else failures
                 rejected += rejects.retried(tx, txid, [self.source.shown_id(f.id, f.origin) for f in again])
             rejects.record(tx, txid, rejected)
             failpoint("finish.before_commit")
+        if owed:
+            resolution = self._confirm_owed(txid, failures)
         messages = len({one.number for one in rejected if one.number is not None})
         reasons = Counter(failure.reason.value for failure in failures if failure.counted)
         self.observer.committed(
@@ -461,7 +470,7 @@ class Steps:
                 txid,
                 guarantee,
                 slice_.expected.messages,
-                _ends(work, results, rejected),
+                ends_of(work, results, rejected),
                 reasons,
                 len(failures) - reasons.total(),
                 len(resolution.dead),
@@ -471,7 +480,7 @@ class Steps:
         failpoint("finish.after")
         if sinks is None:
             self._reject_limit.note(slice_.expected.messages, messages)
-        self._log_rejects(txid, rejected)
+        log_rejects(self.run.topology, txid, rejected)
         for name, session in self.sessions.items():
             if name in work:
                 self.previous[name] = txid
@@ -479,46 +488,14 @@ class Steps:
                     session.finished(to_prepared(txid, work[name]))
         return Finished(resolution, messages)
 
-    def _rejected(
-        self, txid: int, slice_: Slice, work: Mapping[str, SinkWork], results: Mapping[str, CommitResult]
-    ) -> list[Reject]:
-        """The batch's rejects, with the payloads of their messages where the source gives them again."""
-        found = {sink: (*_left_out(work[sink]), *result.refused) for sink, result in results.items()}
-        refused = {sink: rows for sink, rows in found.items() if rows}
-        if not refused:
-            return []
-        numbers = {number for rows in refused.values() for row in rows for number, _ in row.messages}
-        payloads = self.source.payloads_of(slice_, numbers)
-        shown = self.source.shown_id
-        return [one for sink, rows in refused.items() for one in rejects.of_rows(txid, sink, rows, shown, payloads)]
-
-    def _log_rejects(self, txid: int, rejected: Sequence[Reject]) -> None:
-        for sink in dict.fromkeys(one.sink for one in rejected):
-            mine = [one for one in rejected if one.sink == sink]
-            log.warning(
-                "txid %d of topology %r: sink %r rejected %d messages, the first: %s%s; look at them with: stormproof "
-                "rejects list %s",
-                *(txid, self.run.topology, sink, len(mine)),
-                *(
-                    "" if mine[0].sqlstate is None else f"SQLSTATE {mine[0].sqlstate}: ",
-                    mine[0].error,
-                    self.run.topology,
-                ),
-            )
-
-    def _resolution_events(self, txid: int, resolution: Resolution, results: Mapping[str, CommitResult]) -> list[Event]:
-        dead = [Event(EventKind.DEAD_LETTER, txid=txid, message=shown) for shown in resolution.dead]
-        suppressed = [
-            Event(EventKind.SUPPRESSED, txid=txid, sink=sink)
-            for sink, result in results.items()
-            if result.is_suppressed
-        ]
-        dropped = [
-            Event(EventKind.DROPPED, txid=txid, sink=sink, detail={"rows": result.dropped})
-            for sink, result in results.items()
-            if result.dropped
-        ]
-        return dead + suppressed + dropped
+    def _confirm_owed(self, txid: int, failures: Sequence[MessageFailure]) -> Resolution:
+        """Confirm the messages of a batch that the ledger has as committed; record which of them are dead letters."""
+        failpoint("finish.before_confirm")
+        resolution = self.source.confirm(self.lease(txid), failures)
+        if resolution.dead:
+            with self.ledger.transaction(self.run) as tx:
+                events.record(tx, resolution_events(txid, resolution, {}))
+        return resolution
 
     # -- abort -------------------------------------------------------------------------------------------------------
 
@@ -564,19 +541,26 @@ class Steps:
         txn = txns.find(tx, txid)
         assert txn is not None
         txns.end_attempt(tx, txid, txn.attempt, AttemptOutcome.DEAD)
+        txns.remove_counts(tx, txid)
         took: dict[str, Json] = {"steps_ms": _rounded(steps_ms)} if steps_ms else {}
         txns.move(tx, txid, TxnState.OPEN, state, cause=cause, reason=storable_text(reason), **took)
 
     def abort_failed(
-        self, opened: Opened, attempt: int, failed: Sequence[FailedIn], steps_ms: Mapping[str, float]
+        self,
+        opened: Opened,
+        attempt: int,
+        failed: Sequence[FailedIn],
+        steps_ms: Mapping[str, float],
+        counts: BatchCounts = NO_COUNTS,
     ) -> Resolution:
         """End a batch whose messages all failed: nothing is written, and each waits for its retry or is a dead letter."""
-        failures, failed_events = [f.failure for f in failed], self._failure_events(failed, opened.txid)
+        failures, failed_events = [f.failure for f in failed], failure_events(self.source, failed, opened.txid)
         with self.ledger.transaction(self.run) as tx:
             joined = self.joined(tx)
             resolution = Resolution()
             txns.end_attempt(tx, opened.txid, attempt, AttemptOutcome.COMPLETE)
             events.record(tx, failed_events)
+            txns.add_counts(tx, opened.txid, counts)
             txns.move(
                 tx,
                 opened.txid,
@@ -590,7 +574,7 @@ class Steps:
             if joined is not None:
                 with self._while_nobody_took_over(opened):
                     resolution = self.source.confirm(opened.lease, failures, joined)
-                events.record(tx, self._resolution_events(opened.txid, resolution, {}))
+                events.record(tx, resolution_events(opened.txid, resolution, {}))
             failpoint("abort.in_transaction")
         reasons = Counter(failure.reason.value for failure in failures if failure.counted)
         self.observer.given_up(opened.txid, TxnState.ABORTED, TxnCause.EVERY_MESSAGE_FAILED, "every message failed")
@@ -599,7 +583,7 @@ class Steps:
             with self.ledger.transaction(self.run) as tx:
                 with self._while_nobody_took_over(opened):
                     resolution = self.source.confirm(opened.lease, failures)
-                events.record(tx, self._resolution_events(opened.txid, resolution, {}))
+                events.record(tx, resolution_events(opened.txid, resolution, {}))
         self.observer.dead_letters(opened.txid, len(resolution.dead))
         failpoint("abort.after")
         return resolution
@@ -625,64 +609,3 @@ class _LedgerJournal:
 
 def _rounded(steps_ms: Mapping[str, float]) -> dict[str, Json]:
     return {name: round(took, 3) for name, took in steps_ms.items()}
-
-
-def _left_out(work: SinkWork) -> tuple[RefusedRow, ...]:
-    """The refused rows that are in no file of a sink's work."""
-    misfits = Misfits.of(work.files).all
-    if work.left_out is None:
-        return misfits
-    # Of rows of groups that an operator gave up alone the messages have parts in others, which the sink holds.
-    return work.left_out + tuple(replace(row, messages=()) for row in misfits)
-
-
-def _ends(
-    work: Mapping[str, SinkWork], results: Mapping[str, CommitResult], rejected: Sequence[Reject]
-) -> dict[str, SinkEnd]:
-    """What each sink got of a batch, for observers."""
-    counts = Counter(one.sink for one in rejected)
-    return {
-        sink: SinkEnd(
-            work[sink].rows,
-            work[sink].bytes,
-            result.superseded,
-            counts[sink],
-            result.is_suppressed,
-            None if result.version is None else str(result.version),
-        )
-        for sink, result in results.items()
-    }
-
-
-def cause_of(refusal: SinkRefused) -> TxnCause:
-    """The cause of a blocked batch, by its sink's refusal."""
-    match refusal.details.get(PROBLEM):
-        case SinkProblem.FILE_LOST:
-            return TxnCause.FILE_LOST
-        case SinkProblem.TABLE_GONE:
-            return TxnCause.TABLE_GONE
-        case SinkProblem.TOO_MANY_REJECTS:
-            return TxnCause.TOO_MANY_REJECTS
-        case _:
-            return TxnCause.SINK_REFUSED
-
-
-def to_prepared(txid: int, work: SinkWork) -> PreparedTransaction:
-    """The ledger's record of one batch at one sink, in the form that a sink adopts."""
-    of_groups = work.left_out is not None
-    return PreparedTransaction(txid, work.previous, work.digest, work.rows, work.files, of_groups=of_groups)
-
-
-def _contract_events(txid: int, work: Mapping[str, SinkWork], results: Mapping[str, CommitResult]) -> list[Event]:
-    """What the sinks' schema contracts did for a batch."""
-    changed = [
-        Event(EventKind.SCHEMA_CHANGED, txid=txid, sink=sink, reason=storable_text(text))
-        for sink, result in results.items()
-        for text in result.changed
-    ]
-    discarded = {sink: discarded_in(one.files) for sink, one in work.items()}
-    return changed + [
-        Event(EventKind.VALUES_DISCARDED, txid=txid, sink=sink, detail={"columns": {**counts}})
-        for sink, counts in discarded.items()
-        if counts
-    ]

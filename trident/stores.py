@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stormproof.core.settings import Settings
     from stormproof.trident.audit import AuditLedger
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+    from stormproof.trident.ledger.confirmations import Confirmation
     from stormproof.trident.ledger.ledger import Ledger
     from stormproof.trident.ledger.tx import Tx
 
@@ -27,6 +28,8 @@ class Stores:
     engine: sa.Engine
     is_empty: bool = False
     """There is no schema yet, which the caller accepts."""
+    confirmation: Confirmation | None = None
+    """The page's form that is acted on; see `Tx.confirm`."""
 
     @property
     def audit(self) -> AuditLedger:
@@ -44,7 +47,7 @@ class Stores:
         def no_incarnation() -> str:
             raise AssertionError("an operator's command starts no topology")
 
-        return Ledger(self.engine, SystemClock(), no_incarnation)
+        return Ledger(self.engine, SystemClock(), no_incarnation, confirmation=self.confirmation)
 
     @contextmanager
     def transaction(self, topology: TopologyRow) -> Generator[Tx]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stormproof.core.engine.inline import InlineEngine
@@ -15,13 +15,16 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.settings import Settings
-from stormproof.core.sink import PreparedFile, SinkWriter, files_of
+from stormproof.core.sink import SinkWriter, files_of
 from stormproof.core.source.protocol import Limit, Source, SourcePreview
+from stormproof.core.storage.kept_files import kept_folder
 from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview, Unwritten
 from stormproof.trident.dry_run import DryRunOutcome, DryRunSink, TopologyDryRun, outcome_of
 from stormproof.trident.ledger.graphs import graph_of
-from stormproof.trident.opening import require_own_tables, sinks_of
-from stormproof.trident.start_preview import NO_LIFE, LedgerView, look, notes_of, plan_placed, sinks_told, table_of
+from stormproof.trident.opening import placed, require_own_tables, sinks_of
+from stormproof.trident.rehearsed_rejects import RehearsedCommit, kept_in
+from stormproof.trident.reject_limit import RejectLimit
+from stormproof.trident.start_preview import NO_LIFE, LedgerView, look, notes_of, sinks_told, table_of
 
 EXAMPLE_CHARACTERS: Final = 500
 ATTEMPTS_MAX: Final = 5
@@ -33,7 +36,7 @@ class _Ran:
     """What the operators made of the messages."""
 
     failures: tuple[MessageFailure, ...] = ()
-    files: tuple[PreparedFile, ...] = ()
+    rows: Mapping[str, RowsPreview] = field(default_factory=dict[str, RowsPreview])
     examples: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -48,45 +51,56 @@ def rehearsed_topology(
     source = topology.source
     view, database = look(settings, plan.topology, None, graph_of(plan, source.name))
     if database is not None:
-        require_own_tables(plan_placed(plan, database, settings))
+        require_own_tables(placed(plan, database, settings))
     previews = {sink.name: table_of(sink, plan, view, plan.topology, database) for sink in sinks_of(plan)}
     if view.refusal:
         return _told(plan, view, DryRunOutcome.REFUSE, SourcePreview(), _Ran(), sinks_told(plan, previews, {}))
     found = source.preview(view.incarnation, Limit(settings.batch_messages, settings.batch_bytes), database)
     writers = {name: preview.writer or Unwritten(name) for name, preview in previews.items()}
     runs = bool(found.readers) and not plan.serial and not found.refused
-    ran = _run(plan, source, found, writers, view.last_txid + 1, settings.parallelism or 2) if runs else _Ran()
-    counted = {name: RowsPreview.of(files_of(ran.files, name)) for name in writers}
-    sinks = sinks_told(plan, previews, counted)
+    ran = _Ran()
+    if runs:
+        most = RejectLimit(settings.rejects_max_share).of_batch(found.messages)
+        with kept_folder() as folder:
+            kept = kept_in(folder, writers)
+            ran = _run(plan, source, found, kept, view.last_txid + 1, settings.parallelism or 2, most)
+    sinks = sinks_told(plan, previews, ran.rows)
     return _told(plan, view, _outcome(plan, found, outcome_of(sinks)), found, ran, sinks)
 
 
 def _run(
-    plan: Plan, source: Source, found: SourcePreview, writers: Mapping[str, SinkWriter], txid: int, parallelism: int
+    plan: Plan,
+    source: Source,
+    found: SourcePreview,
+    writers: Mapping[str, SinkWriter],
+    txid: int,
+    parallelism: int,
+    rejects_max: int | None,
 ) -> _Ran:
     failures = dict[int, MessageFailure]()
-    engine, files, notes = InlineEngine(parallelism), tuple[PreparedFile, ...](), tuple[str, ...]()
-    for attempt in range(1, ATTEMPTS_MAX + 1):
-        report = engine.run(
-            Job(
-                plan,
-                found.readers,
-                writers,
-                NO_LIFE,
-                txid,
-                attempt,
-                seed=0,
-                tracked=plan.guarantee is not Guarantee.AT_MOST_ONCE,
-                excluded=frozenset(failures),
-            )
-        )
-        files = report.files
-        failures |= {failure.id: failure for failure in (*report.failures, *report.late)}
-        if not report.late:
+    engine, notes = InlineEngine(parallelism), tuple[str, ...]()
+    job = Job(
+        plan,
+        found.readers,
+        writers,
+        NO_LIFE,
+        txid,
+        1,
+        seed=0,
+        tracked=plan.guarantee is not Guarantee.AT_MOST_ONCE,
+    )
+    report = engine.run(job)
+    failures |= {failure.id: failure for failure in (*report.failures, *report.late)}
+    while report.late:
+        if job.attempt == ATTEMPTS_MAX:
+            notes = (f"messages still failed in attempt {ATTEMPTS_MAX}: rows of theirs are among those of the sinks",)
             break
-    else:
-        notes = (f"messages still failed in attempt {ATTEMPTS_MAX}: rows of theirs are among those of the sinks",)
-    return _Ran(tuple(failures.values()), files, _examples(source, failures), notes)
+        job = replace(job, attempt=job.attempt + 1, excluded=frozenset(failures))
+        report = engine.run(job)
+        failures |= {failure.id: failure for failure in (*report.failures, *report.late)}
+    commit = RehearsedCommit(engine, replace(job, excluded=frozenset(failures)), rejects_max)
+    rows = {name: commit.of_sink(name, files_of(report.files, name)) for name in writers}
+    return _Ran(tuple(failures.values()), rows, _examples(source, failures), notes)
 
 
 def _examples(source: Source, failures: Mapping[int, MessageFailure]) -> tuple[str, ...]:

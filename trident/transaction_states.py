@@ -42,6 +42,18 @@ MOVES: Final[dict[TxnState, frozenset[TxnState]]] = {
 """Under exactly-once `COMMITTED` is reached only from `PREPARED`; the other guarantees have no prepared state."""
 
 
+class ComponentKind(StrEnum):
+    """What a component of a topology is, in the ledger's counts; append-only."""
+
+    SPOUT = "spout"
+    OPERATION = "operation"
+    BOLT = "bolt"
+    AGGREGATE = "aggregate"
+    JOIN = "join"
+    SINK = "sink"
+    ACKER = "acker"
+
+
 class TxnCause(StrEnum):
     """Why a batch is blocked, was aborted or was abandoned; append-only. The prose is in its `reason`."""
 

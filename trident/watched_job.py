@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import JobFailed, TransientError
+from stormproof.core.errors import JobFailed, MachineUnavailable, TransientError
 from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job
-from stormproof.core.pulse import job_folder, suspects
+from stormproof.core.pulse.folder import PulseFolders
+from stormproof.core.pulse.protocol import Pulses
 from stormproof.core.source.protocol import Lease, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
@@ -25,31 +25,32 @@ def on_its_thread(keeper: LeaseKeeper) -> AbstractContextManager[object]:
     return keeper
 
 
-def noted_in_hand(job: Job) -> tuple[int, ...]:
-    """The messages that the job's tasks had in hand, as they noted in its folder; none without a folder."""
-    return () if job.pulse is None else suspects(job.pulse)
-
-
 @dataclass(frozen=True, slots=True)
 class Watch:
     """How the jobs of one driver are watched: see `LeaseKeeper`.
 
-    `pulse_root` is the folder in which each job gets its own. `keeping` gives the context in which a keeper looks while its
-    job runs, and `in_hand` the messages that a dead job had in hand; a simulation replaces both, for virtual time.
+    `pulses` is where jobs report to. `keeping` gives the context in which a keeper looks while its job runs, and `in_hand`
+    the messages that a dead job had in hand, by default those that its tasks noted; a simulation replaces both, for virtual
+    time.
     """
 
     message_timeout_s: float = 30.0
     start_timeout_s: float = 300.0
-    pulse_root: Path | None = None
+    pulses: Pulses | None = None
     moves: LastMove = field(default_factory=LastMove)
     keeping: Callable[[LeaseKeeper], AbstractContextManager[object]] = on_its_thread
-    in_hand: Callable[[Job], tuple[int, ...]] = noted_in_hand
+    in_hand: Callable[[Job], tuple[int, ...]] | None = None
 
     @staticmethod
-    def of(plan: Plan, options: RunOptions) -> Watch:
-        """By the run's options; the topology's own message timeout beats theirs."""
+    def of(plan: Plan, options: RunOptions, pulses: Pulses | None = None) -> Watch:
+        """By the run's options; the topology's own message timeout beats theirs.
+
+        Without `pulses`, jobs report to folders below the options' `pulse_root`.
+        """
+        if pulses is None and options.pulse_root is not None:
+            pulses = PulseFolders(options.pulse_root)
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
-        return Watch(timeout_s, options.start_timeout_s, options.pulse_root)
+        return Watch(timeout_s, options.start_timeout_s, pulses)
 
 
 def run_watched(
@@ -61,16 +62,17 @@ def run_watched(
 
     Raises:
         TransientError: the lease ran out, or no task of the job ever ran; no message is to blame.
+        MachineUnavailable: tasks were not heard of, so nobody knows whether they hung, died or lived; likewise.
     """
-    with job_folder(watch.pulse_root, job.incarnation, job.txid, job.attempt) as folder:
-        job = replace(job, pulse=folder)
+    with nullcontext() if watch.pulses is None else watch.pulses.of_job(job.key) as pulse:
+        job = replace(job, pulse=None if pulse is None else pulse.place)
         keeper = LeaseKeeper(
             source,
             lease,
             lambda: engine.cancel(job.key),
             watch.message_timeout_s,
             start_timeout_s=watch.start_timeout_s,
-            pulse=folder,
+            pulse=pulse,
             clock=clock,
             moves=watch.moves,
         )
@@ -90,7 +92,16 @@ def run_watched(
                     "STORMPROOF_START_TIMEOUT_S allows more time",
                     txid=job.txid,
                 ) from error
-            in_hand = watch.in_hand(job)
+            if keeper.silent or (not keeper.timed_out and keeper.misses_tasks()):
+                raise MachineUnavailable(
+                    f"{where}: tasks of its job were not heard of: their machines, or the network between them and the "
+                    "driver, do not answer. No message is to blame; its messages are opened again. Look at the executors' "
+                    "machines, and at the network",
+                    txid=job.txid,
+                    error="ContactLost",
+                ) from error
+            noted = () if pulse is None else pulse.suspects()
+            in_hand = noted if watch.in_hand is None else watch.in_hand(job)
             if keeper.timed_out:
                 text = f"cancelled: no progress for {watch.message_timeout_s} s"
                 return JobDied(text, timed_out=True, suspects=in_hand)

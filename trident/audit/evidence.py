@@ -33,18 +33,36 @@ class SourceEvidence(Protocol):
         """What the source's journal holds; None if it has none, because its server hands no message out twice."""
         return None
 
+    def notes(self) -> tuple[str, ...]:
+        """What holds some of the source's messages up; nothing where all is as usual."""
+        return ()
+
     def waiting(self) -> Set[str]:
         """Messages that failed and either wait for their retry or are leased for it."""
         return frozenset()
 
-    def dead(self) -> Sequence[DeadLetter]:
-        """Dead letters, oldest first, including those that an operator decided about. Payloads may be left out."""
+    def dead(self, message: str | None = None) -> Sequence[DeadLetter]:
+        """Dead letters, or those of one message, oldest first, including those that an operator decided about. Payloads may
+        be left out.
+        """
+        del message
         return ()
+
+    def dead_classes(self) -> Mapping[tuple[str, str], int]:
+        """How many undecided dead letters there are of each class of error and reason."""
+        return {}
 
     def has(self, message: str) -> bool:
         """Whether the source still has the message. True where that is not known, too."""
         del message
         return True
+
+    def never_had(self, txn: Txn, message: str) -> bool:
+        """Whether there was no such message, although its id lies in the slice of a batch: the source still has all of the
+        slice's messages, and it is none of them. False where that cannot be told.
+        """
+        del txn, message
+        return False
 
     @abstractmethod
     def contains(self, position: Mapping[str, Json], message: str) -> bool:

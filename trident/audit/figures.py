@@ -1,18 +1,17 @@
-"""A topology's graph with what the ledger records of each component, over its newest batches.
-
-The ledger has no row a tuple: what two bolts hand each other is not on record, and is not made up here.
-"""
+"""A topology's graph with what the ledger records of each component and edge, over its newest batches."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json
+from stormproof.core.tracking.component_counts import ACKER
+from stormproof.trident.audit.components import ComponentSums, EdgeSums, sums
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger import tables as t
 
@@ -23,20 +22,21 @@ _ENTRY: Final = re.compile(r"(?P<component>.+)/(?P<stream>[^/@]+)@\d+", re.DOTAL
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A component or a sink. None: the ledger does not record it."""
+    """A component or a sink. None: it is not on record, since a release before this one ran these batches."""
 
     name: str
     kind: str
     """``spout``, ``operation``, ``bolt``, ``aggregate``, ``join`` or ``sink``."""
     stage: int
     emitted: int | None = None
-    """Of a spout, messages that were opened."""
+    """Tuples that it made; of a spout of which that is not on record, messages that were opened."""
     acked: int | None = None
-    """Of a spout, messages whose tuples were all acked; of a sink, rows that it took."""
+    """Tuples that it took and did not fail; of a spout, messages that were complete; of a sink, rows that it took."""
     failed: int = 0
-    """Messages that failed in it; of a sink, messages that it rejected."""
+    """Messages that failed in it; of a sink, also messages that it rejected."""
     latency_ms: float | None = None
-    """Of a sink, mean time from a batch's prepare until the sink held it; of a spout, from open to committed."""
+    """Of a sink, mean time from a batch's prepare until the sink held it; of a spout, from open to committed; of any other,
+    mean time for one tuple that it took in."""
     target: str | None = None
     last_txid: int | None = None
 
@@ -50,6 +50,9 @@ class Arrow:
     stream: str
     crosses: bool
     """Whether it goes from one stage to another: an exchange."""
+    tuples: int | None = None
+    """Over all streams between the two."""
+    tuples_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class AckerFigures:
     job_ms: float | None
     seconds: float
     """The time that these batches span."""
+    acks: int | None = None
+    """Acks that it was told; None: not on record."""
+    busy_ms: float | None = None
+    """Time that the tracking took, over all tasks."""
 
     def a_second(self, number: int) -> float | None:
         """A number of these batches, for each second of the time that they span."""
@@ -94,6 +101,8 @@ class _Drawn:
 
 
 _KINDS: Final = {"OperationNode": "operation", "BoltNode": "bolt", "GatherNode": "aggregate", "JoinNode": "join"}
+_JOIN_SIDE: Final = "JoinSideNode"
+"""What sends one side's tuples to a join: no component of its own. The arrow to the join is an edge of the graph."""
 _TOTALS: Final = sa.text(
     """
     select count(*) as batches, coalesce(sum(messages), 0) as messages, coalesce(sum(failed), 0) as failed,
@@ -144,6 +153,9 @@ def figures(ledger: AuditLedger, topology: str, *, newest: int = NEWEST) -> Grap
         failed = {one.component: int(one.number) for one in connection.execute(_FAILED, since)}
         sinks = {one.sink: one for one in connection.execute(_SINKS, since)}
         rejected = {one.sink: int(one.number) for one in connection.execute(_REJECTED, since)}
+        counted = sums(connection, topology, row.incarnation, total.lowest)
+    of_component = {one.component: one for one in counted.components}
+    tracking = of_component.get(ACKER)
     acker = AckerFigures(
         batches=int(total.batches),
         messages=int(total.messages),
@@ -156,17 +168,38 @@ def figures(ledger: AuditLedger, topology: str, *, newest: int = NEWEST) -> Grap
         latency_ms=None if total.latency_ms is None else float(total.latency_ms),
         job_ms=total.job_ms,
         seconds=float(total.seconds),
+        acks=None if tracking is None else tracking.executed,
+        busy_ms=None if tracking is None else tracking.busy_ms,
     )
     drawn = _drawn(description or {})
-    parts = tuple(_with_figures(part, acker, failed, sinks, rejected) for part in drawn.parts.values())
+    parts = tuple(
+        _with_figures(part, acker, failed, sinks, rejected, of_component.get(part.name))
+        for part in drawn.parts.values()
+    )
+    arrows = tuple(_with_rate(arrow, counted.edges) for arrow in drawn.arrows.values())
     stages = max((part.stage for part in parts), default=0) + 1
-    return GraphFigures(topology, parts, tuple(drawn.arrows.values()), acker, stages)
+    return GraphFigures(topology, parts, arrows, acker, stages)
+
+
+def _with_rate(arrow: Arrow, edges: tuple[EdgeSums, ...]) -> Arrow:
+    mine = [one for one in edges if (one.origin, one.target) == (arrow.origin, arrow.to)]
+    if not mine:
+        return arrow
+    rates = [one.tuples_per_s for one in mine if one.tuples_per_s is not None]
+    return replace(arrow, tuples=sum(one.tuples for one in mine), tuples_per_s=sum(rates) if rates else None)
 
 
 def _with_figures(
-    part: Part, acker: AckerFigures, failed: Mapping[str, int], sinks: Mapping[str, Any], rejected: Mapping[str, int]
+    part: Part,
+    acker: AckerFigures,
+    failed: Mapping[str, int],
+    sinks: Mapping[str, Any],
+    rejected: Mapping[str, int],
+    counted: ComponentSums | None,
 ) -> Part:
     given: dict[str, Any] = {"failed": failed.get(part.name, 0)}
+    if counted is not None:
+        given |= {"emitted": counted.emitted, "acked": counted.acked, "latency_ms": counted.latency_ms}
     if part.kind == "sink":
         found = sinks.get(part.name)
         given["failed"] = failed.get(part.name, 0) + rejected.get(part.name, 0)
@@ -174,7 +207,11 @@ def _with_figures(
         given["last_txid"] = None if found is None else int(found.last_txid)
         given["latency_ms"] = None if found is None or found.latency_ms is None else float(found.latency_ms)
     elif part.kind == "spout":
-        given |= {"emitted": acker.messages, "acked": acker.acked, "latency_ms": acker.latency_ms}
+        if counted is None:
+            given |= {"emitted": acker.messages, "acked": acker.acked}
+        else:
+            given["failed"] = counted.failed  # all of its messages that failed, wherever
+        given["latency_ms"] = acker.latency_ms
     return Part(part.name, part.kind, part.stage, target=part.target, **given)
 
 
@@ -183,7 +220,7 @@ def _drawn(description: Mapping[str, Json]) -> _Drawn:
     drawn, components, sinks = _Drawn(), description.get("components"), description.get("sinks")
     nodes = components if isinstance(components, dict) else {}
     for key, node in nodes.items():
-        if not isinstance(node, dict) or _EDGE.fullmatch(key):
+        if not isinstance(node, dict) or _EDGE.fullmatch(key) or node.get("kind") == _JOIN_SIDE:
             continue
         stage = node.get("stage")
         place = stage if isinstance(stage, int) else 0

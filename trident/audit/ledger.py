@@ -19,9 +19,21 @@ from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn, to_event, to_reject, to_txn, to_work
-from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnCause, TxnState
+from stormproof.trident.transaction_states import (
+    EventKind,
+    OperatorAction,
+    RejectState,
+    SinkOutcome,
+    TxnCause,
+    TxnState,
+)
 
 T = TypeVar("T")
+
+IDLE_S: Final = 3_600
+"""How long a snapshot may wait for the sinks' own records, which are read meanwhile: those of a long Delta log in an object
+store take minutes. A driver's transaction, which holds locks, has far less.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,19 @@ class Work:
 
     txid: int
     work: SinkWork
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Rows of one batch at one sink, all of them, that an operator gave up; the sink does not hold the batch."""
+
+    txid: int
+    sink: str
+    target: str
+    rows: int
+    at: datetime | None
+    by: str | None
+    why: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,19 +242,65 @@ class LedgerSnapshot:
         messages: Collection[str] | None = None,
         first: int | None = None,
         last: int | None = None,
+        sink: str | None = None,
+        sqlstate: str | None = None,
+        since: datetime | None = None,
+        undecided: bool = False,
         payloads: bool = False,
+        texts: bool = True,
+        limit: int | None = None,
     ) -> list[Reject]:
-        """What sinks rejected, in the order in which it was recorded; without the messages' `payloads` unless asked for."""
+        """What sinks rejected, in the order in which it was recorded; without the messages' `payloads` unless asked for.
+
+        `sqlstate` is a whole one, or the two characters of a class. Without `texts`, errors and rows are empty.
+        """
         c = t.reject.c
-        columns: list[sa.ColumnElement[Any]] = [column for column in c if payloads or column.name != c.payload.name]
+        left_out = {*(() if payloads else ("payload",)), *(() if texts else ("error", "row"))}
+        columns: list[sa.ColumnElement[Any]] = [column for column in c if column.name not in left_out]
+        columns += [(sa.literal("") if name != "payload" else sa.null()).label(name) for name in sorted(left_out)]
         conditions = [c.incarnation == incarnation, *_between(c.txid, first, last)]
+        if sink is not None:
+            conditions.append(c.sink == sink)
+        if sqlstate is not None:
+            conditions.append(sa.or_(c.sqlstate == sqlstate, sa.func.substr(c.sqlstate, 1, 2) == sqlstate))
+        if since is not None:
+            conditions.append(c.at >= since)
+        if undecided:
+            conditions.append(c.state == sa.literal_column(f"'{RejectState.OPEN.value}'"))  # as the index has it
         if message is not None:
             conditions.append(c.message == message)
         if messages is not None:
             conditions.append(c.message.in_(sorted(messages)))
-        if not payloads:
-            columns.append(sa.null().label(c.payload.name))
-        return self._read("reject", to_reject, sa.select(*columns).where(*conditions).order_by(c.id))
+        return self._read("reject", to_reject, sa.select(*columns).where(*conditions).order_by(c.id).limit(limit))
+
+    def skipped(self, incarnation: str, txids: Collection[int] | None = None) -> dict[int, list[Skipped]]:
+        """What operators gave up of these batches (None: of all) at whole sinks, by txid; not what a sink then held all the
+        same, and not batches that had no row there.
+        """
+        k, b, e = t.txn_sink.c, t.topology_sink.c, t.event.c
+        bound = sa.and_(b.incarnation == k.incarnation, b.sink == k.sink)
+        decided = sa.and_(
+            e.incarnation == k.incarnation,
+            e.txid == k.txid,
+            e.sink == k.sink,
+            e.kind == EventKind.OPERATOR.value,
+            e.action == OperatorAction.SKIP.value,
+        )
+        query = (
+            sa.select(k.txid, k.sink, b.target, k.rows, e.at, e.detail)
+            .select_from(t.txn_sink.outerjoin(t.topology_sink, bound).outerjoin(t.event, decided))
+            .where(k.incarnation == incarnation, k.outcome == SinkOutcome.SKIPPED.value, k.rows > 0)
+            .order_by(k.txid, k.sink)
+        )
+        if txids is not None:
+            query = query.where(k.txid.in_(sorted(txids)))
+        found: dict[int, list[Skipped]] = {}
+        for row in self.connection.execute(query):
+            said = row.detail or {}
+            at = None if row.at is None else _utc(row.at)
+            one = Skipped(row.txid, row.sink, row.target or "", row.rows, at, said.get("by"), said.get("why"))
+            found.setdefault(row.txid, []).append(one)
+        return found
 
     def reject_counts(self, incarnation: str) -> dict[str, int]:
         """How many rejects there are, by state."""
@@ -377,7 +448,8 @@ class LedgerSnapshot:
         """Rows of incarnations that no topology has."""
         known = sa.select(t.topology.c.incarnation)
         found: list[Unreadable] = []
-        for table in (t.topology_sink, t.txn, t.attempt, t.txn_sink, t.event, t.reject, t.graph, t.prune, t.verdict):
+        of_txns = (t.txn, t.attempt, t.txn_sink, t.txn_component, t.txn_edge, t.event, t.reject)
+        for table in (t.topology_sink, *of_txns, t.graph, t.prune, t.verdict, t.confirmation):
             rows = self.connection.execute(
                 sa.select(table.c.incarnation, sa.func.count())
                 .where(table.c.incarnation.not_in(known))
@@ -416,7 +488,7 @@ class AuditLedger:
 
     @contextmanager
     def snapshot(self) -> Generator[LedgerSnapshot]:
-        """Read from one instant.
+        """Read from one instant. The server ends a snapshot that nobody has asked for `IDLE_S`.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -429,7 +501,10 @@ class AuditLedger:
         )
         try:
             with self._engine.connect() as connection:
-                yield LedgerSnapshot(connection.execution_options(**options))
+                reading = connection.execution_options(**options)
+                if self._is_postgres:
+                    reading.execute(sa.text(f"set local idle_in_transaction_session_timeout = '{IDLE_S}s'"))
+                yield LedgerSnapshot(reading)
                 connection.rollback()
         except DBAPIError as error:
             known = known_error(error)

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.trident.audit.evidence import SourceEvidence
+from stormproof.trident.audit.ledger import Skipped
 from stormproof.trident.ledger.rows import Event, Reject, Txn
 from stormproof.trident.transaction_states import EventKind, RejectState, TxnCause, TxnState
 
@@ -35,9 +37,14 @@ class EndKind(StrEnum):
     """A sink does not hold it, since its table refuses a row of it; other sinks may. Nobody has decided."""
     DROPPED = "dropped"
     """A dead letter, or a rejected message, that an operator gave up."""
+    SKIPPED = "skipped"
+    """Its batch is committed, but for a sink at which an operator gave up the batch's rows (`ledger skip`)."""
     LOST = "lost"
     """Under at-most-once: confirmed, then failed, or in flight when its driver ended."""
     NOT_OPENED = "not_opened"
+    UNPROVEN = "unproven"
+    """Its id lies inside the slice that a batch read, and the source does not have it: it was removed after it was read, or
+    there was never such a message."""
     UNKNOWN = "unknown"
     """The records do not say; `audit verify` names it."""
 
@@ -138,17 +145,26 @@ class Records:
     """The newest dead letter of each message."""
     rejects: Mapping[str, Sequence[Reject]] = field(default_factory=dict[str, Sequence[Reject]])
     """What sinks rejected, by message."""
+    skipped: Mapping[int, Sequence[Skipped]] = field(default_factory=dict[int, Sequence[Skipped]])
+    """What operators gave up of whole batches, by txid."""
 
     @staticmethod
-    def of(txns: Iterable[Txn], source: SourceEvidence | None, rejects: Iterable[Reject] = ()) -> Records:
-        """Read the source's record."""
-        waiting, dead = (frozenset[str](), ()) if source is None else (source.waiting(), source.dead())
+    def of(
+        txns: Iterable[Txn],
+        source: SourceEvidence | None,
+        rejects: Iterable[Reject] = (),
+        skipped: Mapping[int, Sequence[Skipped]] = MappingProxyType({}),
+        *,
+        message: str | None = None,
+    ) -> Records:
+        """Read the source's record; of its dead letters only those of one message, where one is named."""
+        waiting, dead = (frozenset[str](), ()) if source is None else (source.waiting(), source.dead(message))
         by_message: dict[str, list[Reject]] = {}
         for one in rejects:
             if one.message is not None:
                 by_message.setdefault(one.message, []).append(one)
         letters = {one.shown_id: one for one in dead}
-        return Records({txn.txid: txn for txn in txns}, source, waiting, letters, by_message)
+        return Records({txn.txid: txn for txn in txns}, source, waiting, letters, by_message, skipped)
 
     def rejected(self, message: str, *states: RejectState) -> list[Reject]:
         """The message's rejects that are in one of these states, oldest first."""
@@ -209,7 +225,15 @@ def end_of(trace: Trace, records: Records) -> EndState:
     if given_up:
         one = given_up[-1]
         return EndState(EndKind.DROPPED, one.txid, one.decided_at, one.by, one.why)
-    return end
+    return with_skips(end, records)
+
+
+def with_skips(end: EndState, records: Records) -> EndState:
+    """The state of a message of a committed batch, by what an operator gave up of that batch."""
+    skipped = () if end.kind is not EndKind.COMMITTED or end.txid is None else records.skipped.get(end.txid, ())
+    if not skipped:
+        return end
+    return EndState(EndKind.SKIPPED, end.txid, skipped[-1].at, skipped[-1].by, skipped[-1].why)
 
 
 def _last_end(trace: Trace, records: Records) -> EndState:

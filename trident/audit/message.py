@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -11,7 +11,7 @@ from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.sinks.registry import lineage_of
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.ledger import AuditLedger, SinkBinding, Work
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, Skipped, Work
 from stormproof.trident.audit.lifecycle import (
     MESSAGE_EVENTS,
     EndKind,
@@ -22,9 +22,10 @@ from stormproof.trident.audit.lifecycle import (
     end_in,
     end_of,
     traces,
+    with_skips,
 )
 from stormproof.trident.audit.source import SourceReader, stored_source
-from stormproof.trident.ledger.rows import Reject, Txn
+from stormproof.trident.ledger.rows import Event, Reject, Txn
 from stormproof.trident.transaction_states import EventKind, RejectState, TxnState
 from stormproof.trident.transaction_states import OperatorAction as Action
 
@@ -53,12 +54,30 @@ class Opening:
     returned: bool = False
     held: tuple[HeldIn, ...] = ()
     """The sinks that hold what the batch wrote of the message: none if it failed there, or before the batch is committed."""
+    skipped: tuple[Skipped, ...] = ()
+    """The sinks at which an operator gave up all rows of the batch (`ledger skip`), this message's among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedBy:
+    """A sink whose table refused rows of the message: it does not hold the message's rows of that batch.
+
+    `reason` is the SQLSTATE, or ``refused`` where there is none, as in `audit dead-letters`.
+    """
+
+    txid: int
+    sink: str
+    reason: str
+    rows: int
+    state: str
+    at: datetime | None
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorAction:
-    """An operator's decision about the message: as a dead letter, or as a reject of a sink. Of an edit, the SHA-256 of
-    both payloads.
+    """An operator's decision about the message: as a dead letter, as a reject of a sink, or with all rows of its batch that
+    a sink refuses. Of an edit, the SHA-256 of both payloads.
     """
 
     action: str
@@ -68,7 +87,16 @@ class OperatorAction:
     payload_sha256: str | None = None
     new_payload_sha256: str | None = None
     sink: str | None = None
-    """The sink that rejected it."""
+    """The sink that rejected it, or at which its batch's rows were given up."""
+
+    @staticmethod
+    def of_skip(event: Event) -> OperatorAction:
+        """The decision to give rows of its batch up at a sink."""
+        said, action = event.detail or {}, Action.SKIP if event.action is None else event.action
+        by, why = said.get("by"), said.get("why")
+        return OperatorAction(
+            action.value, None if by is None else str(by), None if why is None else str(why), event.at, sink=event.sink
+        )
 
     @staticmethod
     def of_reject(reject: Reject) -> OperatorAction | None:
@@ -110,10 +138,12 @@ class MessageReport:
     end: EndState
     returned: tuple[Failure, ...] = ()
     in_source: bool = True
-    """Whether the source still has it, or that is not known. If not, it was removed after it was read, or never existed:
-    its id lies in an opened slice, and that is all that is known."""
+    """Whether the source still has it, or that is not known. If not, its id lies inside a slice that a batch read, and that
+    is all that is known: `end` is `unproven`, with that batch, whose state its opening has."""
     stored_in: tuple[StoredIn, ...] = ()
     """Where its rows can be looked up; only sinks with lineage columns."""
+    rejects: tuple[RejectedBy, ...] = ()
+    """The sinks that rejected it, in which batch and why."""
 
 
 def message(
@@ -122,7 +152,8 @@ def message(
     """What became of a message, by its shown id (`XID-N` in a Postgres queue).
 
     Raises:
-        UsageError: no such topology, not an id of its source, or neither ledger nor source knows the message.
+        UsageError: no such topology, not an id of its source, or neither ledger nor source knows the message; or there was
+            never such a message.
     """
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
@@ -135,18 +166,24 @@ def message(
             holding = evidence.opened_in(slices, shown_id)
         opened = snapshot.some_txns(row.incarnation, {*trace.txids, *holding})
         rejects = snapshot.rejects(row.incarnation, message=shown_id)
-        records = Records.of(opened, evidence, rejects)
+        skipped = snapshot.skipped(row.incarnation, [txn.txid for txn in opened])
+        records = Records.of(opened, evidence, rejects, skipped, message=shown_id)
         end = _end(shown_id, trace, opened, records, evidence)
         in_source = evidence is None or bool(trace.txids) or evidence.has(shown_id)
+        if evidence is not None and not in_source:
+            _require_possible(topology, shown_id, opened, evidence)
+            end = None if end is None else EndState(EndKind.UNPROVEN, end.txid)
         sinks = snapshot.sinks(row.incarnation)
         stored_in = _stored_in(sinks)
         targets = {binding.sink: binding.target for binding in sinks}
         held = {
             txn.txid: _held(snapshot.work(row.incarnation, txn.txid, txn.txid), targets, rejects)
             for txn in opened
-            if txn.state is TxnState.COMMITTED and not trace.left_out_of(txn)
+            if in_source and txn.state is TxnState.COMMITTED and not trace.left_out_of(txn)
         }
-        dead = () if evidence is None else [d for d in evidence.dead() if d.shown_id == shown_id]
+        wrote = {txn.txid for txn in opened if in_source and not trace.left_out_of(txn)}
+        given_up = _given_up(snapshot, row.incarnation, wrote, skipped, rejects)
+        dead = () if evidence is None else evidence.dead(shown_id)
     if end is None:
         raise UsageError(
             f"message {shown_id}: neither the ledger of topology {topology!r} nor its source {row.source!r} knows it",
@@ -164,20 +201,67 @@ def message(
                 failed=trace.failed_in(t),
                 returned=trace.left_out_of(t) and not trace.failed_in(t),
                 held=held.get(t.txid, ()),
+                skipped=tuple(skipped.get(t.txid, ())) if t.txid in wrote else (),
             )
             for t in opened
         ),
         failures=tuple(Failure.of(event) for event in events if event.kind is EventKind.FAILURE),
-        operator=_decisions(dead, rejects),
+        operator=_decisions(dead, rejects, given_up),
         end=end,
         returned=tuple(Failure.of(event) for event in events if event.kind is EventKind.RETURNED),
         in_source=in_source,
         stored_in=stored_in,
+        rejects=tuple(
+            RejectedBy(one.txid, one.sink, one.reason, one.rows, one.state.value, one.at, one.error) for one in rejects
+        ),
     )
 
 
-def _decisions(dead: Sequence[DeadLetter], rejects: Sequence[Reject]) -> tuple[OperatorAction, ...]:
-    found = (*map(OperatorAction.of, dead), *map(OperatorAction.of_reject, rejects))
+def _require_possible(topology: str, shown_id: str, opened: Sequence[Txn], evidence: SourceEvidence) -> None:
+    """Raise UsageError if the source still has all messages of a slice that would hold this one, and does not have it."""
+    for txn in opened:
+        if evidence.never_had(txn, shown_id):
+            raise UsageError(
+                f"message {shown_id}: there is no such message. Its id lies inside the slice that txid {txn.txid} of "
+                f"topology {topology!r} read; source {evidence.name!r} still has all {txn.messages} messages of that "
+                "slice, and it is none of them",
+                topology=topology,
+                message=shown_id,
+                txid=txn.txid,
+            )
+
+
+def _given_up(
+    snapshot: LedgerSnapshot,
+    incarnation: str,
+    txids: Collection[int],
+    skipped: Mapping[int, Sequence[Skipped]],
+    rejects: Sequence[Reject],
+) -> list[Event]:
+    """The decisions to give rows of these batches up: at a sink, or only those that its table refuses, where these rejects
+    are among them.
+    """
+    whole = {(txid, one.sink) for txid, some in skipped.items() if txid in txids for one in some}
+    refused = {(one.txid, one.sink) for one in rejects}
+    concerned = {txid for txid, _ in whole | refused}
+    if not concerned:
+        return []
+    return [
+        event
+        for event in snapshot.events(incarnation, [EventKind.OPERATOR], first=min(concerned), last=max(concerned))
+        if (event.action is Action.SKIP and (event.txid, event.sink) in whole)
+        or (event.action is Action.SKIP_ROWS and (event.txid, event.sink) in refused)
+    ]
+
+
+def _decisions(
+    dead: Sequence[DeadLetter], rejects: Sequence[Reject], given_up: Sequence[Event]
+) -> tuple[OperatorAction, ...]:
+    found = (
+        *map(OperatorAction.of, dead),
+        *map(OperatorAction.of_reject, rejects),
+        *map(OperatorAction.of_skip, given_up),
+    )
     return tuple(sorted((one for one in found if one is not None), key=lambda one: str(one.at)))
 
 
@@ -207,4 +291,4 @@ def _end(
         return EndState(EndKind.NOT_OPENED) if is_there else None
     if trace.txids and trace.txids[-1] == opened[-1].txid:
         return end_of(trace, records)
-    return end_in(opened[-1])
+    return with_skips(end_in(opened[-1]), records)

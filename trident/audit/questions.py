@@ -167,7 +167,13 @@ def _conditions(question: Question, asked: Asked) -> tuple[str, dict[str, Any]]:
 
 def _require(question: Question, name: str, has_it: bool) -> None:
     if not has_it:
-        raise UsageError(f"audit {question} has no column to filter by {name}", question=question.value, filter=name)
+        shape = SHAPES[question]
+        known = [*sorted(shape.filters), *(["txid"] if shape.txid else []), *(["since", "until"] if shape.time else [])]
+        raise UsageError(
+            f"audit {question} has no column to filter by {name}; it can be filtered by: {', '.join(known) or 'nothing'}",
+            question=question.value,
+            filter=name,
+        )
 
 
 def _rows(

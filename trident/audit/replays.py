@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
+from stormproof.trident.audit.questions import Asked, Question, answered
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
@@ -65,6 +66,37 @@ class ReplaysReport:
     """How many of each a limit left out."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplaysAnswer:
+    """The answer of `audit replays`: in one shape, whatever was asked.
+
+    The first five are those of every question that a view answers: rows of the view, or with `group` their counts. With a
+    topology, and neither filter nor group, `histories` has more than a row holds: each failed message with its failures
+    and its end, and the duplicates that were suppressed. Else it is None.
+    """
+
+    question: Question
+    view: str
+    asked: Asked
+    rows: tuple[dict[str, Any], ...]
+    left_out: int
+    histories: ReplaysReport | None
+
+
+def answered_replays(ledger: AuditLedger, asked: Asked) -> ReplaysAnswer:
+    """What was replayed, from one instant.
+
+    Raises:
+        UsageError: no such topology, or a filter or group that the question does not have.
+        StoreUnavailable: the database does not answer.
+    """
+    with ledger.snapshot() as snapshot:
+        answer = answered(snapshot, Question.REPLAYS, asked)
+        whole = asked.topology is not None and asked == Asked(asked.topology, limit=asked.limit)
+        histories = replays_in(snapshot, asked.topology, limit=asked.limit) if whole and asked.topology else None
+    return ReplaysAnswer(answer.question, answer.view, answer.asked, answer.rows, answer.left_out, histories)
+
+
 def replays(
     ledger: AuditLedger, topology: str, *, source: SourceReader = stored_source, limit: int | None = None
 ) -> ReplaysReport:
@@ -74,25 +106,32 @@ def replays(
         UsageError: there is no such topology.
     """
     with ledger.snapshot() as snapshot:
-        row = snapshot.topology(topology)
-        names, more_messages = snapshot.failing_messages(row.incarnation, limit)
-        among = None if limit is None else names
-        told = traces(snapshot.events(row.incarnation, MESSAGE_EVENTS, messages=among))
-        wanted = set(names)
-        found = {name: trace for name, trace in told.items() if name in wanted}
-        batches, more_batches = snapshot.given_back(row.incarnation, limit)
-        attempts, more_attempts = snapshot.newest_events(row.incarnation, EventKind.ATTEMPT_FAILED, limit)
-        suppressed, more_suppressed = snapshot.newest_events(row.incarnation, EventKind.SUPPRESSED, limit)
-        txids = {txid for trace in found.values() for txid in trace.txids}
-        txns = snapshot.txns(row.incarnation) if limit is None else snapshot.some_txns(row.incarnation, txids)
-        last = {txn.txid: txn for txn in txns}
-        back = [last[trace.txids[-1]] for trace in found.values() if trace.txids and trace.txids[-1] in last]
-        searched = [txn.txid for txn in back if txn.state is TxnState.ABORTED and txn.cause is not _ALL_FAILED]
-        if searched:  # the batches that opened their slices again are known by their slices alone
-            txns = [*txns, *snapshot.txns(row.incarnation, min(searched))]
-        rejects = snapshot.rejects(row.incarnation, messages=among)
-        records = Records.of(txns, source(snapshot, row), rejects)
-        messages = tuple(history(trace, records) for trace in found.values())
+        return replays_in(snapshot, topology, source=source, limit=limit)
+
+
+def replays_in(
+    snapshot: LedgerSnapshot, topology: str, *, source: SourceReader = stored_source, limit: int | None = None
+) -> ReplaysReport:
+    """The same from an instant that other questions are asked of, too."""
+    row = snapshot.topology(topology)
+    names, more_messages = snapshot.failing_messages(row.incarnation, limit)
+    among = None if limit is None else names
+    told = traces(snapshot.events(row.incarnation, MESSAGE_EVENTS, messages=among))
+    wanted = set(names)
+    found = {name: trace for name, trace in told.items() if name in wanted}
+    batches, more_batches = snapshot.given_back(row.incarnation, limit)
+    attempts, more_attempts = snapshot.newest_events(row.incarnation, EventKind.ATTEMPT_FAILED, limit)
+    suppressed, more_suppressed = snapshot.newest_events(row.incarnation, EventKind.SUPPRESSED, limit)
+    txids = {txid for trace in found.values() for txid in trace.txids}
+    txns = snapshot.txns(row.incarnation) if limit is None else snapshot.some_txns(row.incarnation, txids)
+    last = {txn.txid: txn for txn in txns}
+    back = [last[trace.txids[-1]] for trace in found.values() if trace.txids and trace.txids[-1] in last]
+    searched = [txn.txid for txn in back if txn.state is TxnState.ABORTED and txn.cause is not _ALL_FAILED]
+    if searched:  # the batches that opened their slices again are known by their slices alone
+        txns = [*txns, *snapshot.txns(row.incarnation, min(searched))]
+    rejects = snapshot.rejects(row.incarnation, messages=among)
+    records = Records.of(txns, source(snapshot, row), rejects, snapshot.skipped(row.incarnation))
+    messages = tuple(history(trace, records) for trace in found.values())
     left_out = {
         "messages": more_messages,
         "batches": more_batches,

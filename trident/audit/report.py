@@ -88,6 +88,8 @@ class NoticeKind(StrEnum):
     """Other writers' rows are in a sink's table, as the caller expects."""
     NOT_COUNTED = "not_counted"
     """The rows of a sink's table were not counted against its record."""
+    SUPERSEDED_NOT_COMPARED = "superseded_not_compared"
+    """How many rows of an upsert changed nothing was not compared with the rows that the sink was given, and why."""
 
 
 @dataclass(frozen=True, slots=True)

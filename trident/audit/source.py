@@ -141,6 +141,7 @@ class PendingEvidence(SourceEvidence):
             waiting=counts.waiting + sum(row.messages for row in returned if row.is_retry),
             dead=counts.dead,
             oldest_ready_age_s=age_s,
+            at_server=self._connector.at_server(position),
         )
 
     def journal(self) -> JournalCounts | None:
@@ -149,6 +150,11 @@ class PendingEvidence(SourceEvidence):
             journal = self._journal(rows)
             counts = None if journal is None else journal.counts()
         return counts if counts is not None and counts.messages else None
+
+    def notes(self) -> tuple[str, ...]:
+        """What the connector reads out of the position."""
+        with self._rows() as rows:
+            return self._connector.notes(rows.position() or {})
 
     def _journal(self, rows: PendingRows) -> Journal | None:
         return None if rows.cursor is None else Journal(rows.cursor, self.who, f"{self._connector.NOUN} {self.name}")
@@ -163,10 +169,18 @@ class PendingEvidence(SourceEvidence):
         with self._rows() as rows:
             return {self._connector.shown_id(one.id, one.origin) for one in rows.waiting()}
 
-    def dead(self) -> Sequence[DeadLetter]:
-        """The store's dead letters; only edited ones have their payloads."""
+    def dead(self, message: str | None = None) -> Sequence[DeadLetter]:
+        """The store's dead letters, or those of one message; only edited ones have their payloads."""
+        of = None if message is None else self._connector.number_of(message)
+        if message is not None and of is None:
+            return ()
         with self._rows() as rows:
-            return rows.dead_letters(self._connector.shown_id, payloads=False)
+            return rows.dead_letters(self._connector.shown_id, payloads=False, of=of)
+
+    def dead_classes(self) -> Mapping[tuple[str, str], int]:
+        """How many undecided dead letters there are of each class of error and reason."""
+        with self._rows() as rows:
+            return rows.letter_classes()
 
     def contains(self, position: Mapping[str, Json], message: str) -> bool:
         """Whether the slice holds the message."""
@@ -197,6 +211,15 @@ class PendingEvidence(SourceEvidence):
         number = self._number_of(message)
         with self._rows() as rows:
             return self._connector.audit(self.who, rows.cursor).has(*number)
+
+    def never_had(self, txn: Txn, message: str) -> bool:
+        """By counting the slice's messages in the source's own store, where it has them."""
+        at, number = at_of(txn.position), self._number_of(message)
+        if at is None or txn.retry:
+            return False
+        with self._rows() as rows:
+            audit = self._connector.audit(self.who, rows.cursor)
+            return not audit.has(*number) and audit.count(at) == txn.messages
 
     def is_waiting_to_be_opened(self, message: str) -> bool:
         """Whether the source has it, and it is in a returned slice or not yet before the subscription's position."""

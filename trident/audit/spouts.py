@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -44,18 +45,31 @@ class GroupEvidence(SourceEvidence):
             unresolved=sum(journal.unresolved for journal in found),
         )
 
+    def notes(self) -> tuple[str, ...]:
+        """Those of every spout."""
+        return tuple(f"spout {spout}: {note}" for spout, member in self._members.items() for note in member.notes())
+
     def waiting(self) -> Set[str]:
         """Those of every spout."""
         return {shown(spout, inner) for spout, member in self._members.items() for inner in member.waiting()}
 
-    def dead(self) -> Sequence[DeadLetter]:
-        """Those of every spout, oldest first."""
+    def dead(self, message: str | None = None) -> Sequence[DeadLetter]:
+        """Those of every spout, or of one message, oldest first."""
+        named = None if message is None else unshown(message)
         found = [
             replace(letter, shown_id=shown(spout, letter.shown_id))
             for spout, member in self._members.items()
-            for letter in member.dead()
+            if message is None or (named is not None and named[0] == spout)
+            for letter in member.dead(None if named is None else named[1])
         ]
         return sorted(found, key=lambda letter: letter.dead_at)
+
+    def dead_classes(self) -> Mapping[tuple[str, str], int]:
+        """The sums of all spouts."""
+        found = Counter[tuple[str, str]]()
+        for member in self._members.values():
+            found.update(member.dead_classes())
+        return found
 
     def contains(self, position: Mapping[str, Json], message: str) -> bool:
         """Whether the slice has a part of the message's spout that holds it."""
@@ -67,6 +81,14 @@ class GroupEvidence(SourceEvidence):
         """Whether the message's spout has it."""
         _, member, inner = self._member_of(message)
         return member.has(inner)
+
+    def never_had(self, txn: Txn, message: str) -> bool:
+        """By the part of the message's spout."""
+        spout, member, inner = self._member_of(message)
+        part = _parts_of(txn.position).get(spout)
+        if part is None:
+            return False
+        return member.never_had(replace(txn, position=part.position, messages=part.expected.messages), inner)
 
     def is_waiting_to_be_opened(self, message: str) -> bool:
         """Whether the message's spout has it, in no lease."""

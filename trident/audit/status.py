@@ -14,7 +14,6 @@ import psutil
 
 from stormproof.core.errors import Json
 from stormproof.core.pending.journal import JournalCounts
-from stormproof.core.source.dead_letter import error_class
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
@@ -172,6 +171,8 @@ class TopologyStatus:
     """The keys that were taken, where a program writes by keys."""
     journal: JournalCounts | None = None
     """If the source's server redelivers: the messages written down, owed to the server, and suppressed."""
+    notes: tuple[str, ...] = ()
+    """What holds some of the source's messages up, such as a producer's open transaction in Kafka."""
     problems: tuple[Problem, ...] = ()
     dead_letters: tuple[DeadLetterCount, ...] | None = None
     """The most frequent class first; None if they were not asked for, or the source cannot be reached."""
@@ -271,6 +272,7 @@ def _topology(
         stream=place_of(snapshot.connection, row.incarnation),
         jobs=summary(snapshot.connection, row.incarnation),
         journal=None if evidence is None else evidence.journal(),
+        notes=() if evidence is None else evidence.notes(),
         refused=refused,
         problems=tuple(problems_of(row, driver, sign, unresolved, refused)),
         doing=sign.doing if runs and sign is not None else None,
@@ -319,7 +321,7 @@ def problems_of(
 
 
 def _dead_letters(evidence: SourceEvidence) -> tuple[DeadLetterCount, ...]:
-    found = Counter((error_class(d.reason, d.error), d.reason) for d in evidence.dead() if d.disposal is None)
+    found = Counter(evidence.dead_classes())
     return tuple(DeadLetterCount(*key, number) for key, number in found.most_common())
 
 

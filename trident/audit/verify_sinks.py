@@ -12,7 +12,7 @@ from stormproof.core.sink import SinkMode
 from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
-from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind
+from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
 from stormproof.trident.audit.since import LookAtAll
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
@@ -110,6 +110,7 @@ class _Comparison:
         self._held = {entry.txid for entry in report.entries}
         loss = rows.losses.get(binding.sink)
         self._given_up = 0 if loss is None else loss.upto
+        self._not_told = list[int]()
 
     def run(self, last_held: int | None) -> None:
         """All comparisons."""
@@ -125,6 +126,15 @@ class _Comparison:
         self._order()
         for entry in self._report.entries:
             self._entry(entry)
+        if self._not_told:
+            self._findings.notice(
+                NoticeKind.SUPERSEDED_NOT_COMPARED,
+                f"sink {self._sink!r}: how many rows changed nothing, since a later one of their key was there, was not "
+                f"compared with the rows of txids {ranges(self._not_told)}: its record does not say, or by Spark's figures, "
+                "which count the rows of a task that ran again twice",
+                txid=self._not_told[0],
+                sink=self._sink,
+            )
         for txid, work in self._work.items():
             self._require(txid, work)
         self._guard(last_held)
@@ -187,6 +197,8 @@ class _Comparison:
                 txid,
             )
         self._rejected(entry)
+        if txn is not None and txn.guarantee is Guarantee.EXACTLY_ONCE and work.committed_at is not None:
+            self._superseded(entry, work)
         if entry.dropped:
             self._findings.notice(
                 NoticeKind.DROPPED,
@@ -199,6 +211,37 @@ class _Comparison:
             self._wrong(ViolationKind.EVIDENCE_DIFFERS, "the sink holds it, though an operator skipped it there", txid)
         elif txn is not None:
             self._held_though(txn)
+
+    def _superseded(self, entry: Evidence, work: SinkWork) -> None:
+        """Rows that changed nothing: by the ledger as many as by the sink, and as many as can be of those it was given.
+
+        Of the rows that a task superseded, whose numbers the prepared files say, none can change the table but those that
+        took the place of a rejected one. Of the rows that the table took, each changed it or did not.
+        """
+        if entry.gone or work.outcome is SinkOutcome.SKIPPED:
+            return
+        before = sum(file.superseded for file in work.files) - entry.reinstated
+        if entry.superseded is None:
+            if before or work.superseded:
+                self._not_told.append(entry.txid)
+            return
+        if entry.superseded != work.superseded:
+            self._wrong(
+                ViolationKind.EVIDENCE_DIFFERS,
+                f"by the sink's record {entry.superseded} of its rows changed nothing, since a later one of their key was "
+                f"there; by the ledger {work.superseded}",
+                entry.txid,
+            )
+        elif entry.superseded_about:
+            if before or entry.superseded:
+                self._not_told.append(entry.txid)
+        elif not before <= entry.superseded <= before + entry.rows:
+            self._wrong(
+                ViolationKind.EVIDENCE_DIFFERS,
+                f"{entry.superseded} of its rows are said to have changed nothing; of {before} rows that later ones of the "
+                f"batch superseded, and {entry.rows} that the table took, it can be {before} to {before + entry.rows}",
+                entry.txid,
+            )
 
     def _rejected(self, entry: Evidence) -> None:
         """Each row that the sink left out belongs to a reject in the ledger, and the other way round."""

@@ -2,7 +2,10 @@
 
 | module | question that it answers |
 | --- | --- |
-| `record` | what does a report say: scope, verdict, the twelve answers, and what was not looked at |
+| `wanted`, `record` | what is asked for; what does a report say, all of one instant |
+| `answers` | what are the answers to the twelve questions |
+| `verdict` | which verdict does a report have, and which batches did that not cover |
+| `limits` | what does a report not say |
 | `summaries` | what do 100,000 batches come to: states, days, steps, runs of the driver, one digest of all |
 | `plain` | how is a value of the ledger said in JSON |
 | `page`, `style` | how is the record made into one page of HTML; how does that look |
@@ -16,7 +19,8 @@ from __future__ import annotations
 
 from stormproof.trident.audit_report.check import Checked, Finding, check
 from stormproof.trident.audit_report.keys import PublicKey, SigningKey
-from stormproof.trident.audit_report.record import Wanted, record
+from stormproof.trident.audit_report.record import record
 from stormproof.trident.audit_report.seal import sealed
+from stormproof.trident.audit_report.wanted import Wanted
 
 __all__ = ["Checked", "Finding", "PublicKey", "SigningKey", "Wanted", "check", "record", "sealed"]

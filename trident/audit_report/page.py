@@ -13,7 +13,7 @@ from typing import Any, Final
 from stormproof.trident.audit_report.inert import inert
 from stormproof.trident.audit_report.style import STYLE
 
-RENDERER: Final = 1
+RENDERER: Final = 2
 """Number of the page's form; changed with every change of the page, so that a check knows whether it can make it again."""
 RECORD_START: Final = '<pre id="stormproof-record">\n'
 RECORD_END: Final = "\n</pre>\n"
@@ -101,8 +101,11 @@ def _verdict(verdict: Mapping[str, Any]) -> Iterator[str]:
     word = str(verdict["verdict"])
     yield f'<h2>Verdict</h2>\n<p class="verdict {html.escape(word)}">{inert(_VERDICTS.get(word, word))}</p>\n'
     yield _pairs(
-        {key: one for key, one in verdict.items() if key not in ("violations", "unknowns", "notices", "verdict")}
+        {k: one for k, one in verdict.items() if k not in ("violations", "unknowns", "notices", "verdict", "tables")}
     )
+    tables = verdict.get("tables")
+    if isinstance(tables, list):
+        yield "<h3>Tables whose rows were read</h3>\n" + _table(tables)
     for name in ("violations", "unknowns", "notices"):
         found = verdict.get(name)
         if isinstance(found, list):
@@ -126,9 +129,12 @@ def _question(one: Mapping[str, Any]) -> Iterator[str]:
         yield "<h3>Digests of payloads</h3>\n" + _table(one["payloads"])
     for history in one.get("histories", ()):
         yield f"<h3>Message {inert(str(history['message']))}</h3>\n"
-        yield _pairs({"Its state": history["end"], "In the source": history["in_source"]})
-        for name in ("openings", "failures", "decisions", "rows_in"):
-            if history[name]:
+        # The second is of reports before there was such a state: they are checked byte by byte.
+        is_its_own = history["in_source"] or history["end"]["kind"] == "unproven"
+        state = "Its state" if is_its_own else "State of the batch whose slice its id lies in"
+        yield _pairs({state: history["end"], "In the source": history["in_source"]})
+        for name in ("openings", "failures", "rejects", "decisions", "rows_in"):
+            if history.get(name):
                 yield f"<h4>{name.replace('_', ' ').capitalize()}</h4>\n" + _table(history[name])
     yield "</section>\n"
 

@@ -7,20 +7,22 @@
 | `reports` | `status`; `audit txn`, `message`, `replays` |
 | `metrics` | `metrics` |
 | `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
+| `components` | `audit components` |
 | `audit_report` | `audit report`: the file for an auditor, and its check |
 | `canary` | `--canary` of `dead-letters requeue` and `rejects retry` |
 | `rejects`, `rejects_app` | `rejects list`, `show`, `retry`, `drop` |
 | `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `control`, `control_app` | `pause`, `resume`, `drain`, `stop` |
+| `ledger_app` | the commands of `ledger`, and `retry` |
 | `operate` | `retry`, `ledger adopt`, `ledger accept-change` |
 | `skip`, `prune` | `ledger skip`, also with `--rows`; `ledger prune` |
 | `sink_tables` | `ledger adopt-table`, `ledger release-table` |
 | `upkeep` | `compact`, `vacuum` |
 | `web` | `web` |
 | `schema` | `ledger migrate`, `check`, `sql` |
-| `queue`, `queue_import` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
-| `doctor`, `doctor_database` | `doctor`: what a run needs, and which right the role lacks |
-| `init`, `explain`, `jars`, `psql` | `init`, `explain`, `jars`, `psql` and `db url` |
+| `queue`, `queue_import`, `queue_app` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
+| `doctor`, `doctor_database`, `doctor_cluster` | `doctor`: what does a run need; what is missing |
+| `init`, `explain`, `jars`, `pack`, `psql` | `init`, `explain`, `jars`, `pack`, `psql` and `db url` |
 | `app`, `options` | all commands and their options |
 | `output`, `layout` | JSON, tables, error lines, and the exit status of every command |
 | `loading`, `stores` | how is FILE.py:NAME loaded; which database does a command work on |

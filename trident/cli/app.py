@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli import audit_app, control_app, letters_app, rejects_app
-from stormproof.trident.cli.options import AsJson, By, QueueName, SinkName, TopologyName, Txid, Why
+from stormproof.trident.cli import audit_app, control_app, ledger_app, letters_app, queue_app, rejects_app
+from stormproof.trident.cli.options import AsJson, By, Conf, TopologyName, Why
 from stormproof.trident.cli.output import guarded
 
 _ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -36,17 +36,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-queue_app = typer.Typer(help="Put messages into a queue, and look at it.", no_args_is_help=True)
-ledger_app = typer.Typer(
-    help="The ledger: its schema, its size, and what a person decides about a topology.", no_args_is_help=True
-)
 db_app = typer.Typer(help="The database that the settings name.", no_args_is_help=True)
-app.add_typer(queue_app, name="queue")
+app.add_typer(queue_app.app, name="queue")
 app.add_typer(db_app, name="db")
 app.add_typer(audit_app.app, name="audit")
 app.add_typer(letters_app.app, name="dead-letters")
 app.add_typer(rejects_app.app, name="rejects")
-app.add_typer(ledger_app, name="ledger")
+app.add_typer(ledger_app.app, name="ledger")
 
 
 def _say_version(wanted: bool) -> None:
@@ -95,12 +91,7 @@ def run(
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
-    conf: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="A setting of Spark's own, as spark.executor.memory=4g; may be repeated."
-        ),
-    ] = None,
+    conf: Conf = None,
     max_batches: Annotated[int | None, typer.Option(min=1, help="End after this many batches.")] = None,
     dry_run: Annotated[
         bool,
@@ -244,23 +235,7 @@ def metrics(
     export(topologies or (), file=file, as_json=as_json)
 
 
-@app.command()
-def retry(
-    topology: TopologyName,
-    txid: Txid,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Let a blocked txid be tried again, once its cause is repaired; the topology's next start commits it.
-
-    Example: stormproof retry orders 17 --why "the disk has room again"
-    """
-    from stormproof.trident.cli.operate import retry_txid
-
-    retry_txid(topology, txid, by=by, why=why, as_json=as_json)
-
-
+app.command()(ledger_app.retry)
 for _command in (control_app.pause, control_app.resume, control_app.drain, control_app.stop):
     app.command()(_command)
 
@@ -330,12 +305,21 @@ def doctor(
             case_sensitive=False,
         ),
     ] = RoleKind.DRIVER,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Also ask each of Spark's executors what its tasks need.")
+    ] = False,
+    conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check all that a run needs, and say what to do about what is missing; exit status 1 if a check fails."""
+    """Check all that a run needs, and say what to do about what is missing; exit status 1 if a check fails.
+
+    With --cluster a small job asks every executor of the master that the settings name: whether it imports this version of
+    the package and what that needs, and reaches Postgres, the staging folder and the driver; and what its clock says.
+    Example: stormproof doctor --cluster --conf spark.executor.memory=2g
+    """
     from stormproof.trident.cli.doctor import examine
 
-    examine(spark=spark, kind=kind, as_json=as_json)
+    examine(spark=spark, cluster=cluster, conf=conf or (), kind=kind, as_json=as_json)
 
 
 @app.command()
@@ -361,6 +345,37 @@ def jars(
     from stormproof.trident.cli.jars import fetch_jars
 
     fetch_jars(folder, as_json=as_json)
+
+
+@app.command()
+def pack(
+    *,
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The archive; default: one in this folder, named by the version.")
+    ] = None,
+    environment: Annotated[
+        bool, typer.Option("--environment", help="With all packages that tasks need, for spark.archives.")
+    ] = False,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROGRAM", help="The executors' own Python; default: by this one's version, on their PATH."
+        ),
+    ] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="PACKAGE", help="A further package that is installed here; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the archive that carries this package to a cluster's executors, and say what to pass to Spark.
+
+    Without --environment it is a zip of this package alone, for executors that have its dependencies. It is written only if
+    a bare interpreter imports from it, and from the same files come the same bytes. Example: stormproof pack --environment
+    """
+    from stormproof.trident.cli.pack import make_archive
+
+    make_archive(output, environment=environment, python=python, more=more or (), as_json=as_json)
 
 
 @app.command()
@@ -390,262 +405,3 @@ def db_url(
     from stormproof.trident.cli.psql import show_url
 
     show_url(show_password=show_password, as_json=as_json)
-
-
-@queue_app.command("put")
-def queue_put(
-    queue: QueueName,
-    lines: Annotated[str, typer.Option("--lines", metavar="FILE", help="One message a line; - is standard input.")],
-    as_json: AsJson = False,
-) -> None:
-    """Put a file's lines into a queue, all of them or none; the queue is created if it is missing.
-
-    Example: stormproof queue put lines --lines words.txt
-    """
-    from stormproof.trident.cli.queue import put_lines
-
-    put_lines(queue, lines, as_json=as_json)
-
-
-@queue_app.command("import")
-def queue_import(
-    queue: QueueName,
-    source: Annotated[
-        str,
-        typer.Argument(metavar="FILE.py:NAME", help="A source such as KafkaSource, or a function that returns one."),
-    ],
-    *,
-    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the import in the ledger; default: made of the source's and the queue's."),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what arrives later, until stopped.")] = False,
-    engine: Annotated[str, typer.Option(help="inline: in this process; or spark.")] = "inline",
-    max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages in one batch.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the first batch would do; do nothing.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Move what lies in a broker, or in another queue, into a queue: each message once, whatever dies meanwhile.
-
-    The source has schema='payload binary': payloads are carried byte by byte. Called again, it goes on where it was; the
-    ledger knows it as a topology, under its name. Exit status: as of run. Example: stormproof queue import jobs
-    sources.py:rabbit
-    """
-    from stormproof.trident.cli.queue_import import import_messages
-
-    import_messages(
-        queue,
-        source,
-        param or (),
-        name=name,
-        follow=follow,
-        engine=engine,
-        dry_run=dry_run,
-        as_json=as_json,
-        batch_messages=max_messages,
-    )
-
-
-@queue_app.command("peek")
-def queue_peek(
-    queue: QueueName,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many messages.")] = 10,
-    as_json: AsJson = False,
-) -> None:
-    """Show the first messages in a queue's table; opens nothing."""
-    from stormproof.trident.cli.queue import peek
-
-    peek(queue, count, as_json=as_json)
-
-
-@queue_app.command("stats")
-def queue_stats(queue: QueueName, as_json: AsJson = False) -> None:
-    """Show how much is in a queue, and how far each of its readers has come."""
-    from stormproof.trident.cli.queue import stats
-
-    stats(queue, as_json=as_json)
-
-
-@queue_app.command("list")
-def queue_list(as_json: AsJson = False) -> None:
-    """Show every queue: its messages, its size, and how far each of its readers has come."""
-    from stormproof.trident.cli.queue import list_queues
-
-    list_queues(as_json=as_json)
-
-
-@queue_app.command("adopt")
-def queue_adopt(
-    queue: QueueName,
-    accept_unproven: Annotated[
-        bool,
-        typer.Option("--accept-unproven", help="Adopt even if something is not proven; needs --why, and is recorded."),
-    ] = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Take a queue over to this server, after a dump and restore, a fail-over to a standby, or pg_upgrade.
-
-    Compares ledger, sinks and queue first. Status 0: adopted, or nothing to adopt. Status 4: something is not proven; each
-    is named, and nothing was changed.
-    """
-    from stormproof.trident.cli.queue import adopt
-
-    adopt(queue, accept_unproven=accept_unproven, by=by, why=why, as_json=as_json)
-
-
-@ledger_app.command("migrate")
-def ledger_migrate(as_json: AsJson = False) -> None:
-    """Bring the database's schema to the version that this program needs."""
-    from stormproof.trident.cli.schema import migrate_schema
-
-    migrate_schema(as_json=as_json)
-
-
-@ledger_app.command("check")
-def ledger_check(as_json: AsJson = False) -> None:
-    """Show the version of the database's schema; exit status 1 if this program needs another one."""
-    from stormproof.trident.cli.schema import check_schema
-
-    check_schema(as_json=as_json)
-
-
-@ledger_app.command("adopt")
-def ledger_adopt(
-    topology: TopologyName,
-    incarnation: Annotated[str, typer.Argument(metavar="[NAME/]INCARNATION", help="As the refused start names it.")],
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Let a topology write to a table with rows of another incarnation: of a lost ledger, or of another topology."""
-    from stormproof.trident.cli.operate import adopt_incarnation
-
-    adopt_incarnation(topology, incarnation, by=by, why=why, as_json=as_json)
-
-
-ledger_app.command("retry", help="Let a blocked txid be tried again; the same as `stormproof retry`.")(retry)
-
-
-@ledger_app.command("skip")
-def ledger_skip(
-    topology: TopologyName,
-    txid: Txid,
-    sink: SinkName,
-    rows: Annotated[
-        bool, typer.Option("--rows", help="Only the rows that the sink's Postgres table refuses; it gets the others.")
-    ] = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Give up the rows of a blocked or prepared txid at one sink: they become rejects, on record.
-
-    The sink goes on from what it holds. The other sinks get the txid at the next start, and its messages are confirmed.
-    With --rows the sink gets, at once, every message whose rows its table takes, and only the others are given up.
-    """
-    from stormproof.trident.cli.skip import skip_rows, skip_sink
-
-    (skip_rows if rows else skip_sink)(topology, txid, sink, by=by, why=why, as_json=as_json)
-
-
-@ledger_app.command("accept-change")
-def ledger_accept_change(
-    topology: TopologyName,
-    fingerprint: Annotated[str, typer.Argument(metavar="FINGERPRINT", help="As the refused start names it.")],
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Let a topology go on although its sinks are given other columns, keys or folds than before."""
-    from stormproof.trident.cli.operate import accept_change
-
-    accept_change(topology, fingerprint, by=by, why=why, as_json=as_json)
-
-
-@ledger_app.command("release-table")
-def ledger_release_table(
-    topology: TopologyName,
-    sink: SinkName,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Give up a table that a topology has claimed and never wrote to, so that another topology can claim it.
-
-    The next start of this topology claims a table again, and is refused if another topology has it by then.
-    """
-    from stormproof.trident.cli.sink_tables import release_table
-
-    release_table(topology, sink, by=by, why=why, as_json=as_json)
-
-
-@ledger_app.command("adopt-table")
-def ledger_adopt_table(
-    topology: TopologyName,
-    sink: SinkName,
-    accept_loss: Annotated[
-        bool,
-        typer.Option(
-            "--accept-loss", help="Give up rows of committed txids that are gone; create the table if it is gone."
-        ),
-    ] = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Make a table that was restored from a dump a sink's own; it must be able to hold what the ledger says.
-
-    If rows are missing, they are named; `--accept-loss` gives them up, on record. Their messages are not handed out again.
-    """
-    from stormproof.trident.cli.sink_tables import adopt_table
-
-    adopt_table(topology, sink, accept_loss=accept_loss, by=by, why=why, as_json=as_json)
-
-
-@ledger_app.command("prune")
-def ledger_prune(
-    topology: Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Default: every topology.")] = None,
-    older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="As in 30d, 12h, 2w.")] = "30d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Remove old batches from the ledger, but nothing that a sink, a waiting message or an open batch needs.
-
-    Rejects, skips and operators' decisions stay. The audit then begins after the pruned txids, and says so.
-    """
-    from stormproof.trident.cli.prune import prune_ledger
-
-    prune_ledger(topology, older_than=older_than, dry_run=dry_run, by=by, why=why, as_json=as_json)
-
-
-@ledger_app.command("sql")
-def ledger_sql(
-    grants: Annotated[
-        str | None, typer.Option("--grants", metavar="ROLE", help="Print the least rights of this role instead.")
-    ] = None,
-    kind: Annotated[
-        RoleKind,
-        typer.Option(
-            "--for",
-            metavar="KIND",
-            help="With --grants: what the role is for: producer, driver or auditor.",
-            case_sensitive=False,
-        ),
-    ] = RoleKind.DRIVER,
-    driver: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="With --grants: the role that makes queues later.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print the SQL that `migrate` would run on an empty database, or the GRANT statements for a role. Needs no database."""
-    from stormproof.trident.cli.schema import print_grants, print_sql
-
-    if grants is None:
-        print_sql(as_json=as_json)
-    else:
-        print_grants(grants, kind, driver, as_json=as_json)

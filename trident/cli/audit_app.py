@@ -91,21 +91,16 @@ def replays(
 ) -> None:
     """Show which messages were replayed, why, how often, and which txid committed them.
 
-    With a filter or --group, or for all topologies: one row a replay, or a count of them.
+    With a filter or --group, or for all topologies: one row a replay, or a count of them. --json always has those rows; for
+    one topology without a filter also `histories`: each message with its failures, and the duplicates.
     Example: stormproof audit replays orders --since 1d --group reason --group component --group hour
     """
     from stormproof.trident.cli import questions, reports
 
-    filters = (txid, message, reason, component, error_class, what, since, until, group)
-    if topology is not None and not any(filters):
-        reports.show_replays(topology, limit, as_json=as_json)
-        return
-    questions.show(
-        "replays",
-        as_json=as_json,
-        since=since,
-        until=until,
-        group=group,
+    asked = questions.asked_for(
+        since,
+        until,
+        group,
         topology=topology,
         txid=txid,
         message=message,
@@ -115,6 +110,7 @@ def replays(
         what=what,
         limit=limit,
     )
+    reports.show_replays(asked, as_json=as_json)
 
 
 @app.command()
@@ -123,6 +119,18 @@ def txn(topology: TopologyName, txid: Txid, as_json: AsJson = False) -> None:
     from stormproof.trident.cli.reports import show_txn
 
     show_txn(topology, txid, as_json=as_json)
+
+
+@app.command()
+def components(topology: TopologyName, *, since: Since = None, as_json: AsJson = False) -> None:
+    """Show what each component did, and how many tuples went over each edge: emitted, acked, failed, time.
+
+    Sums over batches, of each the attempt that fixed its content. With --since from the first batch on that was fixed then.
+    Example: stormproof audit components orders --since 1h
+    """
+    from stormproof.trident.cli.components import show_components
+
+    show_components(topology, since=since, as_json=as_json)
 
 
 @app.command()
@@ -193,14 +201,14 @@ def dead_letters(
     reason: OfReason = None,
     error_class: OfClass = None,
     state: Annotated[str | None, typer.Option("--state", help="In this state, as undecided or open.")] = None,
-    what: Annotated[str | None, typer.Option("--what", help="dead_letter or reject.")] = None,
+    what: Annotated[str | None, typer.Option("--what", help="dead_letter, reject or skip.")] = None,
     since: Since = None,
     until: Until = None,
     group: Group = None,
     limit: Limit = LIMIT,
     as_json: AsJson = False,
 ) -> None:
-    """Show dead letters and rejects with the class of their errors, and what was decided about them.
+    """Show dead letters, rejects, and batches given up at a sink, with the class of the error and what was decided.
 
     Example: stormproof audit dead-letters --group topology --group error_class
     """
@@ -401,6 +409,12 @@ def report(
         int | None,
         typer.Option("--verdict", min=1, metavar="N", help="With this verdict on record; default: verify is run."),
     ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Compare the rows of the sinks' tables, too, as audit verify --deep does.")
+    ] = False,
+    others_write: Annotated[
+        bool, typer.Option("--others-write", help="With --deep: rows that other writers have added are no violation.")
+    ] = False,
     payload_digests: Annotated[
         bool,
         typer.Option(
@@ -441,6 +455,8 @@ def report(
         topology,
         out,
         sign_key=sign_key,
+        deep=deep,
+        others_write=others_write,
         since=since,
         until=until,
         by=by,

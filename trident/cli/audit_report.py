@@ -16,10 +16,12 @@ from stormproof.core.settings import SIGNING_VARIABLE
 from stormproof.trident import audit
 from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit.verdicts import keep
+from stormproof.trident.audit.verify_rows import Deep
 from stormproof.trident.audit_report import Checked, Finding, PublicKey, SigningKey, Wanted, check, record, sealed
 from stormproof.trident.audit_report.seal import sha256
 from stormproof.trident.cli.output import emit, finish, note, say
 from stormproof.trident.cli.stores import opened
+from stormproof.trident.cli.verify import rows_shown
 from stormproof.trident.stores import Stores
 from stormproof.trident.wording import parse_time
 
@@ -33,6 +35,8 @@ def make_report(
     sign_key: Path | None,
     since: str | None,
     until: str | None,
+    deep: bool,
+    others_write: bool,
     by: str,
     as_json: bool,
     **wanted: Any,
@@ -40,8 +44,13 @@ def make_report(
     """Write a report file, and end with the verdict as exit status.
 
     Raises:
-        UsageError: no such topology, key, message or verdict; or the file is there already.
+        UsageError: no such topology, key, message or verdict; the file is there already; or a verdict on record is asked
+            for and tables are to be read.
     """
+    if deep and wanted.get("verdict") is not None:
+        raise UsageError("--deep has the tables read now; a verdict on record (--verdict) says itself whether it did")
+    if others_write and not deep:
+        raise UsageError("--others-write says how tables are read: give --deep, too")
     key = None if sign_key is None else SigningKey.read(sign_key, lambda: _passphrase(sign_key))
     if out.exists():
         raise _stands(out)
@@ -51,7 +60,7 @@ def make_report(
         told = record(
             stores.audit,
             whole,
-            lambda first, last: _verified(stores, topology, first, last, by=by),
+            lambda first, last: _verified(stores, topology, first, last, by=by, deep=deep, others_write=others_write),
             now=now,
             by=by,
             version=version("stormproof"),
@@ -72,11 +81,19 @@ def make_report(
     finish(_STATUS[str(verdict["verdict"])])
 
 
-def _verified(stores: Stores, topology: str, first: int, last: int | None, *, by: str) -> VerifyReport:
+def _verified(
+    stores: Stores, topology: str, first: int, last: int | None, *, by: str, deep: bool, others_write: bool
+) -> VerifyReport:
     clock = SystemClock()
     began_s = clock.monotonic_s()
     note(f"verifying topology {topology} from txid {first} ...")
-    found = audit.verify(stores.audit, topology, audit.opener_for(stores.database), first=first, last=last)
+    with rows_shown() as progress:
+        found = audit.verify(
+            *(stores.audit, topology, audit.opener_for(stores.database)),
+            first=first,
+            last=last,
+            deep=Deep(None, others_write, progress) if deep else None,
+        )
     took_ms = round((clock.monotonic_s() - began_s) * 1000)
     return keep(stores.engine, found, at=clock.now(), by=by, took_ms=took_ms)
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import uuid4
 
-from stormproof.core.errors import SettingsError, StormproofError
+from stormproof.core.errors import SettingsError, StormproofError, UsageError
 from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
+from stormproof.core.storage.address import options_to_send, use_storage
+from stormproof.core.storage.files import files_at
 from stormproof.trident.cli.doctor_database import durability, queues, refusing, rights, writes
+from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say
+
+if TYPE_CHECKING:
+    from stormproof.trident.cli.doctor_cluster import ExecutorReport
 
 POSTGRES_MIN: Final = 140_000
 T = TypeVar("T")
@@ -30,10 +35,23 @@ class Check:
     advice: str | None = None
 
 
-def examine(*, spark: bool, kind: RoleKind = RoleKind.DRIVER, as_json: bool) -> None:
+def examine(
+    *,
+    spark: bool,
+    cluster: bool = False,
+    conf: Sequence[str] = (),
+    kind: RoleKind = RoleKind.DRIVER,
+    as_json: bool,
+) -> None:
     """Make every check, whatever failed before; end with status 1 if one failed."""
+    if cluster and not spark:
+        raise UsageError("--cluster asks Spark's executors: leave --no-spark away")
+    given = spark_options(conf)
     checks = [Check("python", True, f"{sys.version.split()[0]} at {sys.executable}")]
-    settings = _looked("settings", Settings, _settings_text, "correct what it names", checks)
+    settings = _looked(
+        "settings", lambda: Settings().with_spark(given), _settings_text, "correct what it names", checks
+    )
+    executors: list[ExecutorReport] = []
     if settings is not None:
         _looked("java", _java, str, "install Java 17 or 21, or the extra: pip install 'stormproof[java]'", checks)
         _looked("delta jars", lambda: _jars(settings), str, "fetch them: stormproof jars", checks)
@@ -52,11 +70,15 @@ def examine(*, spark: bool, kind: RoleKind = RoleKind.DRIVER, as_json: bool) -> 
             advice = "see what is proven, and go on, with: stormproof queue adopt QUEUE"
             _looked("queues", lambda: queues(settings), str, advice, checks)
         _looked(
-            "staging", lambda: _writable(settings.staging_path), str, "make it writable, or set staging_dir", checks
+            "staging", lambda: _writable(settings.staging_address), str, "make it writable, or set staging_dir", checks
         )
         if spark and all(check.ok for check in checks if check.name in ("java", "delta jars")):
-            _looked("spark", lambda: _spark(settings), str, "see Spark's own lines above", checks)
-    emit({"ok": all(c.ok for c in checks), "checks": checks}, as_json=as_json, text=lambda: _text(checks))
+            if cluster:
+                executors += _cluster(settings, database is not None, checks)
+            else:
+                _looked("spark", lambda: _spark(settings), str, "see Spark's own lines above", checks)
+    report = {"ok": all(c.ok for c in checks), "checks": checks, **({"executors": executors} if cluster else {})}
+    emit(report, as_json=as_json, text=lambda: _text(checks))
     finish(Exit.DONE if all(check.ok for check in checks) else Exit.FAILED)
 
 
@@ -133,18 +155,25 @@ def _schema(settings: Settings) -> str:
         engine.dispose()
 
 
-def _writable(folder: Path) -> str:
+def _writable(folder: str) -> str:
     """Write, sync and remove a file in the folder, as tasks do."""
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f"stormproof-doctor-{uuid4().hex[:8]}"
-    handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        os.write(handle, b"probe")
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-        probe.unlink()
-    return str(folder)
+    files = files_at(folder)
+    files.make_folder(folder)
+    probe = os.path.join(folder, f"stormproof-doctor-{uuid4().hex[:8]}")
+    files.put_new(probe, b"probe")
+    files.remove(probe)
+    return folder
+
+
+def _cluster(settings: Settings, reaches_database: bool, checks: list[Check]) -> list[ExecutorReport]:
+    """Start Spark on the settings' master, ask every executor, and add a check for each."""
+    from stormproof.trident.cli.doctor_cluster import ask_cluster, checks_of, reports_of
+
+    found = _looked("cluster", lambda: ask_cluster(settings, with_database=reaches_database), str, None, checks)
+    if found is None:
+        return []
+    checks += [Check(*check) for check in checks_of(found)]
+    return reports_of(found)
 
 
 def _spark(settings: Settings) -> str:
@@ -155,13 +184,20 @@ def _spark(settings: Settings) -> str:
 
     session = spark_session(settings)
     try:
-        staging = str(settings.staging_path)
+        staging = settings.staging_address
+        options, marker = options_to_send(staging), os.path.join(staging, f"stormproof-doctor-{uuid4().hex[:8]}")
 
         def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            if options is not None:
+                use_storage(staging, options)
             for _ in batches:
-                yield pa.RecordBatch.from_pydict({"reached": [os.path.isdir(staging)]})
+                yield pa.RecordBatch.from_pydict({"reached": [files_at(staging).stat(marker) is not None]})
 
-        rows = session.range(0, 2, 1, 2).mapInArrow(look, "reached boolean").collect()
+        files_at(staging).put_new(marker, b"probe")
+        try:
+            rows = session.range(0, 2, 1, 2).mapInArrow(look, "reached boolean").collect()
+        finally:
+            files_at(staging).remove(marker)
         if not all(row["reached"] for row in rows):
             raise SettingsError(f"Spark's executors do not reach {staging}; set staging_dir to a folder that all share")
         return f"version {session.version} on {settings.master}; its tasks reach {staging}"

@@ -88,9 +88,11 @@ def writes(settings: Settings) -> str:
         row = connection.execute("select pg_is_in_recovery(), current_setting('transaction_read_only')").fetchone()
     where = settings.resolve_database().redacted
     if row is not None and row[0]:
-        raise SettingsError(f"{where} is a standby: it takes no writes")
+        raise SettingsError(f"{where} is a standby: it takes no writes; name the primary")
     if row is not None and row[1] == "on":
-        raise SettingsError(f"{where} takes no writes: default_transaction_read_only is on")
+        raise SettingsError(
+            f"{where} takes no writes: default_transaction_read_only is on; switch it off for this role and database"
+        )
     return "taken"
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from hashlib import sha256
+from itertools import islice
 from typing import Final
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.message import storable_text
+from stormproof.core.source.dead_letter import component_of, error_class
 from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident import audit
 from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import emit, note, say, table, written
 from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
 from stormproof.trident.cli.stores import opened
-from stormproof.trident.decisions.letter_filter import LetterFilter, class_of, component_of
-from stormproof.trident.decisions.letters import Letter, LetterClass, Letters, classes_of, letters_of, not_dead
+from stormproof.trident.decisions.letter_filter import LetterFilter
+from stormproof.trident.decisions.letters import Letter, LetterClass, LetterClasses, Letters, letters_of, not_dead
 from stormproof.trident.stores import Stores
 from stormproof.trident.wording import counted, cut
 
@@ -34,31 +37,42 @@ ERROR_CHARACTERS: Final = 160
 def list_letters(
     topology: str | None, chosen: LetterFilter, *, undecided: bool, count: bool, limit: int | None, as_json: bool
 ) -> None:
-    """List the dead letters of one topology, or of all; or count them by class of error."""
+    """List the dead letters of one topology, or of all; or count them by class of error.
+
+    All are counted without their payloads. Those that are shown are read whole.
+    """
+    shown = limit if limit is not None or as_json else SHOWN_LETTERS
+    kept, counts = list[Letter](), LetterClasses()
+    undecided_one: tuple[str, str] | None = None
     with opened() as stores:
-        found: list[Letter] = []
         for name in _topologies(stores, topology):
             try:
                 with letters_of(stores, name) as letters:
                     note_elsewhere(letters)
-                    found += letters.all(chosen, undecided=undecided)
+                    for head in letters.heads(chosen, undecided=undecided):
+                        counts.add(name, head)
+                        if undecided_one is None and head.disposal is None:
+                            undecided_one = name, head.shown_id
+                    room = None if shown is None else shown - len(kept)
+                    if not count and room != 0:
+                        with closing(letters.each(chosen, undecided=undecided)) as each:
+                            kept += islice(each, room)
             except UsageError as error:
                 if topology is not None:
                     raise
                 note(f"stormproof: {error.message}")
-    classes = classes_of(found)
+    classes = counts.sorted()
     if count:
         report: dict[str, object] = {"topology": topology, "classes": classes}
-        emit(report, as_json=as_json, text=lambda: classes_text(found, classes))
+        emit(report, as_json=as_json, text=lambda: classes_text(classes))
         return
-    kept = found if limit is None else found[:limit]
     report = {
         "topology": topology,
-        "total": len(found),
+        "total": total_of(classes),
         "classes": classes,
         "dead_letters": [{"topology": one.topology, **_listed(one)} for one in kept],
     }
-    emit(report, as_json=as_json, text=lambda: _list_text(found, classes, SHOWN_LETTERS if limit is None else limit))
+    emit(report, as_json=as_json, text=lambda: _list_text(kept, classes, undecided_one))
 
 
 def note_elsewhere(letters: Letters) -> None:
@@ -81,7 +95,7 @@ def _listed(one: Letter) -> dict[str, object]:
         "id": one.id,
         "source": one.source,
         "reason": letter.reason,
-        "error_class": class_of(letter),
+        "error_class": error_class(letter.reason, letter.error),
         "component": component_of(letter),
         "error": letter.error,
         "times_opened": letter.times_opened,
@@ -97,9 +111,9 @@ def _listed(one: Letter) -> dict[str, object]:
     }
 
 
-def _list_text(found: Sequence[Letter], classes: Sequence[LetterClass], limit: int) -> None:
-    several = len({one.topology for one in found}) > 1
-    if found[:limit]:
+def _list_text(found: Sequence[Letter], classes: Sequence[LetterClass], undecided_one: tuple[str, str] | None) -> None:
+    several, total = len({one.topology for one in classes}) > 1, total_of(classes)
+    if found:
         table(
             [*(["topology"] if several else []), "id", "failed in", "error", "payload", "state"],
             [
@@ -111,25 +125,29 @@ def _list_text(found: Sequence[Letter], classes: Sequence[LetterClass], limit: i
                     cut(shown_payload(one.letter.payload), PAYLOAD_CHARACTERS),
                     one.state,
                 )
-                for one in found[:limit]
+                for one in found
             ],
         )
-    classes_text(found, classes)
-    if len(found) > limit:
-        say(f"{limit} of {counted(len(found), 'dead letter')} shown; --limit {len(found)} shows all of them")
-    undecided = next((one for one in found if one.letter.disposal is None), None)
-    if undecided is not None:
-        say(f"look at one: stormproof dead-letters show {undecided.topology} {undecided.id}")
+    classes_text(classes)
+    if total > len(found):
+        say(f"{len(found)} of {counted(total, 'dead letter')} shown; --limit {total} shows all of them")
+    if undecided_one is not None:
+        say(f"look at one: stormproof dead-letters show {' '.join(undecided_one)}")
 
 
-def classes_text(found: Sequence[Letter], classes: Sequence[LetterClass]) -> None:
+def total_of(classes: Sequence[LetterClass]) -> int:
+    """How many dead letters are of these classes."""
+    return sum(one.undecided + one.decided for one in classes)
+
+
+def classes_text(classes: Sequence[LetterClass]) -> None:
     """Print how many there are of each class of error."""
-    if not found:
+    if not classes:
         say("no dead letters")
         return
     several = len({one.topology for one in classes}) > 1
     undecided = sum(one.undecided for one in classes)
-    say(f"{counted(len(found), 'dead letter')}, {undecided} undecided")
+    say(f"{counted(total_of(classes), 'dead letter')}, {undecided} undecided")
     table(
         [*(["topology"] if several else []), "error class", "reason", "failed in", "undecided", "decided"],
         [
@@ -146,7 +164,7 @@ def show_letter(topology: str, message: str, *, as_json: bool) -> None:
     """Show all that is known of a dead letter: payload, failures, decisions, batches."""
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
-        found = [one for one in letters.all() if one.id == message]
+        found = letters.of_message(message)
         if not found:
             raise not_dead(letters, message)
         traced = audit.message(stores.audit, topology, message)
@@ -188,7 +206,8 @@ def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageRepo
     say(f"message {one.id} of {one.topology}, from {one.source}: {one.state}; now {end_text(traced.end)}")
     say(
         f"dead since {cell_text(letter.dead_at)}, failed {counted(letter.times_failed, 'time')}, "
-        f"opened {counted(letter.times_opened, 'time')}: {letter.reason} ({class_of(letter)})"
+        f"opened {counted(letter.times_opened, 'time')}: {letter.reason} "
+        f"({error_class(letter.reason, letter.error)})"
     )
     if server_id is not None:
         say(f"its server knows it as {cell_text(server_id)}")

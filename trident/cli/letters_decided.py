@@ -21,7 +21,7 @@ from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.canaries import requeue_canary
 from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.decisions.letter_filter import LetterFilter
-from stormproof.trident.decisions.letters import Letter, classes_of, letters_of
+from stormproof.trident.decisions.letters import Letter, letters_of
 from stormproof.trident.wording import counted
 
 # -- edit --------------------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def edit_letter(
         letter = dead_letters.undecided_letter(letters, message)
         before = editable(letter.letter.payload)
         given = _edited_by_hand(letter, before) if payload is None else _read(payload)
-        done = dead_letters.edit(letters, letter, given, exact=exact, by=by, why=why)
+        done = dead_letters.edit(stores, letters, letter, given, exact=exact, by=by, why=why)
     emit(done, as_json=as_json, text=lambda: say("\n".join(done.lines())))
 
 
@@ -119,11 +119,11 @@ def dispose(
         note_elsewhere(letters)
         chosen = list(ids)
         if not ids:
-            found = letters.all(where, undecided=True)
-            chosen = [one.id for one in found]
-            if found and not yes:
-                show = partial(classes_text, found, classes_of(found))
-                confirmed(topology, verb, "dead letter", len(found), every=every, as_json=as_json, show=show)
+            found = letters.choose(where)
+            chosen = list(found.ids)
+            if chosen and not yes:
+                show = partial(classes_text, found.classes)
+                confirmed(topology, verb, "dead letter", len(chosen), every=every, as_json=as_json, show=show)
         if careful is not None:
             show_canary(
                 requeue_canary(stores, topology, chosen, careful, by=by, why=why, told=progress()), as_json=as_json
@@ -146,18 +146,18 @@ def _count(topology: str, ids: Sequence[str], where: LetterFilter, verb: str, *,
     """Say which dead letters would be decided about; do nothing."""
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
-        found = [one for one in letters.all(where, undecided=True) if not ids or one.id in ids]
-    missed = sorted(set(ids) - {one.id for one in found})
+        found = letters.choose(where, ids)
+    missed = sorted(set(ids).difference(found.ids))
     report = {
         "topology": topology,
-        f"would_{verb}": [one.id for one in found],
-        "classes": classes_of(found),
+        f"would_{verb}": found.ids,
+        "classes": found.classes,
         "not_dead": missed,
     }
 
     def text() -> None:
-        classes_text(found, classes_of(found))
-        say(f"{topology}: would {verb} {counted(len(found), 'dead letter')}; nothing was done")
+        classes_text(found.classes)
+        say(f"{topology}: would {verb} {counted(len(found.ids), 'dead letter')}; nothing was done")
 
     emit(report, as_json=as_json, text=text)
     if missed:

@@ -180,7 +180,7 @@ def parse_parameters(parameters: Sequence[str]) -> dict[str, str]:
         if not equals or not key.isidentifier():
             raise UsageError(f"--param {parameter!r}: write KEY=VALUE")
         if key in given:
-            raise UsageError(f"--param {key} stands twice")
+            raise UsageError(f"--param {key} stands twice; give it once")
         given[key] = value
     return given
 
@@ -232,7 +232,7 @@ def _load_module(path: Path) -> ModuleType:
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} cannot be loaded as a Python module")
+        raise UsageError(f"{path} cannot be loaded as a Python module; name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

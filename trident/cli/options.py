@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from stormproof.core.arguments import operator
+from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 
 
@@ -14,6 +16,29 @@ def _storable(text: str) -> str:
     return storable_text(text)
 
 
+def spark_options(given: Sequence[str]) -> dict[str, str]:
+    """Spark's settings out of ``--conf NAME=VALUE``; a later one of the same name wins.
+
+    Raises:
+        UsageError: one has no such form. What stands behind its name is not repeated, since it may be a secret.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark.") or name != name.strip():
+            raise UsageError(
+                f"--conf {storable_text(name)}: write NAME=VALUE with a name of Spark's, as in spark.executor.memory=4g"
+            )
+        found[name] = value
+    return found
+
+
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf", metavar="NAME=VALUE", help="A setting of Spark's own, as spark.executor.memory=4g; may be repeated."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="The topology's name.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]

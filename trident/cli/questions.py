@@ -24,13 +24,18 @@ def show(
     **asked: Any,
 ) -> None:
     """Answer a question, and end with the status that the answer has."""
-    now = SystemClock().now()
-    whole = Asked(**asked, since=parse_time(since, now), until=parse_time(until, now), group=tuple(group or ()))
+    whole = asked_for(since, until, group, **asked)
     with opened() as stores:
         answer = ask(stores.audit, Question(question), whole)
         status = _status(stores.audit, answer)
-    emit(answer, as_json=as_json, text=lambda: _text(answer))
+    emit(answer, as_json=as_json, text=lambda: rows_text(answer.rows, answer.left_out, answer.view))
     finish(status)
+
+
+def asked_for(since: str | None, until: str | None, group: Sequence[str] | None, **asked: Any) -> Asked:
+    """What a command's options ask for."""
+    now = SystemClock().now()
+    return Asked(**asked, since=parse_time(since, now), until=parse_time(until, now), group=tuple(group or ()))
 
 
 def _status(ledger: AuditLedger, answer: Answer) -> Exit:
@@ -51,12 +56,13 @@ def _of_verdicts(newest: Mapping[str, str | None]) -> Exit:
     return Exit.DONE if all(one == Verdict.CLEAN for one in newest.values()) else Exit.CANNOT_TELL
 
 
-def _text(answer: Answer) -> None:
-    names = columns_of(answer.rows)
-    if answer.rows:
-        table([name.replace("_", " ") for name in names], [[_cell(row[name]) for name in names] for row in answer.rows])
-    more = f", {answer.left_out} more left out (--limit)" if answer.left_out else ""
-    say(f"{counted(len(answer.rows), 'row')}{more}; the same in SQL: {answer.view}")
+def rows_text(rows: Sequence[Mapping[str, Any]], left_out: int, view: str) -> None:
+    """An answer's rows, for people."""
+    names = columns_of(rows)
+    if rows:
+        table([name.replace("_", " ") for name in names], [[_cell(row[name]) for name in names] for row in rows])
+    more = f", {left_out} more left out (--limit)" if left_out else ""
+    say(f"{counted(len(rows), 'row')}{more}; the same in SQL: {view}")
 
 
 def _cell(value: object) -> object:

@@ -43,10 +43,11 @@ class RejectClass:
 
 def list_rejects(topology: str, chosen: RejectFilter, *, limit: int | None, as_json: bool) -> None:
     """List a topology's rejects, oldest first."""
+    shown = limit if limit is not None or as_json else SHOWN
     with opened() as stores:
-        found = [one for one in rejects_of(stores, topology) if chosen.admits(one)]
+        found = rejects_of(stores, topology, chosen, texts=False)
+        kept = rejects_of(stores, topology, chosen, limit=shown)
     classes = _classes(found)
-    kept = found if limit is None else found[:limit]
     report = {
         "topology": topology,
         "total": len(found),
@@ -54,7 +55,7 @@ def list_rejects(topology: str, chosen: RejectFilter, *, limit: int | None, as_j
         "classes": classes,
         "rejects": [_listed(one) for one in kept],
     }
-    emit(report, as_json=as_json, text=lambda: _list_text(topology, found, classes, SHOWN if limit is None else limit))
+    emit(report, as_json=as_json, text=lambda: _list_text(topology, found, kept, classes))
 
 
 def _classes(found: Sequence[Reject]) -> list[RejectClass]:
@@ -82,7 +83,7 @@ def _listed(one: Reject) -> dict[str, object]:
     }
 
 
-def _list_text(topology: str, found: Sequence[Reject], classes: Sequence[RejectClass], limit: int) -> None:
+def _list_text(topology: str, found: Sequence[Reject], kept: Sequence[Reject], classes: Sequence[RejectClass]) -> None:
     if not found:
         say("no rejects")
         return
@@ -98,7 +99,7 @@ def _list_text(topology: str, found: Sequence[Reject], classes: Sequence[RejectC
                 cut(one.row, ROW_CHARACTERS),
                 one.state.value,
             )
-            for one in found[:limit]
+            for one in kept
         ],
     )
     say(f"{counted(len(found), 'reject')}, {sum(one.is_undecided for one in found)} undecided")
@@ -106,8 +107,8 @@ def _list_text(topology: str, found: Sequence[Reject], classes: Sequence[RejectC
         ["sink", "sqlstate", "undecided", "decided"],
         [(c.sink, c.sqlstate or "-", c.undecided, c.decided) for c in classes],
     )
-    if len(found) > limit:
-        say(f"{limit} of {counted(len(found), 'reject')} shown; --limit {len(found)} shows all of them")
+    if len(found) > len(kept):
+        say(f"{len(kept)} of {counted(len(found), 'reject')} shown; --limit {len(found)} shows all of them")
     undecided = next((one for one in found if one.is_undecided and one.message is not None), None)
     if undecided is not None:
         say(f"look at one: stormproof rejects show {topology} {undecided.message}")
@@ -186,7 +187,8 @@ def decide_rejects(
     """
     require_choice(ids, chosen, every=every)
     with opened() as stores:
-        found = [one for one in rejects_of(stores, topology) if chosen.admits(one) and (not ids or one.message in ids)]
+        named = frozenset(ids)
+        found = [one for one in rejects_of(stores, topology, chosen, texts=False) if not named or one.message in named]
         if dry_run:
             _count(topology, ids, found, "retry" if retry else "drop", as_json=as_json)
             return

@@ -7,11 +7,13 @@ from stormproof.trident.audit.inspect import committer_of
 from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport, Opening
 from stormproof.trident.audit.pace import Pace
-from stormproof.trident.audit.replays import ReplaysReport
+from stormproof.trident.audit.questions import Asked as AskedFor
+from stormproof.trident.audit.replays import ReplaysReport, answered_replays
 from stormproof.trident.audit.status import Asked, DriverState, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
 from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
+from stormproof.trident.cli.questions import rows_text
 from stormproof.trident.cli.run_text import recovery_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.tuning import Figures
@@ -74,6 +76,11 @@ def _topology_text(t: TopologyStatus) -> None:
         say(
             f"source: {t.source}: {counted(b.ready, 'message')} ready{age}; {b.pending} pending; {b.waiting} to be retried"
         )
+    if t.backlog is not None and t.backlog.at_server != 0:
+        left = "not known" if t.backlog.at_server is None else counted(t.backlog.at_server, "message")
+        say(f"at the server, not received when messages were last opened: {left}")
+    for note in t.notes:
+        say(f"held up: {note}")
     if t.journal is not None:
         say(
             f"journal: {counted(t.journal.unresolved, 'message')} not resolved, of {t.journal.messages} that are known; "
@@ -182,11 +189,20 @@ def _pace_text(of: str, p: Pace) -> str:
     )
 
 
-def show_replays(topology: str, limit: int, *, as_json: bool) -> None:
-    """Show what was replayed, the newest of each kind."""
+def show_replays(asked: AskedFor, *, as_json: bool) -> None:
+    """Show what was replayed: of one topology, and without a filter, the newest of each kind; else one row a replay, or
+    counts.
+    """
     with opened() as stores:
-        report = audit.replays(stores.audit, topology, limit=limit)
-    emit(report, as_json=as_json, text=lambda: _replays_text(report))
+        answer = answered_replays(stores.audit, asked)
+
+    def text() -> None:
+        if answer.histories is not None:
+            _replays_text(answer.histories)
+        else:
+            rows_text(answer.rows, answer.left_out, answer.view)
+
+    emit(answer, as_json=as_json, text=text)
 
 
 def _replays_text(report: ReplaysReport) -> None:
@@ -293,13 +309,21 @@ def show_message(topology: str, message: str, *, as_json: bool) -> None:
 
 
 def _message_text(report: MessageReport) -> None:
-    say(f"message {report.message} of {report.topology}: {end_text(report.end)}")
-    if not report.in_source:
+    if report.in_source:
+        say(f"message {report.message} of {report.topology}: {end_text(report.end)}")
+    else:
         say(
-            "the source has no such message now: it was removed after it was read, or never existed (its id fits the slice)"
+            f"message {report.message} of {report.topology}: unproven. Its id lies inside the slice that txid "
+            f"{report.end.txid} read; the source does not have it, nor all messages of that slice: it was removed after it "
+            "was read, or there was never such a message"
         )
     for opening in report.openings:
-        say(opening_text(opening))
+        say(opening_text(opening) if report.in_source else f"txid {opening.txid}: {opening.state}")
+        for one in opening.skipped:
+            say(
+                f"  sink {one.sink} ({one.target}) does not hold it: the batch's {counted(one.rows, 'row')} there were "
+                f"given up by {one.by}: {one.why or 'no reason given'}"
+            )
         for held in opening.held:
             version = "" if held.version is None else f", version {held.version} of the table"
             say(f"  held by sink {held.sink} ({held.target}) since {cell_text(held.at)}{version}")
@@ -307,11 +331,17 @@ def _message_text(report: MessageReport) -> None:
         say(f"failed in txid {failure.txid}, {failure.component}: {failure.reason}: {failure.error[:500]}")
     for returned in report.returned:
         say(f"returned from txid {returned.txid}, no failure counted: {returned.error[:500]}")
+    for reject in report.rejects:
+        say(
+            f"rejected by sink {reject.sink} in txid {reject.txid}, {counted(reject.rows, 'row')}, {reject.state}: "
+            f"{reject.reason}: {reject.error[:500]}"
+        )
     for stored in report.stored_in:
         say(f"rows in {stored.sink} ({stored.target}): where {stored.column} = {report.message!r}")
     for action in report.operator:
         hashes = hashes_text(action.payload_sha256, action.new_payload_sha256)
-        say(f"{action.action} by {action.by}: {action.why or 'no reason given'}{hashes}")
+        at = "" if action.sink is None else f" at sink {action.sink}"
+        say(f"{action.action}{at} by {action.by}: {action.why or 'no reason given'}{hashes}")
 
 
 def opening_text(opening: Opening) -> str:

@@ -15,6 +15,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
+from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
 from stormproof.trident.cli.run_text import Progress, run_text
 from stormproof.trident.dry_run import DryRunOutcome
@@ -51,7 +52,7 @@ def run_topology(
     """Run a topology; end with status 130 if a signal stopped it. `chosen` are settings, those that are not None."""
     engine_choice = engine_named(engine)
     settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
-    settings = settings.with_spark(dict(_spark_setting(text) for text in conf))
+    settings = settings.with_spark(spark_options(conf))
     topology, module = load_topology(target, parameters)
     if dry_run:
         rehearse(topology, None if guarantee is None else as_guarantee(guarantee), settings, as_json=as_json)
@@ -113,13 +114,6 @@ def drive(
                 note(f"metrics: {coordinator.metrics_url}")
             progress("waiting for the first batch ...")
             return coordinator.run()
-
-
-def _spark_setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.startswith("spark.") or name != name.strip():
-        raise UsageError(f"--conf {text}: write NAME=VALUE with a name of Spark's, as in spark.executor.memory=4g")
-    return name, value
 
 
 def engine_named(name: str) -> EngineChoice:

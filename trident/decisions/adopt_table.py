@@ -32,17 +32,31 @@ from stormproof.trident.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a sink holds by the ledger: the last txid, and the rows of each txid that were not given up."""
+    """What a sink holds by the ledger: the last txid, and the rows of each txid that were not given up.
+
+    The sink may hold the txid that is `prepared`, too: its driver ended, or the stores were copied, between the sink's
+    commit and the ledger's.
+    """
 
     last: Held | None
     rows: Mapping[int, int]
     given_up: int
+    prepared: Held | None = None
+    prepared_rows: int = 0
 
     @staticmethod
     def of(tx: Tx, sink: str) -> _Known:
         last, given_up = kept.last_held(tx, sink), kept.given_up(tx, sink)
         rows = {txid: rows for txid, rows in kept.rows_held(tx, sink).items() if txid > given_up}
-        return _Known(None if last is None else Held(*last), rows, given_up)
+        found = kept.prepared(tx, sink)
+        prepared, prepared_rows = (None, 0) if found is None else (Held(found[0], found[1]), found[2])
+        return _Known(None if last is None else Held(*last), rows, given_up, prepared, prepared_rows)
+
+    def beside(self, found: _Found) -> _Known:
+        """The same; with the prepared txid, if the sink's own record ends with that."""
+        if self.prepared is None or found.last != self.prepared:
+            return self
+        return replace(self, last=self.prepared, rows={**self.rows, self.prepared.txid: self.prepared_rows})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +123,13 @@ def adopt_table(stores: Stores, topology: str, sink: str, *, accept_loss: bool, 
     """
     row = stores.topology(topology)
     binding, run = stores.binding(row, sink), Run(topology, row.incarnation, row.epoch)
-    known, found, loss = _examined(stores, row, binding, accept_loss=accept_loss)
+    before, found, loss = _examined(stores, row, binding, accept_loss=accept_loss)
+    known = before.beside(found)
     if loss is not None:
         loss = replace(loss, by=by, why=why)
     makes = found.table_id is None or loss is not None or bool(found.gone)
     with closing(_opened(stores.database, run, binding, makes=makes)) as session, stores.transaction(row) as tx:
-        if _Known.of(tx, sink) != known:
+        if _Known.of(tx, sink) != before:
             raise UsageError(
                 f"a driver of {topology!r} committed meanwhile: stop it, and run this command again", sink=sink
             )
@@ -133,8 +148,9 @@ def _examined(
         known = _Known.of(tx, binding.sink)
     # Outside of the ledger's transaction, since counting rows may take long.
     found = _look(stores.database, run, binding, known)
-    loss = _loss_of(binding, known, found)
-    _require_acceptable(run, binding, known, found, loss, accept_loss=accept_loss)
+    held = known.beside(found)
+    loss = _loss_of(binding, held, found)
+    _require_acceptable(run, binding, held, found, loss, accept_loss=accept_loss)
     return known, found, loss
 
 

@@ -10,9 +10,9 @@ from stormproof.core.errors import CannotTell, Json, UsageError
 from stormproof.core.message import storable_text
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
+from stormproof.trident.batch_records import to_prepared
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.steps import to_prepared
 from stormproof.trident.stores import Stores
 from stormproof.trident.transaction_states import OperatorAction, TxnState
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import UsageError
@@ -25,6 +25,14 @@ def _nothing(report: CanaryReport) -> None:
     del report
 
 
+class Watched(TypedDict, total=False):
+    """How a canary waits: by which clock, who is told of each change, and who may stop it."""
+
+    clock: Clock
+    told: Callable[[CanaryReport], None]
+    stopped: Callable[[], bool]
+
+
 def requeue_canary(
     stores: Stores,
     topology: str,
@@ -33,36 +41,18 @@ def requeue_canary(
     *,
     by: str,
     why: str,
-    clock: Clock | None = None,
-    told: Callable[[CanaryReport], None] = _nothing,
-    stopped: Callable[[], bool] = lambda: False,
+    **watched: Unpack[Watched],
 ) -> CanaryReport:
     """Requeue dead letters wave by wave; see `run_canary`. Each wave is on record with who, why, and its number.
 
     Raises:
         UsageError: no driver runs that takes messages, so no wave would be decided; nothing was handed out.
     """
-    require_driver(stores, topology)
-    with letters_of(stores, topology) as letters:
-        fates = _Fates(stores, topology, letters)
 
-        def release(some: Sequence[str], wave: int) -> Sequence[str]:
-            fates.mark()
-            said = _said(why, wave, len(some))
-            return dead_letters.dispose(stores, letters, some, requeue=True, by=by, why=said).done
+    def release(letters: Letters, some: Sequence[str], said: str) -> Sequence[str]:
+        return dead_letters.dispose(stores, letters, some, requeue=True, by=by, why=said).done
 
-        return run_canary(
-            topology,
-            ids,
-            rules,
-            by=by,
-            release=release,
-            fates=fates,
-            trouble=lambda: driver_trouble(stores, topology),
-            clock=clock or SystemClock(),
-            told=told,
-            stopped=stopped,
-        )
+    return _in_waves(stores, topology, ids, rules, release, by=by, why=why, **watched)
 
 
 def retry_canary(
@@ -73,41 +63,58 @@ def retry_canary(
     *,
     by: str,
     why: str,
-    clock: Clock | None = None,
-    told: Callable[[CanaryReport], None] = _nothing,
-    stopped: Callable[[], bool] = lambda: False,
+    **watched: Unpack[Watched],
 ) -> CanaryReport:
     """Retry rejects wave by wave, as `requeue_canary` does dead letters. A message that several sinks rejected counts once.
 
     Raises:
         UsageError: no driver runs that takes messages, so no wave would be decided; nothing was handed out.
     """
-    require_driver(stores, topology)
     of_message: dict[str, list[Reject]] = {}
     for one in found:
         if one.message is not None:
             of_message.setdefault(one.message, []).append(one)
+
+    def release(letters: Letters, some: Sequence[str], said: str) -> Sequence[str]:
+        del letters
+        mine = [one for message in some for one in of_message[message]]
+        done = decisions.decide(stores, topology, mine, retry=True, by=by, why=said)
+        return list(dict.fromkeys(one.message for one in done.done if one.message is not None))
+
+    return _in_waves(stores, topology, list(of_message), rules, release, by=by, why=why, **watched)
+
+
+def _in_waves(
+    stores: Stores,
+    topology: str,
+    ids: Sequence[str],
+    rules: CanaryRules,
+    release: Callable[[Letters, Sequence[str], str], Sequence[str]],
+    *,
+    by: str,
+    why: str,
+    **watched: Unpack[Watched],
+) -> CanaryReport:
+    """Run a canary. `release` hands some messages out, with what is said of them on record, and returns those it could."""
+    require_driver(stores, topology)
     with letters_of(stores, topology) as letters:
         fates = _Fates(stores, topology, letters)
 
-        def release(some: Sequence[str], wave: int) -> Sequence[str]:
+        def released(some: Sequence[str], wave: int) -> Sequence[str]:
             fates.mark()
-            mine = [one for message in some for one in of_message[message]]
-            said = _said(why, wave, len(some))
-            done = decisions.decide(stores, topology, mine, retry=True, by=by, why=said)
-            return list(dict.fromkeys(one.message for one in done.done if one.message is not None))
+            return release(letters, some, f"{why or 'no reason given'} (canary, wave {wave}: {len(some)})")
 
         return run_canary(
             topology,
-            list(of_message),
+            ids,
             rules,
             by=by,
-            release=release,
+            release=released,
             fates=fates,
             trouble=lambda: driver_trouble(stores, topology),
-            clock=clock or SystemClock(),
-            told=told,
-            stopped=stopped,
+            clock=watched.get("clock") or SystemClock(),
+            told=watched.get("told", _nothing),
+            stopped=watched.get("stopped", lambda: False),
         )
 
 
@@ -135,10 +142,6 @@ def driver_trouble(stores: Stores, topology: str) -> str | None:
     if asked is not None and asked.paused:
         return f"{topology!r} is paused"
     return None
-
-
-def _said(why: str, wave: int, size: int) -> str:
-    return f"{why or 'no reason given'} (canary, wave {wave}: {size})"
 
 
 class _Fates:

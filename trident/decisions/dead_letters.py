@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from stormproof.core.errors import UsageError
+from stormproof.core.failpoint import failpoint
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.decisions.letters import Letter, Letters, not_dead
 from stormproof.trident.ledger import rejects
@@ -66,6 +67,7 @@ def require_choice(ids: Sequence[str], where: LetterFilter, *, every: bool) -> N
 def dispose(stores: Stores, letters: Letters, ids: Sequence[str], *, requeue: bool, by: str, why: str) -> Disposed:
     """Requeue or drop the dead letters with these ids, in one transaction; those that are decided already are left out."""
     with stores.transaction(stores.topology(letters.topology)) as tx:
+        tx.confirm()
         done = letters.dispose(ids, requeue=requeue, by=by, why=why, tx=tx.raw)
         if not requeue:
             rejects.drop_retrying(tx, done, by=by, why=why)
@@ -80,7 +82,7 @@ def undecided_letter(letters: Letters, message: str) -> Letter:
     Raises:
         UsageError: there is none.
     """
-    found = [one for one in letters.all() if one.id == message]
+    found = letters.of_message(message)
     if not found:
         raise not_dead(letters, message)
     require_undecided(found[-1])
@@ -99,7 +101,7 @@ def require_undecided(one: Letter) -> None:
         )
 
 
-def edit(letters: Letters, one: Letter, given: bytes, *, exact: bool, by: str, why: str) -> Edited:
+def edit(stores: Stores, letters: Letters, one: Letter, given: bytes, *, exact: bool, by: str, why: str) -> Edited:
     """Requeue an undecided dead letter with another payload.
 
     A newline at the end that the old payload did not have is taken off, unless `exact`: editors add it.
@@ -117,12 +119,14 @@ def edit(letters: Letters, one: Letter, given: bytes, *, exact: bool, by: str, w
             f"it again: stormproof dead-letters requeue {letters.topology} {message}",
             message=message,
         )
-    if not letters.edit(message, given, by=by, why=why):
-        require_undecided([found for found in letters.all() if found.id == message][-1])
+    with stores.transaction(stores.topology(letters.topology)) as tx:
+        tx.confirm()
+        was_dead = letters.edit(message, given, by=by, why=why, tx=tx.raw)
+    if not was_dead:
+        require_undecided(letters.of_message(message)[-1])
         raise not_dead(letters, message)
-    after = [found for found in letters.all() if found.id == message and found.letter.new_payload is not None][
-        -1
-    ].letter
+    failpoint("dead_letter.after")
+    after = [found.letter for found in letters.of_message(message) if found.letter.new_payload is not None][-1]
     assert after.new_payload is not None
     old, new = (sha256(payload).hexdigest() for payload in (after.payload, after.new_payload))
     return Edited(letters.topology, message, by, why, old, new, len(before), len(given))

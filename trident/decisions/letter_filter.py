@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 
 from stormproof.core.errors import UsageError
-from stormproof.core.source.dead_letter import DeadLetter, error_class
+from stormproof.core.source.dead_letter import DeadLetter, LetterHead
 from stormproof.core.source.files.rows import shown_payload
 from stormproof.trident.wording import moment
 
@@ -29,28 +29,23 @@ class LetterFilter:
         """Whether every dead letter passes."""
         return all(getattr(self, field.name) is None for field in fields(self))
 
-    def admits(self, letter: DeadLetter, names: Sequence[str]) -> bool:
-        """Whether a dead letter passes; `names` are its source's name and, of several spouts, its spout's."""
+    def admits(self, head: LetterHead) -> bool:
+        """Whether a dead letter passes by all but `source` and `match`."""
         return (
-            (self.source is None or self.source in names)
-            and (self.reason is None or self.reason == letter.reason)
-            and (self.component is None or self.component == component_of(letter))
-            and (self.error_class is None or self.error_class == class_of(letter))
-            and (self.since is None or letter.dead_at >= self.since)
-            and (self.until is None or letter.dead_at < self.until)
-            and (self.match is None or self.match in letter.error or self.match in shown_payload(letter.payload))
+            (self.reason is None or self.reason == head.reason)
+            and (self.component is None or self.component == head.component)
+            and (self.error_class is None or self.error_class == head.error_class)
+            and (self.since is None or head.dead_at >= self.since)
+            and (self.until is None or head.dead_at < self.until)
         )
 
+    def admits_source(self, names: Sequence[str]) -> bool:
+        """Whether those of a source may pass; `names` are its name and, of several spouts, its spout's."""
+        return self.source is None or self.source in names
 
-def component_of(letter: DeadLetter) -> str:
-    """The component of its last failure."""
-    found = [entry["component"] for entry in letter.history if entry.get("component")]
-    return str(found[-1]) if found else ""
-
-
-def class_of(letter: DeadLetter) -> str:
-    """The class of its last error."""
-    return error_class(letter.reason, letter.error)
+    def matches(self, letter: DeadLetter) -> bool:
+        """Whether `match` is in the error or the payload."""
+        return self.match is None or self.match in letter.error or self.match in shown_payload(letter.payload)
 
 
 def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:

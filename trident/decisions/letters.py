@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of
-from stormproof.core.source.dead_letter import DeadLetter
+from stormproof.core.source.dead_letter import DeadLetter, LetterHead
 from stormproof.core.source.spouts import shown, sources_in, unshown
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
-from stormproof.trident.decisions.letter_filter import LetterFilter, class_of, component_of
+from stormproof.trident.decisions.letter_filter import LetterFilter
 
 if TYPE_CHECKING:
     from stormproof.trident.audit import AuditLedger
@@ -49,15 +49,52 @@ class Letters:
     elsewhere: tuple[str, ...] = ()
     """Spouts whose sources are not in the ledger's database: their dead letters are out of reach."""
 
-    def all(self, chosen: LetterFilter | None = None, *, undecided: bool = False) -> list[Letter]:
-        """The dead letters that the filter admits, source by source, oldest first."""
+    def each(self, where: LetterFilter, *, undecided: bool = False) -> Generator[Letter]:
+        """The dead letters that the filter admits, whole, source by source, oldest first; a few at a time."""
+        for spout, source in self._admitted(where):
+            with closing(source.each()) as found:
+                for letter in found:
+                    if (
+                        not (undecided and letter.disposal is not None)
+                        and where.admits(LetterHead.of(letter))
+                        and where.matches(letter)
+                    ):
+                        yield Letter(self.topology, _shown(spout, letter.shown_id), source.name, letter)
+
+    def heads(self, where: LetterFilter, *, undecided: bool = False) -> Generator[LetterHead]:
+        """The same without payloads, errors and histories; only a filter by `match` reads these. The ids name the spout."""
+        if where.match is not None:
+            for one in self.each(where, undecided=undecided):
+                yield replace(LetterHead.of(one.letter), shown_id=one.id)
+            return
+        for spout, source in self._admitted(where):
+            with closing(source.heads(undecided=undecided)) as found:
+                for head in found:
+                    if where.admits(head):
+                        yield head if spout is None else replace(head, shown_id=_shown(spout, head.shown_id))
+
+    def choose(self, where: LetterFilter, ids: Collection[str] = ()) -> ChosenLetters:
+        """Those undecided ones that the filter admits; of these messages alone, if some are named."""
+        named, chosen, classes = frozenset(ids), list[str](), LetterClasses()
+        for head in self.heads(where, undecided=True):
+            if not named or head.shown_id in named:
+                chosen.append(head.shown_id)
+                classes.add(self.topology, head)
+        return ChosenLetters(tuple(chosen), tuple(classes.sorted()))
+
+    def of_message(self, message: str) -> list[Letter]:
+        """The dead letters of one message, oldest first."""
         return [
-            Letter(self.topology, _shown(spout, letter.shown_id), source.name, letter)
+            Letter(self.topology, message, source.name, letter)
             for spout, source in self.sources.items()
-            for letter in source.dead_letters()
-            if (chosen is None or chosen.admits(letter, [source.name, *([] if spout is None else [spout])]))
-            and not (undecided and letter.disposal is not None)
+            if (inner := _inner(spout, message)) is not None
+            for letter in source.of_message(inner)
         ]
+
+    def _admitted(self, where: LetterFilter) -> Iterator[tuple[str | None, DeadLetters]]:
+        for spout, source in self.sources.items():
+            if where.admits_source([source.name, *([] if spout is None else [spout])]):
+                yield spout, source
 
     def dispose(self, ids: Sequence[str], *, requeue: bool, by: str, why: str, tx: object) -> list[str]:
         """Requeue or drop, in a transaction of the database; returns those that were undecided dead letters."""
@@ -97,10 +134,10 @@ class Letters:
                 return found.removeprefix("=")  # before an id of the publisher's
         return None
 
-    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
-        """Requeue with another payload; False if it was no undecided dead letter."""
+    def edit(self, message: str, payload: bytes, *, by: str, why: str, tx: object) -> bool:
+        """Requeue with another payload, in a transaction of the database; False if it was no undecided dead letter."""
         return any(
-            source.edit(inner, payload, by=by, why=why)
+            source.edit(inner, payload, by=by, why=why, tx=tx)
             for spout, source in self.sources.items()
             if (inner := _inner(spout, message)) is not None
         )
@@ -166,14 +203,31 @@ class LetterClass:
     decided: int
 
 
-def classes_of(found: Sequence[Letter]) -> list[LetterClass]:
-    """The dead letters by class; the class with the most undecided ones first."""
-    waiting, decided = Counter[tuple[str, str, str, str]](), Counter[tuple[str, str, str, str]]()
-    for one in found:
-        key = (one.topology, class_of(one.letter), one.letter.reason, component_of(one.letter))
-        (waiting if one.letter.disposal is None else decided)[key] += 1
-    keys = sorted(waiting.keys() | decided.keys(), key=lambda key: (-waiting[key], -decided[key], key))
-    return [LetterClass(*key, waiting[key], decided[key]) for key in keys]
+class LetterClasses:
+    """Counts dead letters by class."""
+
+    def __init__(self) -> None:
+        self._waiting = Counter[tuple[str, str, str, str]]()
+        self._decided = Counter[tuple[str, str, str, str]]()
+
+    def add(self, topology: str, head: LetterHead) -> None:
+        """Count one more."""
+        key = (topology, head.error_class, head.reason, head.component)
+        (self._waiting if head.disposal is None else self._decided)[key] += 1
+
+    def sorted(self) -> list[LetterClass]:
+        """The classes; the one with the most undecided ones first."""
+        waiting, decided = self._waiting, self._decided
+        keys = sorted(waiting.keys() | decided.keys(), key=lambda key: (-waiting[key], -decided[key], key))
+        return [LetterClass(*key, waiting[key], decided[key]) for key in keys]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLetters:
+    """Undecided dead letters that a decision is about, and how many there are of each class."""
+
+    ids: tuple[str, ...]
+    classes: tuple[LetterClass, ...]
 
 
 def not_dead(letters: Letters, message: str) -> UsageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -37,17 +37,6 @@ class RejectFilter:
         """Whether every undecided reject passes."""
         return (self.sink, self.sqlstate, self.first, self.last, self.since) == (None,) * 5
 
-    def admits(self, one: Reject) -> bool:
-        """Whether a reject passes."""
-        return (
-            (self.sink is None or self.sink == one.sink)
-            and (self.sqlstate is None or self.sqlstate in (one.sqlstate, one.sqlstate_class))
-            and (self.first is None or one.txid >= self.first)
-            and (self.last is None or one.txid <= self.last)
-            and (self.since is None or (one.at is not None and one.at >= self.since))
-            and (not self.undecided or one.is_undecided)
-        )
-
 
 def filter_of(
     sink: str | None, sqlstate: str | None, first: int | None, last: int | None, since: str | None, *, undecided: bool
@@ -63,15 +52,25 @@ def filter_of(
     return RejectFilter(sink, sqlstate, first, last, at, undecided)
 
 
-def rejects_of(stores: Stores, topology: str, *, message: str | None = None, payloads: bool = False) -> list[Reject]:
-    """A topology's rejects, or a message's, oldest first.
+def rejects_of(
+    stores: Stores,
+    topology: str,
+    where: RejectFilter | None = None,
+    *,
+    message: str | None = None,
+    payloads: bool = False,
+    texts: bool = True,
+    limit: int | None = None,
+) -> list[Reject]:
+    """A topology's rejects, or a message's, oldest first; without `texts`, errors and rows are empty.
 
     Raises:
         UsageError: there is no such topology.
     """
     with stores.audit.snapshot() as snapshot:
         row = snapshot.topology(topology)
-        return snapshot.rejects(row.incarnation, message=message, payloads=payloads)
+        chosen = {} if where is None else asdict(where)
+        return snapshot.rejects(row.incarnation, message=message, payloads=payloads, texts=texts, limit=limit, **chosen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,11 @@ def release_table(stores: Stores, topology: str, sink: str, *, by: str, why: str
 def _require_unused(tx: Tx, topology: str, sink: str) -> None:
     held = kept.last_held(tx, sink)
     if held is not None:
-        raise UsageError(f"topology {topology!r}: sink {sink!r} holds txid {held[0]}: its table is in use", sink=sink)
+        raise UsageError(
+            f"topology {topology!r}: sink {sink!r} holds txid {held[0]}: its table is in use; the sink is given "
+            "another one by `stormproof ledger adopt-table`",
+            sink=sink,
+        )
     for txn in txns.unresolved(tx):
         if sink in txns.work(tx, txn.txid):
             raise UsageError(

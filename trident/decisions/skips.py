@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import Json, SinkRefused, StormproofError, UsageError
 from stormproof.core.message import storable_text
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile
+from stormproof.core.sink import PreparedFile
 from stormproof.sinks.abilities import SupportsOperate
-from stormproof.sinks.protocol import RefusedRow, SinkIdentity
+from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdentity, SinkSession
+from stormproof.sinks.staging import open_prepared
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.status import may_be_running
+from stormproof.trident.batch_records import to_prepared
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.repair import RejectedRow, decide_rows, rows_given_up, skip, skippable
 from stormproof.trident.ledger.rows import SinkWork
-from stormproof.trident.steps import to_prepared
 from stormproof.trident.stores import Stores
 from stormproof.trident.transaction_states import TxnState
 from stormproof.trident.wording import counted
@@ -64,7 +65,11 @@ def require_skippable(stores: Stores, row: TopologyRow, txid: int, sink: str) ->
 
 @dataclass(frozen=True, slots=True)
 class SkipReport:
-    """What was given up: `rows` are rejects now, of which `listed` are in the ledger."""
+    """What was given up: `rows` are rejects now, of which `listed` are in the ledger.
+
+    `kept_out_from` is the version of a Delta table from which on a commit of the batch that may still be on its way is
+    refused; None: nothing keeps it out.
+    """
 
     topology: str
     txid: int
@@ -74,15 +79,18 @@ class SkipReport:
     listed: int
     unreadable: tuple[str, ...]
     holds: str
+    kept_out_from: int | None
     by: str
     why: str
 
     def lines(self) -> list[str]:
         """What was done, for people."""
+        kept_out = f"; version {self.kept_out_from} keeps out a commit of it that may still be on its way"
         are = "is a reject" if self.rows == 1 else "are rejects"
         return [
             f"txid {self.txid} of {self.topology}: its {counted(self.rows, 'row')} for sink {self.sink} {are} now, "
-            f"{self.listed} of them listed (stormproof audit txn {self.topology} {self.txid}); sink: {self.holds}",
+            f"{self.listed} of them listed (stormproof audit txn {self.topology} {self.txid}); sink: {self.holds}"
+            f"{'' if self.kept_out_from is None else kept_out}",
             *(f"not listed: {text}" for text in self.unreadable),
             _next(self.topology),
         ]
@@ -97,36 +105,55 @@ def skip_sink(stores: Stores, topology: str, txid: int, sink: str, *, by: str, w
     row = stores.topology(topology)
     work = require_skippable(stores, row, txid, sink)
     binding = stores.bindings(row).get(sink)
-    holds = _require_not_held(stores, row, binding, sink, txid)
+    holds, kept_out_from = _require_not_held(stores, row, binding, txid, work)
     rejected, unreadable = _listed(binding, work.files)
     with stores.transaction(row) as tx:
         skippable(tx, txid, sink)
-        detail: dict[str, Json] = {"unreadable": [*unreadable], "sink_holds": holds}
+        detail: dict[str, Json] = {
+            "unreadable": [*unreadable],
+            "sink_holds": holds,
+            **({} if kept_out_from is None else {"kept_out_from": kept_out_from}),
+        }
         state = skip(tx, txid, work, rejected, by=by, why=why, detail=detail)
-    return SkipReport(topology, txid, sink, state.value, work.rows, len(rejected), tuple(unreadable), holds, by, why)
+    return SkipReport(
+        *(topology, txid, sink, state.value, work.rows, len(rejected), tuple(unreadable), holds, kept_out_from, by, why)
+    )
 
 
-def _require_not_held(stores: Stores, row: TopologyRow, binding: SinkBinding | None, sink: str, txid: int) -> str:
-    """Refuse if the sink's own evidence says that it holds the batch; returns what was found, for the records.
+def _require_not_held(
+    stores: Stores, row: TopologyRow, binding: SinkBinding | None, txid: int, work: SinkWork
+) -> tuple[str, int | None]:
+    """Have the sink's store refuse the batch from now on, and refuse to skip it if the sink holds it by its own evidence.
 
-    A sink that cannot be asked is often the very reason to skip it.
+    Returns what was found, for the records, and the version that keeps the batch out. A sink that cannot be asked is often
+    the very reason to skip it.
     """
     if binding is None:
-        return "not known to the ledger"
-    identity = SinkIdentity(row.name, row.incarnation, sink)
+        return "not known to the ledger", None
+    identity = SinkIdentity(row.name, row.incarnation, work.sink)
     try:
         with closing(open_for_inspection(identity, binding, stores.database)) as session:
-            found = session.evidence(txid, txid)
+            kept_out_from, why_not = _keep_out(session, to_prepared(txid, work))
+            found = session.evidence(txid, txid)  # afterwards: until then the batch could still arrive
     except StormproofError as error:
-        return f"could not be asked: {error.message}"
+        return f"could not be asked: {error.message}", None
     if any(entry.txid == txid for entry in found.entries):
         raise UsageError(
-            f"txid {txid} of topology {row.name!r}: sink {sink!r} holds it by its own record, so there is nothing to skip; "
-            f"inspect with: stormproof audit verify {row.name}",
+            f"txid {txid} of topology {row.name!r}: sink {work.sink!r} holds it by its own record, so there is nothing to "
+            f"skip; inspect with: stormproof audit verify {row.name}",
             txid=txid,
-            sink=sink,
+            sink=work.sink,
         )
-    return "holds no txid" if found.last_txid is None else f"holds txid {found.last_txid}"
+    holds = "holds no txid" if found.last_txid is None else f"holds txid {found.last_txid}"
+    return f"{holds}{why_not}", kept_out_from
+
+
+def _keep_out(session: SinkSession, transaction: PreparedTransaction) -> tuple[int | None, str]:
+    """The version that keeps it out, and why there is none."""
+    try:
+        return session.keep_out(transaction), ""
+    except StormproofError as error:
+        return None, f"; a commit of it that is still on its way is not kept out: {error.message}"
 
 
 def _listed(binding: SinkBinding | None, files: Sequence[PreparedFile]) -> tuple[list[RejectedRow], list[str]]:
@@ -138,22 +165,19 @@ def _listed(binding: SinkBinding | None, files: Sequence[PreparedFile]) -> tuple
     unreadable: list[str] = []
     for file in files:
         try:
-            listed += islice(_rows(os.path.join(folder, file.path)), REJECTS_LISTED_MAX - len(listed))
-        except (OSError, ValueError) as error:
+            listed += islice(_rows(folder, file), REJECTS_LISTED_MAX - len(listed))
+        except (OSError, ValueError, SinkRefused) as error:
             unreadable.append(storable_text(f"{file.path}: {error}"))
     return listed, unreadable
 
 
-def _rows(path: str) -> Iterator[RejectedRow]:
-    import pyarrow.parquet as pq
-
-    number = 0
-    with pq.ParquetFile(path) as parquet:
-        own = [name for name in parquet.schema_arrow.names if name not in MESSAGE_COLUMNS.names]
-        for batch in parquet.iter_batches(batch_size=REJECTS_LISTED_MAX, columns=own):
+def _rows(folder: str, file: PreparedFile) -> Iterator[RejectedRow]:
+    with open_prepared(folder, file) as prepared:
+        number = prepared.superseded  # its first rows, which no table was to hold
+        for batch in prepared.batches(batch_rows=REJECTS_LISTED_MAX):
             for row in batch.to_pylist():
                 text = json.dumps(row, default=str, ensure_ascii=True)
-                yield RejectedRow(os.path.basename(path), number, text[:ROW_CHARACTERS_MAX])
+                yield RejectedRow(os.path.basename(file.path), number, text[:ROW_CHARACTERS_MAX])
                 number += 1
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import UsageError
-from stormproof.trident.ledger import graphs, lives
+from stormproof.trident.ledger import graphs, other_lives
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def adopt_incarnation(stores: Stores, topology: str, incarnation: str, *, by: st
     """
     row = require_other_incarnation(stores, topology, incarnation)
     with stores.transaction(row) as tx:
-        lives.adopt(tx, incarnation, by=by, why=why)
+        other_lives.adopt(tx, incarnation, by=by, why=why)
     return Adopted(topology, row.incarnation, incarnation, by)
 
 

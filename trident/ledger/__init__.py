@@ -7,10 +7,12 @@
 | `txns`, `statements` | the batches, their attempts, states and files: open, prepare, commit, abort |
 | `events` | what happened, in order: failures, replays, take-overs, operators' decisions |
 | `rejects` | which messages did a sink reject; what was decided about them |
-| `bindings`, `lives` | which table is behind a sink; which other topologies wrote to it |
+| `bindings`, `other_lives` | which table is behind a sink; which other topologies wrote to it |
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
 | `streams` | which micro-batches of a streaming query were taken |
 | `job_keys` | which keys of batch jobs were taken; is a name for queries or for jobs |
+| `confirmations` | which forms of the page were acted on |
+| `rights` | may this role record a batch |
 | `control` | what did an operator ask of a running driver; when did that give its last sign of life |
 | `repair` | how is a batch recorded that a sink skips, or holds against expectation |
 | `rows`, `tables`, `database` | as which types are rows read; which tables are there; how is the database reached |

@@ -12,7 +12,7 @@ from stormproof.core.errors import Json, PositionMismatch
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction_states import EventKind, OperatorAction
+from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +204,24 @@ def rows_held(tx: Tx, sink: str) -> dict[int, int]:
         )
     )
     return {row.txid: row.rows for row in rows}
+
+
+def prepared(tx: Tx, sink: str) -> tuple[int, str, int] | None:
+    """The txid whose content is fixed for a sink, and which the ledger does not know to be held; its digest and rows."""
+    row = tx.connection.execute(
+        sa.select(t.txn_sink.c.txid, t.txn_sink.c.digest, t.txn_sink.c.rows)
+        .join(t.txn, (t.txn.c.incarnation == t.txn_sink.c.incarnation) & (t.txn.c.txid == t.txn_sink.c.txid))
+        .where(
+            t.txn_sink.c.incarnation == tx.run.incarnation,
+            t.txn_sink.c.sink == sink,
+            t.txn_sink.c.committed_at.is_(None),
+            t.txn_sink.c.outcome.is_(None),
+            t.txn.c.state.in_([TxnState.PREPARED.value, TxnState.BLOCKED.value]),
+        )
+        .order_by(t.txn_sink.c.txid)
+        .limit(1)
+    ).one_or_none()
+    return None if row is None else (row.txid, row.digest, row.rows)
 
 
 def given_up(tx: Tx, sink: str) -> int:

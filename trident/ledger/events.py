@@ -54,7 +54,12 @@ def decided(
     error: str | None = None,
     detail: Mapping[str, Json] | None = None,
 ) -> None:
-    """Record what an operator decided, who and why. The event's prose is the action, what it is `about`, and who decided."""
+    """Record what an operator decided, who and why. The event's prose is the action, what it is `about`, and who decided.
+
+    Raises:
+        ConfirmedBefore: it was decided by a form of the page that was acted on before.
+    """
+    tx.confirm()
     words = " ".join([*action.value.split("_"), *([about] if about else []), "by", by])
     whole: dict[str, Json] = {"action": action.value, "by": by, "why": why, **(detail or {})}
     event = Event(

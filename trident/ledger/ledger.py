@@ -1,7 +1,7 @@
 """The ledger: what every topology opened, prepared, committed and replayed, in one database.
 
 `Ledger` begins its transactions. The modules beside this one read and write inside them, as functions of `Tx`:
-`transactions` (batches and attempts), `events`, `bindings` (the tables behind sinks), `lives`, `graphs`, `streams`
+`txns` (batches and attempts), `events`, `bindings` (the tables behind sinks), `other_lives`, `graphs`, `streams`
 (micro-batches) and `repair`.
 """
 
@@ -19,9 +19,11 @@ from stormproof.core.errors import StoreUnavailable
 from stormproof.core.guarantee import Guarantee
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.confirmations import Confirmation
 from stormproof.trident.ledger.database import LedgerDatabase, LockTimeout
 from stormproof.trident.ledger.fence import Backends, DriverIdentity, MadeMeanwhile, Start
 from stormproof.trident.ledger.graphs import Graph, keep_graph
+from stormproof.trident.ledger.rights import require_rights
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.ledger.tx import Tx, UnfencedTx
 
@@ -38,10 +40,19 @@ class Ledger:
         engine: SQLAlchemy engine; its pool should hold one connection.
         clock: for the times in rows.
         new_incarnation: makes the id of a new life of a topology's name.
+        confirmation: the page's form that its transactions act on; see `Tx.confirm`.
     """
 
-    def __init__(self, engine: sa.Engine, clock: Clock, new_incarnation: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        clock: Clock,
+        new_incarnation: Callable[[], str],
+        *,
+        confirmation: Confirmation | None = None,
+    ) -> None:
         self._clock = clock
+        self._confirmation = confirmation
         self._new_incarnation = new_incarnation
         self._backends = Backends()
         self._database = LedgerDatabase(engine, self._backends.forget)
@@ -63,9 +74,12 @@ class Ledger:
 
         Raises:
             StoreUnavailable: the database cannot be reached, or the fence's lock could not be had.
+            MissingRight: the role could not record a batch; no driver was fenced.
             PositionMismatch: the topology reads another source than the one of the ledger's positions; or its graph changed
                 so that an operator must accept it, or a batch is prepared for a sink that is gone or changed.
         """
+        with self._database.begin() as connection:  # before any older driver is fenced
+            require_rights(connection, topology)
         start = Start(topology, fingerprint, guarantee, source, driver or DriverIdentity.mine())
         for _ in range(TAKE_OVER_TRIES):
             self._backends.end_older(self._database, topology)
@@ -108,7 +122,7 @@ class Ledger:
         with self._database.begin() as connection:
             self._backends.record(connection, run)
             fence.lock_epoch(connection, run)
-            yield Tx(connection, run, self._clock)
+            yield Tx(connection, run, self._clock, self._confirmation)
 
     @contextmanager
     def unfenced(self) -> Generator[UnfencedTx]:

@@ -47,7 +47,12 @@ def skippable(tx: Tx, txid: int, sink: str) -> SinkWork:
             sink=sink,
         )
     if work[sink].outcome is SinkOutcome.SKIPPED:
-        raise UsageError(f"{where}: sink {sink!r} was skipped already", txid=txid, sink=sink)
+        raise UsageError(
+            f"{where}: sink {sink!r} was skipped already, there is nothing to do; `stormproof status` shows what the batch "
+            "waits for",
+            txid=txid,
+            sink=sink,
+        )
     if work[sink].committed_at is not None:
         raise UsageError(f"{where}: sink {sink!r} holds it already, there is nothing to skip", txid=txid, sink=sink)
     return work[sink]

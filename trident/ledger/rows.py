@@ -12,6 +12,7 @@ from stormproof.core.message import FailureReason, MessageFailure, MessageId, To
 from stormproof.core.sink import PreparedFile
 from stormproof.sinks.protocol import RefusedRow
 from stormproof.trident.transaction_states import (
+    ComponentKind,
     EventKind,
     OperatorAction,
     RejectState,
@@ -51,6 +52,37 @@ class SinkWork:
     rows. `files` have nothing of their messages, and their own rows name theirs (see `trident.recount`)."""
     version: int | None = None
     """The table's version that has it, where tables have versions and the ledger knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentRow:
+    """What one component did in one batch; the table's comments explain the fields."""
+
+    component: str
+    kind: ComponentKind
+    executed: int
+    emitted: int
+    acked: int
+    failed: int
+    busy_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRow:
+    """How many tuples of one batch went from a component's stream to another component, or to a sink."""
+
+    origin: str
+    stream: str
+    target: str
+    tuples: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """What each component did in one batch. Empty for a micro-batch of a query, whose rows Spark computes."""
+
+    components: tuple[ComponentRow, ...] = ()
+    edges: tuple[EdgeRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +192,11 @@ class Reject:
     decided_at: datetime | None = None
     retried_in: int | None = None
     id: int = 0
+
+    @property
+    def reason(self) -> str:
+        """The SQLSTATE, or ``refused`` where no error of Postgres refused it: as in the audit's views."""
+        return self.sqlstate or "refused"
 
     @property
     def sqlstate_class(self) -> str | None:

@@ -12,7 +12,14 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from stormproof.trident.transaction_states import OperatorAction, RejectState, TxnCause, TxnState, Verdict
+from stormproof.trident.transaction_states import (
+    ComponentKind,
+    OperatorAction,
+    RejectState,
+    TxnCause,
+    TxnState,
+    Verdict,
+)
 
 SCHEMA: Final = "stormproof"
 metadata: Final = sa.MetaData(
@@ -153,6 +160,52 @@ txn_sink: Final = sa.Table(
     comment="what each batch writes to each sink, fixed before any sink is touched",
 )
 
+txn_component: Final = sa.Table(
+    "txn_component",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("txid", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("component", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("at", _time, nullable=False),
+    sa.Column(
+        "executed",
+        sa.BigInteger,
+        nullable=False,
+        comment="tuples that it took in; of a spout, messages that were read; of the acker, acks",
+    ),
+    sa.Column(
+        "emitted", sa.BigInteger, nullable=False, comment="tuples that it made; of the acker, messages with a verdict"
+    ),
+    sa.Column(
+        "acked",
+        sa.BigInteger,
+        nullable=False,
+        comment="tuples that it took in and did not fail; of spout and acker, messages that were complete",
+    ),
+    sa.Column(
+        "failed",
+        sa.BigInteger,
+        nullable=False,
+        comment="messages that failed in it; of a spout and the acker, anywhere",
+    ),
+    sa.Column("busy_ms", sa.Double, nullable=False, comment="time that it took, over all tasks"),
+    _known("kind", ComponentKind),
+    comment="what each component did in the attempt that fixed a batch's content; an attempt before it has no row",
+)
+
+txn_edge: Final = sa.Table(
+    "txn_edge",
+    metadata,
+    sa.Column("incarnation", sa.Text, primary_key=True),
+    sa.Column("txid", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("origin", sa.Text, primary_key=True),
+    sa.Column("stream", sa.Text, primary_key=True),
+    sa.Column("target", sa.Text, primary_key=True),
+    sa.Column("tuples", sa.BigInteger, nullable=False),
+    comment="how many tuples of that attempt went from one component to another, or to a sink",
+)
+
 event: Final = sa.Table(
     "event",
     metadata,
@@ -213,6 +266,7 @@ reject: Final = sa.Table(
     sa.CheckConstraint("(state = 'retried') = (retried_in is not null)", name="retried"),
     sa.Index(None, "incarnation", "txid", "sink"),
     sa.Index(None, "incarnation", "message"),
+    sa.Index("ix_reject_open", "incarnation", postgresql_where=sa.text("state = 'open'")),
     comment="messages that a sink does not hold, since its table refuses a row of theirs; never removed by the library",
 )
 
@@ -292,4 +346,17 @@ verdict: Final = sa.Table(
     _known("verdict", Verdict),
     sa.Index(None, "incarnation", "id"),
     comment="one row a run of audit verify: what it looked at and what it found",
+)
+
+confirmation: Final = sa.Table(
+    "confirmation",
+    metadata,
+    sa.Column("digest", sa.Text, primary_key=True, comment="SHA-256 of the form's secret"),
+    sa.Column("incarnation", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False, comment="the decision, by its name on the page"),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("at", _time, nullable=False),
+    sa.Column("click", sa.Text, nullable=False, comment="tells one sending of the form from another"),
+    sa.Index(None, "incarnation", "at"),
+    comment="forms of the page that were confirmed: each is good for one decision, whichever process gets it",
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from stormproof.core.clock import Clock
+from stormproof.trident.ledger.confirmations import Confirmation
 from stormproof.trident.ledger.rows import Run
 
 
@@ -17,6 +18,17 @@ class Tx:
     connection: sa.Connection
     run: Run
     clock: Clock
+    confirmation: Confirmation | None = None
+    """The page's form that was confirmed, where a decision on the page opened it."""
+
+    def confirm(self) -> None:
+        """Record that the form was acted on; every function that records a decision calls it, in its transaction.
+
+        Raises:
+            ConfirmedBefore: it was acted on before.
+        """
+        if self.confirmation is not None:
+            self.confirmation.take(self.connection, self.run.incarnation, self.clock.now())
 
     @property
     def raw(self) -> object:

@@ -18,7 +18,7 @@ from stormproof.core.sink import files_to_json
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Event, SinkWork, Txn, to_txn, to_work
+from stormproof.trident.ledger.rows import BatchCounts, Event, SinkWork, Txn, to_txn, to_work
 from stormproof.trident.ledger.statements import Statement, given
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import MOVES, AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
@@ -112,12 +112,14 @@ def end_attempt(tx: Tx, txid: int, attempt: int, outcome: AttemptOutcome, error:
         )
 
 
+_COMPONENT: Final = ("component", "kind", "executed", "emitted", "acked", "failed", "busy_ms")
+_EDGE: Final = ("origin", "stream", "target", "tuples")
 _WORK: Final = ("sink", "previous", "rows", "bytes", "digest", "files")
 
 
 @cache
-def _fixing(sinks: int) -> Statement:
-    """Ends the attempt, inserts a row for each of so many sinks, and changes the batch's."""
+def _fixing(sinks: int, components: int, edges: int) -> Statement:
+    """Ends the attempt, inserts a row for each of so many sinks, components and edges, and changes the batch's."""
     return Statement(
         sa.update(t.attempt)
         .where(
@@ -134,8 +136,52 @@ def _fixing(sinks: int) -> Statement:
             )
             for place in range(sinks)
         ),
+        *_counting(components, edges),
         _changing(TxnState.OPEN, "state", "failed", "returned", "tuples", "prepared_at", "steps_ms"),
     )
+
+
+def _counting(components: int, edges: int) -> list[sa.Insert]:
+    """Inserts rows for so many components and edges; without any, nothing."""
+    this = {"incarnation": given("incarnation"), "txid": given("txid")}
+    return [
+        sa.insert(table).values(
+            [
+                {**common, **{column: given(f"{table.name}_{column}_{place}") for column in columns}}
+                for place in range(number)
+            ]
+        )
+        for table, common, columns, number in (
+            (t.txn_component, {**this, "at": given("prepared_at")}, _COMPONENT, components),
+            (t.txn_edge, this, _EDGE, edges),
+        )
+        if number
+    ]
+
+
+def _counted(counts: BatchCounts) -> dict[str, Any]:
+    """The values of `_counting`."""
+    values: dict[str, Any] = {}
+    for table, columns, rows in (
+        (t.txn_component, _COMPONENT, counts.components),
+        (t.txn_edge, _EDGE, counts.edges),
+    ):
+        for place, row in enumerate(rows):
+            values |= {f"{table.name}_{column}_{place}": getattr(row, column) for column in columns}
+    return values
+
+
+def add_counts(tx: Tx, txid: int, counts: BatchCounts) -> None:
+    """Record in which components the messages of a batch failed, where all of them did."""
+    if counts.components:
+        this = {"incarnation": tx.run.incarnation, "txid": txid, "at": tx.clock.now()}
+        tx.connection.execute(sa.insert(t.txn_component), [this | asdict(row) for row in counts.components])
+
+
+def remove_counts(tx: Tx, txid: int) -> None:
+    """Remove what is recorded of a batch's components: the batch is given up, and its messages come again in another."""
+    for table in (t.txn_component, t.txn_edge):
+        tx.connection.execute(sa.delete(table).where(table.c.incarnation == tx.run.incarnation, table.c.txid == txid))
 
 
 def fix_content(
@@ -147,8 +193,10 @@ def fix_content(
     tuples: int,
     after: TxnState,
     steps_ms: Mapping[str, Json],
+    counts: BatchCounts,
 ) -> None:
-    """Record what a batch writes and which of its messages failed; from here on its content cannot change.
+    """Record what a batch writes, what each component did for it, and which of its messages failed; from here on its content
+    cannot change.
 
     `after` is its state from here on: prepared under exactly-once, open under the others. `steps_ms` is how long its steps
     took so far, for a driver that rolls it forward.
@@ -161,7 +209,7 @@ def fix_content(
     for place, w in enumerate(work):
         row = (w.sink, w.previous, w.rows, w.bytes, w.digest, files_to_json(w.files))
         values |= {f"{column}_{place}": value for column, value in zip(_WORK, row, strict=True)}
-    changed = _fixing(len(work)).run(
+    changed = _fixing(len(work), len(counts.components), len(counts.edges)).run(
         tx.connection,
         incarnation=tx.run.incarnation,
         txid=txid,
@@ -172,6 +220,7 @@ def fix_content(
         steps_ms=dict(steps_ms),
         **events.counts_of(failures),
         **values,
+        **_counted(counts),
     )
     _require_one(tx, txid, TxnState.OPEN, changed.rowcount)
 

@@ -88,10 +88,10 @@ class Book:
         for listener in self._listeners:
             listener.observed(metric, self._named(key), value)
 
-    def forget(self, metric: Metric) -> None:
-        """Export a gauge no more, until it is set again."""
+    def forget(self, metric: Metric, **labels: str) -> None:
+        """Export a gauge no more, until it is set again; with labels, its values with these alone."""
         with self._lock:
-            for key in [key for key in self._values if key[0] is metric]:
+            for key in [key for key in self._values if key[0] is metric and labels.items() <= self._named(key).items()]:
                 del self._values[key]
 
     def compute(self, metric: Metric, values: Computed) -> None:

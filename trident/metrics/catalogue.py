@@ -88,7 +88,7 @@ LABEL_VALUES: Final[dict[str, tuple[str, ...]]] = {
     "outcome": tuple(AttemptOutcome),
     "did": ("rolled_forward", "aborted", "abandoned", "confirms_repeated", "late_commits"),
     "doing": tuple(Doing),
-    "place": ("ready", "pending", "waiting", "dead"),
+    "place": ("ready", "pending", "waiting", "dead", "at_server"),
     "driver": tuple(DriverState),
     "problem": tuple(ProblemKind),
     "verdict": tuple(Verdict),
@@ -214,7 +214,8 @@ LAST_TXID: Final = _gauge("last_committed_txid", "The number of the last transac
 BACKLOG: Final = _gauge(
     "backlog_messages",
     "Messages in the source: `ready` ones were never opened or were given back, `pending` ones are in transactions, "
-    "`waiting` ones failed and wait for their retry, `dead` ones are undecided dead letters.",
+    "`waiting` ones failed and wait for their retry, `dead` ones are undecided dead letters. `at_server` ones are with a "
+    "server that delivers, and were not delivered when messages were last asked for; absent where the server does not tell.",
     "place",
 )
 LAG: Final = _gauge(

@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
 from stormproof.trident.metrics.book import Book, Distribution, Sample
@@ -43,12 +42,6 @@ def registry_with(samples: Callable[[], Iterable[Sample]]) -> CollectorRegistry:
 def text_of(registry: CollectorRegistry) -> str:
     """Prometheus' text format, which node exporter's textfile collector reads, too."""
     return generate_latest(registry).decode("utf-8")
-
-
-def openmetrics_of(registry: CollectorRegistry) -> str:
-    """The OpenMetrics format."""
-    text: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]  # it has no types
-    return text.decode("utf-8")
 
 
 class _Values(Collector):

@@ -71,7 +71,9 @@ def _of_topology(
     yield of(m.LEDGER_OLDEST, 0 if oldest is None else max(0.0, (now - oldest).total_seconds()))
     if one.backlog is not None:
         for place in m.LABEL_VALUES["place"]:
-            yield of(m.LEDGER_BACKLOG, getattr(one.backlog, place), place)
+            number = getattr(one.backlog, place)
+            if number is not None:
+                yield of(m.LEDGER_BACKLOG, number, place)
         age_s = 0.0 if one.backlog.ready == 0 else one.backlog.oldest_ready_age_s
         if age_s is not None:
             yield of(m.LEDGER_LAG, age_s)

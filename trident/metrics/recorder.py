@@ -158,7 +158,11 @@ class Recorder(Observer):
     def note_backlog(self, backlog: Backlog) -> None:
         """Take in what the source has left."""
         for place in m.LABEL_VALUES["place"]:
-            self.book.set(m.BACKLOG, getattr(backlog, place), place=place)
+            number = getattr(backlog, place)
+            if number is None:
+                self.book.forget(m.BACKLOG, place=place)
+            else:
+                self.book.set(m.BACKLOG, number, place=place)
         age_s = 0.0 if backlog.ready == 0 else backlog.oldest_ready_age_s
         if age_s is None:
             self.book.forget(m.LAG)

@@ -37,6 +37,9 @@ class Emitter:
         self._is_failing = False
         self._drops = False
         self._done = threading.Event()
+        self._counting = threading.Lock()
+        self._is_given_up = False
+        """Whether what was not sent is counted as dropped: what becomes of it later is not counted again."""
         self._thread = threading.Thread(target=self._keep, name="stormproof-lineage", daemon=True)
         self._thread.start()
 
@@ -51,15 +54,16 @@ class Emitter:
             self._drops = True
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Send what waits, but for no longer than this; what is left counts as dropped."""
+        """Send what waits, but for no longer than this; what is left then counts as dropped, and is logged."""
         self._done.set()
         self._thread.join(within_s)
-        while True:
-            try:
-                self._waiting.get_nowait()
-            except queue.Empty:
-                return
+        with self._counting:
+            self._is_given_up = True
+            left = self._waiting.unfinished_tasks  # those that wait, and the one under way
+        for _ in range(left):
             self._count("dropped")
+        if left:
+            log.warning("%d lineage events were not sent within %g s of the end, and are dropped", left, within_s)
 
     def _keep(self) -> None:
         while True:
@@ -69,13 +73,22 @@ class Emitter:
                 if self._done.is_set():
                     return
                 continue
-            try:
-                self._transport.emit(event)
-            except Exception as error:  # noqa: BLE001 - whatever a transport raises, the driver goes on
-                self._count("failed")
-                if not self._is_failing:
-                    log.warning("a lineage event was not taken (%s); the run goes on", type(error).__name__)
-                self._is_failing = True
-            else:
-                self._count("sent")
-                self._is_failing = self._drops = False
+            error = self._sent(event)
+            with self._counting:
+                if self._is_given_up:
+                    return
+                self._count("sent" if error is None else "failed")
+                self._waiting.task_done()
+            if error is not None and not self._is_failing:
+                log.warning("a lineage event was not taken (%s); the run goes on", type(error).__name__)
+            self._is_failing = error is not None
+            if error is None:
+                self._drops = False
+
+    def _sent(self, event: Any) -> Exception | None:
+        """Send an event; the error if it was not taken."""
+        try:
+            self._transport.emit(event)
+        except Exception as error:  # noqa: BLE001 - whatever a transport raises, the driver goes on
+            return error
+        return None

@@ -32,9 +32,12 @@ def exported_lineage(
     clock: Clock,
     *,
     streaming: bool,
-    count: Callable[[str], None] = lambda _: None,
+    count: Callable[[str], None] | None = None,
 ) -> Generator[tuple[Observer, ...]]:
-    """What tells of a run's batches inside the block, by a transport that `lineage_transport` made; nothing without one."""
+    """What tells of a run's batches inside the block, by a transport that `lineage_transport` made; nothing without one.
+
+    `count` is told what became of each event.
+    """
     if transport is None:
         yield ()
         return
@@ -54,14 +57,15 @@ def exported_lineage(
         settings.lineage_namespace,
         *(plan.topology, run.incarnation, run.epoch, guarantee.value, streaming, inputs, outputs),
     )
-    emitter = Emitter(transport, count)
+    counted: Callable[[str], None] = count or (lambda _: None)
+    emitter = Emitter(transport, counted)
     reporter = LineageReporter(
         told,
         emitter.emit,
         clock,
         interval_s=settings.lineage_interval_s,
         error_texts=settings.lineage_error_texts,
-        merged=lambda: count("merged"),
+        merged=lambda: counted("merged"),
     )
     try:
         yield (reporter,)

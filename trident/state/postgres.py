@@ -14,9 +14,9 @@ from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hold import TableHold
-from stormproof.sinks.postgres.locate import key_of_name, locate
 from stormproof.sinks.postgres.rows import RowsByKey
 from stormproof.sinks.postgres.table import Table, TableName, check_flat_types, find_oid, wire_schema
+from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import Decision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress

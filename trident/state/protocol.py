@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
@@ -64,7 +63,7 @@ class StateContext:
     epoch: int | None = None
     create: bool = True
     database: Database | None = None
-    folder: Path | None = None
+    folder: str | None = None
 
     @property
     def key_schema(self) -> pa.Schema:

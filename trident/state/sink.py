@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import APPEND_AND_FOLD, EVERY_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.core.source.kind import SourceKind
+from stormproof.core.storage.address import absolute
 from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
@@ -104,7 +106,7 @@ class StateSink(Sink):
         self._updater = updater
         self._keys = tuple(keys)
         self._merges = dict(merges or {})
-        self._staging = None if staging is None else Path(staging).absolute()
+        self._staging = None if staging is None else absolute(staging)
         self._database = database
 
     @classmethod
@@ -168,9 +170,9 @@ class StateSink(Sink):
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
         del input_
-        return str((STAGING_FOLDER / self._name).absolute() if self._staging is None else self._staging)
+        return absolute(STAGING_FOLDER / self._name) if self._staging is None else self._staging
 
-    def placed(self, database: Database, staging: Path) -> StateSink:
+    def placed(self, database: Database, staging: str) -> StateSink:
         """This state with the run's database and a folder below `staging`, where it names none itself."""
         return StateSink(
             self._name,
@@ -178,7 +180,7 @@ class StateSink(Sink):
             updater=self._updater,
             keys=self._keys,
             merges=self._merges,
-            staging=staging / self._name if self._staging is None else self._staging,
+            staging=os.path.join(staging, self._name) if self._staging is None else self._staging,
             database=database if self._database is None else self._database,
         )
 

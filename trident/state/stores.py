@@ -80,7 +80,10 @@ class CachedStore:
                 self._cache.clear()
                 raise
             if len(found) != len(missing):
-                raise SinkRefused(f"the key-value store gave {len(found)} values for {len(missing)} keys")
+                raise SinkRefused(
+                    f"{type(self._store).__name__}.multi_get gave {len(found)} values for {len(missing)} keys; it must "
+                    "give one for each, None where there is none"
+                )
             self._cache.update(zip(missing, found, strict=True))
         values = [self._cache[key] for key in keys]
         self._used(keys)

@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,12 +35,13 @@ from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.ledger.streams import Standing, StreamBatch, handed, missing, stands_by_name, take
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.metrics.run_metrics import RunMetrics, exported_metrics
-from stormproof.trident.observers import NOBODY, Observer, Observers
-from stormproof.trident.opening import attached
+from stormproof.trident.observers import Observer, Observers
+from stormproof.trident.opening import attached, placed
+from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
-from stormproof.trident.run import new_incarnation, options_of, placed
+from stormproof.trident.run import new_incarnation, options_of
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import RunStatistics
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
@@ -87,6 +88,7 @@ class OpenQuery:
     preflight: Preflight
     stack: ExitStack
     metrics: RunMetrics | None = None
+    lineage: Sequence[Observer] = ()
 
     @property
     def parts(self) -> tuple[Ledger, Run, Source, Sessions]:
@@ -96,7 +98,7 @@ class OpenQuery:
     @property
     def observer(self) -> Observer:
         """What is told of the batches."""
-        return NOBODY if self.metrics is None else Observers(self.metrics.observers)
+        return Observers((*(() if self.metrics is None else self.metrics.observers), *self.lineage))
 
 
 class ForeachBatch(ABC):
@@ -227,21 +229,30 @@ class ForeachBatch(ABC):
             stack.callback(engine.dispose)
             require_schema(engine, database, own=settings.uses_embedded)
             metrics = stack.enter_context(exported_metrics(self.name, settings, self._clock))
+            transport = lineage_transport(settings)
             source = source.for_run(database)
             plan = placed(plan, database, settings)
             options = replace(self._options or options_of(settings, self._guarantee), until_idle=True)
             ledger = Ledger(engine, self._clock, new_incarnation if query is None else lambda: query)
             outlasting_outages(partial(_looked, engine, look), options, self._clock)
-            preflight = Preflight(self._engine(frame, settings), plan, functions, source, settings.staging_path)
+            preflight = Preflight(self._engine(frame, settings), plan, functions, source, settings.staging_address)
             outlasting_outages(preflight, options, self._clock)
             attach = partial(attached, plan, source, ledger, database)
             run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), options, self._clock)
             if metrics is not None:
                 metrics.began(run, self._guarantee, source, sessions)
+            lineage = stack.enter_context(
+                exported_lineage(
+                    *(transport, settings, plan, source, run, self._guarantee, self._clock),
+                    streaming=query is not None,
+                    count=None if metrics is None else metrics.lineage_event,
+                )
+            )
             current = OpenQuery(
                 *(query, plan, source, ledger, run, sessions, options, settings, preflight),
                 stack=stack.pop_all(),
                 metrics=metrics,
+                lineage=lineage,
             )
         self._current = current  # from here on an error closes it
         self.statistics = replace(self.statistics, epoch=run.epoch)

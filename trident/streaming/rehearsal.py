@@ -14,8 +14,8 @@ from stormproof.sinks.preview import Rehearsal, RowsPreview
 from stormproof.trident.dry_run import DryRun, DryRunOutcome, outcome_of
 from stormproof.trident.ledger import job_keys
 from stormproof.trident.ledger.graphs import graph_of
-from stormproof.trident.opening import require_own_tables, sinks_of
-from stormproof.trident.start_preview import NO_LIFE, look, notes_of, plan_placed, sinks_told, table_of
+from stormproof.trident.opening import placed, require_own_tables, sinks_of
+from stormproof.trident.start_preview import NO_LIFE, look, notes_of, sinks_told, table_of
 from stormproof.trident.streaming.base import Frame
 from stormproof.trident.transaction_states import TxnState
 
@@ -34,7 +34,7 @@ def rehearsed(
     """
     view, database = look(settings, name, key, graph_of(plan, job_keys.source_of(name)))
     if database is not None:
-        require_own_tables(plan_placed(plan, database, settings))
+        require_own_tables(placed(plan, database, settings))
     previews = {sink.name: table_of(sink, plan, view, name, database) for sink in sinks_of(plan)}
     if view.refusal:
         notes = (*notes_of(view), view.refusal)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stormproof.core.errors import Json, UsageError
@@ -16,7 +16,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import TaskContext
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.source.protocol import Source
-from stormproof.sinks.files import files_at
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.writer import FileWriter
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger import events
@@ -70,8 +70,8 @@ class TopologyStream(ForeachBatch):
     def _recovered(self, current: OpenQuery) -> None:
         self._source.sweep(self._folder(current))
 
-    def _folder(self, current: OpenQuery) -> Path:
-        return current.settings.staging_path / "micro-batches" / current.run.incarnation
+    def _folder(self, current: OpenQuery) -> str:
+        return os.path.join(current.settings.staging_address, "micro-batches", current.run.incarnation)
 
     def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int) -> StreamResult:
         times, rows = StepTimes(self._clock), 0
@@ -112,10 +112,10 @@ class TopologyStream(ForeachBatch):
     ) -> int:
         """Write the rows to files and register them as messages, which fixes the content; returns the number of rows."""
         folder = self._folder(current)
-        files_at(str(folder)).make_folder(str(folder), private=True)
+        files_at(folder).make_folder(folder, private=True)
         number = 1 if standing.last is None else standing.last.number + 1
         kept = self._frames.select(frame, self._source.columns)
-        writer = FileWriter("micro-batch", str(folder))
+        writer = FileWriter("micro-batch", folder)
         context = TaskContext(current.run.incarnation, number, current.run.epoch, 0)
         written = self._frames.write(kept, {writer.sink: writer}, context, self._frames.schema(kept))
         times.mark("stage")
@@ -127,7 +127,7 @@ class TopologyStream(ForeachBatch):
                 if there is not None and there.number == number:
                     return  # the earlier try took place, and its answer was lost
                 names = [file.path for file in written.files]
-                first, stop = self._source.register(str(folder), names, current.run.epoch, tx.raw)
+                first, stop = self._source.register(folder, names, current.run.epoch, tx.raw)
                 adopted = self._adopt if known is Handed.ADOPTED else None
                 taken = StreamBatch(number, query, batch, None, first, stop, adopted)
                 self._record_place(current, tx, standing, taken)
@@ -155,6 +155,7 @@ class TopologyStream(ForeachBatch):
             on_batch=lambda result: txids.append(result.txid),
             preflight=current.preflight,
             metrics=current.metrics,
+            observers=current.lineage,
         )
         self._source.feeding = True
         try:

@@ -51,6 +51,18 @@ def count(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
 
 
+def short(value: int | None) -> str:
+    """A number of things where there is little room: from a million on to three digits."""
+    if value is None or value < 1_000_000:
+        return count(value)
+    return f"{value / 1e6:.3g} M" if value < 999_500_000 else f"{value / 1e9:,.3g} G"
+
+
+def rate(value: float | None) -> str:
+    """A number of things a second."""
+    return UNKNOWN if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def milliseconds(value: float | None) -> str:
     """A span that is given in milliseconds."""
     return duration(None if value is None else value / 1000)
@@ -67,6 +79,9 @@ def duration(seconds: float | None) -> str:
         return UNKNOWN
     if seconds < 0:
         return "0 s"
+    if 0 < seconds < 0.001:
+        us = seconds * 1_000_000
+        return f"{us:.0f} µs" if us >= 10 else f"{us:.2g} µs"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -123,7 +138,7 @@ def environment() -> jinja2.Environment:
     )
     filters: dict[str, Any] = made.filters
     filters |= {"exact": exact, "as_data": as_data, "line": line, "long": long, "counted": counted}
-    filters |= {"duration": duration, "size": size, "n": count, "ms": milliseconds}
+    filters |= {"duration": duration, "size": size, "n": count, "ms": milliseconds, "rate": rate, "short": short}
     return made
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from stormproof.core.errors import UsageError
 from stormproof.trident.web.decide.action import Choice, Field
 from stormproof.trident.wording import counted
 
-T = TypeVar("T")
 SHOWN_IDS = 20
 
 ALL = Field("all", "All of them", "checkbox", "with no filter")
@@ -19,13 +16,6 @@ CANARY = (
     Field("max_failures", "Share that may fail", "text", "0.05; default 0"),
     Field("wait", "Seconds for each wave", "number", "default 300"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Pinned(Generic[T]):
-    """What was chosen: acted on as it was confirmed."""
-
-    items: tuple[T, ...]
 
 
 def command_of(words: str, topology: str, ids: Sequence[str], filters: Mapping[str, str | None], *, every: bool) -> str:

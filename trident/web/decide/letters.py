@@ -9,7 +9,7 @@ from stormproof.core.source.files.rows import editable
 from stormproof.trident.decisions import canaries, dead_letters
 from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.decisions.letter_filter import LetterFilter, filter_of
-from stormproof.trident.decisions.letters import Letter, classes_of, letters_of
+from stormproof.trident.decisions.letters import ChosenLetters, letters_of
 from stormproof.trident.web.decide.action import Action, CanaryRun, Choice, Does, Done, Field, Given, Look, Looks
 from stormproof.trident.web.decide.choosing import (
     ALL,
@@ -42,11 +42,9 @@ def _filter(choice: Choice) -> LetterFilter:
     return filter_of((), **of_choice(choice, FILTERS))
 
 
-def _found(stores: Stores, choice: Choice) -> list[Letter]:
-    ids = set(choice.texts("id"))
+def _found(stores: Stores, choice: Choice) -> ChosenLetters:
     with letters_of(stores, choice.topology) as letters:
-        found = letters.all(_filter(choice), undecided=True)
-    return [one for one in found if not ids or one.id in ids]
+        return letters.choose(_filter(choice), choice.texts("id"))
 
 
 def _looks(verb: str) -> Looks:
@@ -57,16 +55,16 @@ def _looks(verb: str) -> Looks:
         if nothing is not None:
             return Look({}, nothing=nothing)
         found = _found(stores, choice)
-        classes = [(one.error_class, one.reason, one.component, str(one.undecided)) for one in classes_of(found)]
-        missed = len(set(ids) - {one.id for one in found})
+        classes = [(one.error_class, one.reason, one.component, str(one.undecided)) for one in found.classes]
+        missed = len(set(ids).difference(found.ids))
         return Look(
             {},
-            len(found),
+            len(found.ids),
             "dead letter",
-            tuple(one.id for one in found),
+            found.ids,
             (f"{missed} of those selected are decided about already",) if missed else (),
             (("error class", "reason", "failed in", "dead letters"), *classes),
-            None if found else "No undecided dead letter is chosen.",
+            None if found.ids else "No undecided dead letter is chosen.",
             command_of(f"dead-letters {verb}", choice.topology, ids, of_choice(choice, FILTERS), every=every),
         )
 
@@ -76,7 +74,7 @@ def _looks(verb: str) -> Looks:
 def _does(*, requeue: bool) -> Does:
     def do(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
         ids: tuple[str, ...] = look.pinned
-        now = {one.id for one in _found(stores, choice)}
+        now = set(_found(stores, choice).ids)
         told = changes(set(ids), now, "dead letter")
         numbers = canary_numbers({field.name: given.text(field.name) for field in CANARY}) if requeue else None
         if numbers is not None:
@@ -134,7 +132,7 @@ def _edit(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
     with letters_of(stores, choice.topology) as letters:
         one = dead_letters.undecided_letter(letters, message)
         new = edited_bytes(look.pinned, text)
-        done = dead_letters.edit(letters, one, new, exact=True, by=given.by, why=given.why)
+        done = dead_letters.edit(stores, letters, one, new, exact=True, by=given.by, why=given.why)
     return Done(tuple(done.lines()))
 
 

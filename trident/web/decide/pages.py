@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import QueryParams
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from stormproof.core.errors import StormproofError, TransientError, UsageError
 from stormproof.trident.decisions.canary import CanaryEnd
+from stormproof.trident.ledger.confirmations import Confirmation, Confirmed, confirmed
 from stormproof.trident.web.decide.action import Action, Choice, Done, Given, Look
 from stormproof.trident.web.decide.canary_runs import RunningCanary
 from stormproof.trident.web.decide.catalogue import action_of
@@ -38,11 +40,7 @@ async def confirm(visit: Visit) -> Response:
     """Do it, once: a second click and a reload get the first one's outcome."""
     proposal = visit.site.proposals.find(visit.form.get("proposal", ""), visit.csrf)
     if proposal is None:
-        why = (
-            "What was to be confirmed is no longer known: an hour has passed, the page was started anew, or the session is "
-            "another one. If it was confirmed already, the operators' actions say so. Look at it again before you decide."
-        )
-        return visit.page("refused.html", status=409, title="Nothing was done", why=why)
+        return await _not_known(visit, visit.form.get("proposal", ""))
     assert visit.user is not None
     given = Given.of(visit.user.name or visit.form.get("by", ""), visit.form)
     missing = [one.label for one in proposal.action.given if one.required and given.params.get(one.name) is None]
@@ -59,7 +57,7 @@ async def decided(visit: Visit) -> Response:
     """What became of a decision."""
     proposal = visit.site.proposals.find(visit.required("proposal"), visit.csrf)
     if proposal is None or proposal.outcome is None:
-        raise UsageError("this decision is not known here (any more); the operators' actions have what was decided")
+        return await _not_known(visit, visit.required("proposal"))
     outcome = proposal.outcome
     canary = outcome.canary
     report = None if canary is None else canary.report
@@ -78,11 +76,34 @@ async def decided(visit: Visit) -> Response:
     )
 
 
+async def _not_known(visit: Visit, secret: str) -> Response:
+    """A form that another process made, or this one before it was started anew: only the ledger knows what became of it."""
+    stores = await _stores(visit)
+
+    def ask() -> Confirmed | None:
+        with stores.audit.snapshot() as snapshot:
+            return confirmed(snapshot.connection, secret)
+
+    found = await visit.site.reader.call(ask)
+    if found is not None:
+        why = f"{found}. Its outcome is on record: see what operators decided."
+        return visit.page("refused.html", status=409, title=f"Done already: {action_of(found.action).title}", why=why)
+    why = (
+        "What was to be confirmed is not known here: an hour has passed, the page was started anew, another process of it "
+        "showed it, or the session is another one. The ledger has no record of a confirmation, so nothing of it was done by "
+        "now. Look at it again before you decide."
+    )
+    return visit.page("refused.html", status=409, title="Nothing was done", why=why)
+
+
 async def stop_canary(visit: Visit) -> Response:
     """Have a canary hand out no further wave."""
     proposal = visit.site.proposals.find(visit.form.get("proposal", ""), visit.csrf)
     if proposal is None or proposal.outcome is None or proposal.outcome.canary is None:
-        raise UsageError("there is no such canary")
+        raise UsageError(
+            "no such canary runs in this process of the page. Wherever it runs: pause the topology, and it hands out no "
+            "further wave"
+        )
     proposal.outcome.canary.stop()
     return visit.redirect("decided", proposal=proposal.nonce)
 
@@ -172,7 +193,8 @@ def act(stores: Stores, proposal: Proposal, given: Given) -> Outcome:
             if changed:
                 said = "Nothing was done, since it is no longer what you were shown. Look at it again."
                 return Outcome((said, *changed), False, given.by)
-        done: Done = action.do(stores, choice, shown, given)
+        confirming = replace(stores, confirmation=Confirmation.of(proposal.nonce, action.name, given.by))
+        done: Done = action.do(confirming, choice, shown, given)
     except StormproofError as error:
         return Outcome((error.message,), False, given.by)
     canary = None if done.canary is None else RunningCanary(done.canary)

@@ -63,9 +63,10 @@ class Proposal:
 
 
 class Proposals:
-    """The proposals of one page, in this process's memory.
+    """The proposals of one page, in this process's memory; that one was acted on is recorded in the ledger, with its effect.
 
-    Guarantee: a proposal is acted on at most once, however often its form is sent, and only for its holder.
+    Guarantee: a proposal is acted on at most once, however often its form is sent, to whichever process of a page, and only
+    for its holder.
     """
 
     def __init__(self, clock: Clock, make: Callable[[], str]) -> None:

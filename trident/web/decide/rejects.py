@@ -53,10 +53,10 @@ def _txid(choice: Choice, name: str) -> int | None:
     return None if text is None else int(text)
 
 
-def _found(stores: Stores, choice: Choice, *, payloads: bool = False) -> list[Reject]:
-    ids, chosen = set(choice.texts("id")), _filter(choice)
-    found = rejects_of(stores, choice.topology, payloads=payloads)
-    return [one for one in found if chosen.admits(one) and (not ids or one.message in ids)]
+def _found(stores: Stores, choice: Choice) -> list[Reject]:
+    ids = set(choice.texts("id"))
+    found = rejects_of(stores, choice.topology, _filter(choice), texts=False)
+    return [one for one in found if not ids or one.message in ids]
 
 
 def _key(one: Reject) -> str:

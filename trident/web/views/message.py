@@ -21,11 +21,24 @@ SAID = {
     "dead_letter": "It failed too often, and nobody has decided about it.",
     "rejected": "A sink's table refuses a row of it; other sinks may hold it. Nobody has decided about it.",
     "dropped": "An operator gave it up.",
+    "skipped": "Its batch was committed, but for a sink at which an operator gave up the batch's rows.",
+    "unproven": (
+        "Unproven: its id lies inside the slice that the batch read, and the source does not have it. It was removed after "
+        "it was read, or there was never such a message."
+    ),
     "lost": "It was confirmed and then lost, which at-most-once allows.",
     "not_opened": "It waits in its source, and was never opened.",
     "unknown": "The records do not say; an audit verify names it.",
 }
-GRADES = {"committed": "ok", "pending": "run", "waiting": "run", "not_opened": "", "dropped": "warn"}
+GRADES = {
+    "committed": "ok",
+    "pending": "run",
+    "waiting": "run",
+    "not_opened": "",
+    "dropped": "warn",
+    "skipped": "warn",
+    "unproven": "warn",
+}
 
 
 async def message(visit: Visit) -> Response:

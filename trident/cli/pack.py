@@ -1,0 +1,65 @@
+"""`pack`: makes the archive that carries the package to executors, and says what to pass to Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stormproof.core.engine.archive import (
+    ENVIRONMENT,
+    Archive,
+    default_name,
+    pack_environment,
+    pack_package,
+    python_name,
+)
+from stormproof.core.errors import UsageError
+from stormproof.trident.cli.output import emit, note, say
+
+
+def make_archive(
+    output: str | None, *, environment: bool, python: str | None, more: Sequence[str], as_json: bool
+) -> None:
+    """Write the archive, once it imports in a bare interpreter."""
+    if not environment and (python is not None or more):
+        raise UsageError("--python and --with are for a whole environment: add --environment")
+    file = Path(output or default_name(environment=environment))
+    wanted = ".tar.gz" if environment else ".zip"
+    if not file.name.endswith(wanted):
+        raise UsageError(f"--output {file.name}: Spark goes by the name's end; this one has to be {wanted}")
+    note(f"packing, and importing from the archive with a bare {python_name()} ...")
+    made = pack_environment(file, python, more) if environment else pack_package(file)
+    settings = settings_for(made, environment=environment)
+    report = {
+        "file": str(made.file),
+        "bytes": made.bytes,
+        "sha256": made.sha256,
+        "python": python_name(),
+        "distributions": made.distributions,
+        "settings": settings,
+    }
+    emit(report, as_json=as_json, text=lambda: say(_text(made, settings, environment=environment)))
+
+
+def settings_for(made: Archive, *, environment: bool) -> dict[str, str]:
+    """Spark's settings that send the archive to executors and use it there."""
+    if not environment:
+        return {"spark.submit.pyFiles": str(made.file)}
+    return {
+        "spark.archives": f"{made.file}#{ENVIRONMENT}",
+        "spark.pyspark.python": f"./{ENVIRONMENT}/bin/python",
+    }
+
+
+def _text(made: Archive, settings: dict[str, str], *, environment: bool) -> str:
+    needs = (
+        f"{python_name()} (or what --python names); this archive has {len(made.distributions)} packages"
+        if environment
+        else f"{python_name()} with this package's dependencies; this archive has the package alone"
+    )
+    options = "\n".join(f"  --conf {name}={value}" for name, value in settings.items())
+    return (
+        f"{made.file}: {made.bytes / 2**20:.1f} MiB, sha256 {made.sha256}\n"
+        f"It imports. Executors need {needs}.\n"
+        f"Pass to stormproof run, doctor --cluster or spark-submit:\n{options}"
+    )
