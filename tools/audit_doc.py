@@ -23,9 +23,13 @@ Made by `tools/audit_doc.py` from the views' own descriptions: do not edit.
     stormproof audit dead-letters --group topology --group error_class
     stormproof audit behind --json
 
-Each command takes a topology, or none for all of them (`txn`, `message` and `verify` take one), and `--json`. Filters,
+Each command takes a topology, or none for all of them (`txn`, `message`, `components` and `verify` take one), and `--json`. Filters,
 `--group` and `--limit` (100 rows) are in [cli.md](cli.md); how many rows a limit left out is said. `--since` and `--until` take a
 time in ISO 8601 or an age, as `12h`.
+
+`audit replays --json` always has the keys `question`, `view`, `asked`, `rows`, `left_out` (as all of these questions) and
+`histories`: of one topology without a filter or `--group` an object with `messages`, `batches`, `attempts`, `suppressed` and their own
+`left_out`; else null.
 
 | exit status | of |
 | --- | --- |
@@ -55,7 +59,9 @@ change none. `stormproof ledger prune` removes verdicts that are older than its 
 
 `stormproof audit report TOPOLOGY --out FILE` writes one page of HTML for an auditor (`pip install 'stormproof[report]'`). It opens offline,
 prints, and runs nothing. `--since` and `--until` choose batches by when they were opened; `--message ID` adds the history of a message;
-`--rows` is how many rows each list has, and what a list left out is said.
+`--rows` is how many rows each list has, and what a list left out is said. `--deep` reads the rows of the sinks' tables, too, as
+`audit verify --deep` does: the verdict, and the seal over it, then is of them as well. Of a partitioned table a difference names the
+partition.
 
 | part | what it has |
 | --- | --- |
@@ -84,18 +90,30 @@ record as canonical JSON.
 ## What is not on record
 
 - A message that succeeded at its first attempt has no row of its own, so that a message costs the ledger nothing:
-  `stormproof audit message` finds its batch by the slice that holds it.
+  `stormproof audit message` finds its batch by the slice that holds it. An id inside a slice is no proof of a message: where the
+  source still has all of the slice's messages, an id that is none of theirs is refused (exit status 2). Where the source has
+  removed some, the answer is `unproven`: the id is inside the slice that a txid read (`in_source` is false), and the message
+  was removed after it was read, or there was never such a message. Rows of it can be looked up in sinks that store ids.
+- Of a batch that an operator gave up at a sink (`ledger skip`), the ledger does not say which messages had rows there: it was
+  every row, so each message of the batch is `skipped`, with who and why, and `audit dead-letters` has one row for the batch.
 - Of batches that a release before this one committed, the tables' versions are not known here: a table's own history has them
   (its commits name topology and txid). Postgres tables have no versions.
 - How long the steps of a batch took is recorded when its content is fixed, and when it ends. Of one whose driver died before
   that, the times of its row are known.
 - What waits in a source and was never opened is not in `audit_pending`: the command asks the source.
 - What a prune removed is in no view.
+- What components did in attempts that were followed by another one, or in a batch that was given up, is not counted: it was
+  done again. A batch that runs again for one sink alone, since its table refused a group's row, keeps the counts of the attempt that
+  fixed its content: they have that group's tuples, too, and `audit txn` the rows that the sink got in the end.
+- Of micro-batches and jobs that go straight to sinks (`exactly_once`), whose rows Spark computes, and of batches of a release before
+  this one there is no record of components and edges: `audit txn` has the rows of each sink. A topology that a query feeds has it.
 
 ## What it costs
 
-The views read what the ledger records anyway; the driver writes nothing for them. Two indexes are theirs: one of verdicts, and
-one of journal entries that came again, which a message that comes once does not enter.
+The views read what the ledger records anyway; the driver writes nothing for them, but for `audit_components` and `audit_edges`: a
+row for each component and each edge in each batch, in the statement that fixes the batch's content. Tasks count by record batch,
+and the counts travel in the tasks' reports. Two indexes are the views': one of verdicts, and one of journal entries that came
+again, which a message that comes once does not enter.
 """
 COST: Final = """Times below: a ledger of 10,000,000 messages in 100,000 batches, the median of three, 2 cores under a load of 7, with
 the query and its plan (`python -m benchmarks P11` measures it anew).
@@ -122,7 +140,24 @@ VERIFY: Final = """## Verify
 
 A verdict says its scope, and no more than was looked at. Exit status: 0 clean, 1 a violation, 4 evidence is gone.
 
-### `--deep`
+### Rows that changed nothing
+
+Of the rows that an upsert was given, each is in the table, is rejected, was dropped by the table's own trigger, or changed nothing, since a
+later row of its key was there. For each txid `audit verify` compares how many changed nothing: by the ledger, by the sink's own record, and
+with what the prepared files allow. A row that a later one of the batch superseded changed nothing, unless it took the place of a rejected
+one; a row that the table took may have changed something, or nothing.
+
+| table | compared |
+| --- | --- |
+| Postgres, Delta by delta-rs, memory | the ledger's number with the sink's, and both with the prepared rows |
+| Delta by Spark | the ledger's number with the log's; not with the prepared rows: Spark's figures count the rows of a task that ran again twice |
+| a sink whose `Evidence.superseded` is None | nothing: its record does not say |
+| under at-least-once and at-most-once | nothing: a txid may have been written twice |
+
+A difference is a violation (`evidence_differs`); what was not compared with the prepared rows is a notice (`superseded_not_compared`).
+Which rows they were is not on record, only how many: that the later row won is compared by `--deep` as far as the table below says.
+
+### Deep verify
 
 With `content_digests` of the sink (`PostgresSink`: on; `DeltaSink`: off) each file that a task prepares for an append has a content
 digest: the number of its rows and the sum of their hashes, which is the same for the same rows in any order and in any files. An
@@ -133,6 +168,7 @@ lines of 100 bytes.
 | table | how its rows are compared |
 | --- | --- |
 | Delta, append | each live file by its SHA-256; rows that OPTIMIZE or Spark moved to other files, by the content of those files, with `content_digests` |
+| Delta, append, committed by Spark | likewise, with column mapping and with deletion vectors, too; not partitioned tables, and not once columns of a mapped table were changed |
 | Postgres, append, with `lineage=True` | txid by txid |
 | Postgres, append, without it | all rows of the table as one sum, if every batch has a digest; a difference cannot be laid to a txid |
 | upsert and fold, with `lineage=True` | that no txid has more rows than it wrote, and no row a txid that is not on record |
@@ -144,7 +180,8 @@ The report names, as `not_compared`, what was not compared and why; its verdict 
 - rows of a Postgres table with triggers on INSERT, which may change them, and rows of which triggers dropped some;
 - columns whose values Postgres keeps otherwise than they came (jsonb, uuid, arrays, rounded timestamps), and nested columns;
 - rows that were moved to files with rows of other writers, or of txids that are not on record;
-- rows that were there before the first txid, and tables that hold rows of other lives.
+- rows that were there before the first txid, and tables that hold, or may hold, rows of other lives: a table that was restored
+  may have those of each life that wrote to one of its name.
 
 Rows that another writer added are a violation; with `--others-write` they are not. `--sink NAME` reads one sink's table alone.
 Rows are read in batches, at one instant of each table; a driver may run meanwhile.
@@ -153,7 +190,7 @@ Changes that the tests plant, and in which tables they are found. Elsewhere the 
 
 TABLE
 
-### `--since last`
+### Incremental verify
 
 The check begins behind the last txid up to which, at the verdict before, every batch had ended and no message waited for a
 retry. So a chain of clean verdicts has no gap: `chain_from` is its first txid. A verdict that is not clean is not continued, so
@@ -188,7 +225,9 @@ def text() -> str:
     for name, about, first_columns, _ in views.values():
         columns = (*first_columns, *(added if name == "audit_verdicts" else ()))
         question = name.removeprefix("audit_")
-        parts.append(f"## `stormproof audit {question.replace('_', '-')}`\n\nView `stormproof.{name}`: {about}.\n")
+        command = question.replace("_", "-")
+        heading = "### Edges" if name == "audit_edges" else f"## `stormproof audit {command}`"
+        parts.append(f"{heading}\n\nView `stormproof.{name}`: {about}.\n")
         parts.append("| column | meaning |\n| --- | --- |\n" + "".join(f"| `{c}` | {told} |\n" for c, told in columns))
         for key in (question, f"{question}, grouped"):
             if key in plans:

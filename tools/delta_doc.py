@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stormproof.sinks.delta.catalog import as_markdown as names_as_markdown
 from stormproof.sinks.delta.features import as_markdown
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "delta.md"
@@ -29,6 +30,22 @@ and `stormproof audit verify` reads them there. `DeltaSink(path, committer="delt
 that is there keeps its own partitions and properties. An empty text in a column by which the table is partitioned
 fails its message: Delta would store it as NULL.
 
+## Tables by name
+
+`DeltaSink(CatalogTable("lake.orders"))` writes to a table that the session catalog of the process's Spark knows by name.
+When a run starts, the catalog says in which folder the table is; the sink then writes to that folder, with the guarantees,
+claims and committers of `DeltaSink(path)`, and the catalog's readers see its commits, since they read the same log. The
+ledger records folder and name: `stormproof audit`, `compact` and `vacuum` go by the folder, and ask no catalog. Of a table
+that was dropped and made again, or of a name that leads to another table, the start is refused, as of another table in the
+folder.
+
+NAMES
+- The catalog is that of the engine's Spark, or with `engine="inline"` of one that is started for it. By default Spark's
+  catalog is in memory and forgets its tables with the process. For one that lasts, set in `stormproof.toml`, for example,
+  `spark.sql.catalogImplementation = "hive"`, with `spark.hadoop.javax.jdo.option.ConnectionURL` or `hive-site.xml` for the
+  metastore's database.
+- A table that is dropped while a driver writes to it is lost as a folder that is removed is.
+
 ## Where Spark commits
 
 - It is the Spark of the process: that of the engine, or with `engine="inline"` one that is started when the sink is
@@ -51,7 +68,7 @@ A table that has several features is refused where one of them is; otherwise one
 
 def text() -> str:
     """The page."""
-    return HEAD + as_markdown()
+    return HEAD.replace("NAMES", names_as_markdown()) + as_markdown()
 
 
 if __name__ == "__main__":

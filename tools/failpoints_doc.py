@@ -40,6 +40,7 @@ SCOPES = {
     "reject": "a commit to a table that refuses a row",
     "group": "a commit to a table that refuses a group's row",
     "upkeep": "a compaction of a Delta table",
+    "owed": "an at-least-once run whose source is not in the ledger's database",
 }
 
 

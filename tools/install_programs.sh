@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what tests need and what is a package of Debian: RabbitMQ; Chromium, which drives the page; promtool, which checks
-# the alerts. It changes the machine, so only .ci/run calls it; all else is installed by make setup, inside this folder. What
+# the alerts; ip, by which a cluster's hosts get a network. It changes the machine, so only .ci/run calls it; all else is installed by make setup, inside this folder. What
 # cannot be installed is named, and is no failure: its tests are then left out. Arguments: which of them; default: all.
 set -u
 
@@ -38,12 +38,13 @@ install() {
     say "$what is installed"
 }
 
-for one in ${*:-rabbitmq chromium promtool}; do
+for one in ${*:-rabbitmq chromium promtool ip}; do
     case $one in
     rabbitmq) what=RabbitMQ program=${RABBITMQ_PROGRAM:-/usr/lib/rabbitmq/bin/rabbitmq-server} packages=rabbitmq-server ;;
     chromium) what=Chromium program=${CHROMEDRIVER_PROGRAM:-chromedriver} packages="chromium chromium-driver" ;;
     promtool) what=promtool program=${PROMTOOL_PROGRAM:-promtool} packages=prometheus ;;
-    *) say "no program $one is known here: rabbitmq, chromium, promtool" && exit 2 ;;
+    ip) what=ip program=${IP_PROGRAM:-ip} packages=iproute2 ;;
+    *) say "no program $one is known here: rabbitmq, chromium, promtool, ip" && exit 2 ;;
     esac
     install
 done

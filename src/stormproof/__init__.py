@@ -6,11 +6,9 @@ that needs no Spark does not wait for it.
 
 from __future__ import annotations
 
-import lazy_loader
+from stormproof.core.public_names import names_of_stub, shown_as_public
 
-from stormproof.core.public_names import shown_as_public
-
-_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attribute, __dir__, __all__ = names_of_stub(__name__)
 
 
 def __getattr__(name: str) -> object:

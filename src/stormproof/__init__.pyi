@@ -88,7 +88,7 @@ from .core.source.protocol import (
     Source as Source,
     SourcePreview as SourcePreview,
 )
-from .sinks.delta import DeltaSink as DeltaSink
+from .sinks.delta import CatalogTable as CatalogTable, DeltaSink as DeltaSink
 from .sinks.memory import MemorySink as MemorySink
 from .sinks.postgres import PostgresSink as PostgresSink
 from .sinks.preview import RowsPreview as RowsPreview, TableAction as TableAction, TablePreview as TablePreview

@@ -13,6 +13,7 @@ from .simulation import (
 )
 from .sinks import (
     FoldCases as FoldCases,
+    MisfitCases as MisfitCases,
     RefuseCases as RefuseCases,
     SinkConformance as SinkConformance,
     SinkHarness as SinkHarness,
@@ -20,6 +21,7 @@ from .sinks import (
 )
 from .sources import (
     Message as Message,
+    PendingSourceHarness as PendingSourceHarness,
     SourceConformance as SourceConformance,
     SourceHarness as SourceHarness,
     messages_of as messages_of,

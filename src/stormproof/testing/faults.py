@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from random import Random
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from stormproof.core.clock import Clock
 from stormproof.core.errors import UsageError
@@ -24,9 +24,11 @@ class FaultKind(StrEnum):
     FAIL = "fails"
     """A function or bolt fails a tuple (`FailTuple`). Place: the component."""
     REJECT = "rejects"
-    """A sink cannot hold a row. Place: the sink."""
+    """A sink cannot hold a row: its message fails; or it is rejected there, by ``schema_contract="discard_row"``. Place: the
+    sink."""
     REFUSE = "refuses"
-    """A sink's table refuses a row at its commit: the row's message is rejected there. Place: the sink."""
+    """A sink's table refuses a row at its commit: the row's message is rejected there, or the messages of the row's group.
+    Place: the sink."""
     MISREAD = "misreads"
     """A reader skips one message and gives another one twice. Place: the spout."""
     DROP = "drops"
@@ -42,6 +44,19 @@ class FaultKind(StrEnum):
     some tasks may have read its first output, and the others read the second. Place: ``stage N``."""
     DRIVER_DEATH = "driver_deaths"
     """The driver is killed. Place: a step's name, as in `stormproof.core.failpoint.FAILPOINTS`."""
+
+
+_OF_JOBS: Final = frozenset(
+    {
+        FaultKind.RAISE,
+        FaultKind.FAIL,
+        FaultKind.MISREAD,
+        FaultKind.DROP,
+        FaultKind.DUPLICATE,
+        FaultKind.TIMEOUT,
+        FaultKind.WORKER_DEATH,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +129,8 @@ class Chance:
         self.struck: Counter[str] = Counter()
         self.over = False
         """Whether no more faults strike."""
+        self.spares_jobs = False
+        """Whether no fault strikes that makes a job fail, or not add up."""
         self._clock = clock
         self._named = {(f.kind, f.place, f.number) for f in faults.at}
         self._named_places = {(f.kind, f.place) for f in faults.at}
@@ -125,7 +142,7 @@ class Chance:
 
     def strikes(self, kind: FaultKind, place: str, detail: Callable[[], str] = str) -> bool:
         """Whether the fault strikes now; to be called each time that the place is reached."""
-        if self.over:
+        if self.over or (self.spares_jobs and kind in _OF_JOBS):
             return False
         named = False
         if (kind, place) in self._named_places:

@@ -16,7 +16,7 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.core.source.protocol import Source
 from stormproof.trident.coordinator import Coordinator
-from stormproof.trident.jobs import Jobs
+from stormproof.trident.job_runners import Jobs
 from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.opening import attached

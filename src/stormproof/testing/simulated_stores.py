@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 
 import pyarrow as pa
@@ -40,7 +39,7 @@ from stormproof.sinks.protocol import (
     decide,
 )
 from stormproof.testing.faults import Chance, FaultKind
-from stormproof.testing.simulated_refusals import RefusingTable
+from stormproof.testing.simulated_refusals import GroupRules, RefusingTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +62,24 @@ class _Applied:
 class SimulatedSink(Sink):
     """A sink of a simulation: what is prepared and committed stays in memory, for all of its drivers."""
 
-    def __init__(self, spec: SinkSpec, input_: SinkInput, chance: Chance) -> None:
+    def __init__(
+        self, spec: SinkSpec, input_: SinkInput, chance: Chance, groups: GroupRules, *, tracked: bool = True
+    ) -> None:
         self.spec = spec
         self.input = input_
         self.chance = chance
         self.staged: dict[str, _Staged] = {}
         self.applied: list[_Applied] = []
         self.epoch = 0
+        # Under at-most-once a misfit fails its message, as without the contract: that of a group would block the batch.
+        self.leaves_out = spec.rejects_misfits and tracked
+        refuses = chance.possible(FaultKind.REFUSE, spec.name) or self.leaves_out
         self.refusing = (
-            RefusingTable(spec.name, input_, chance) if chance.possible(FaultKind.REFUSE, spec.name) else None
+            RefusingTable(spec.name, input_, chance, groups, tracked=tracked, leaves_out=self.leaves_out)
+            if refuses
+            else None
         )
-        """The table's own rule; None: it takes every row, and nothing is written to a disk."""
+        """The table's own rules; None: it takes every row, and nothing is written to a disk."""
         self._files = 0
 
     @property
@@ -103,6 +109,11 @@ class SimulatedSink(Sink):
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Refuse what the sink itself refuses."""
         self.spec.check(input_, guarantee)
+
+    @property
+    def rejects_misfits(self) -> bool:
+        """The sink's own."""
+        return self.spec.rejects_misfits
 
     def content(self) -> pa.Table:
         """What the sink holds: every row, or one row a key where the input is by key."""
@@ -149,7 +160,7 @@ class SimulatedSink(Sink):
         self.applied.append(_Applied(transaction.txid, attempt, transaction.digest, rows, refused))
         return refused
 
-    def placed(self, database: Database, staging: Path) -> SimulatedSink:
+    def placed(self, database: Database, staging: str) -> SimulatedSink:
         """This sink: it needs neither."""
         del database, staging
         return self
@@ -181,7 +192,9 @@ class SimulatedWriter:
         return self.store.name
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
-        """Refuse rows with NULL keys, and rows that a fault strikes."""
+        """Refuse rows with NULL keys, and rows that a fault strikes; none where such rows are left out."""
+        if self.store.leaves_out:
+            return ()
         found = list(self.limits.check(rows))
         chance = self.store.chance
         if chance.possible(FaultKind.REJECT, self.sink):

@@ -42,7 +42,9 @@ from stormproof.core.source.spouts import id_of
 from stormproof.testing.faults import Chance, Event, FaultKind, Faults
 from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
 from stormproof.testing.simulated_engine import SimulatedEngine, with_faults
+from stormproof.testing.simulated_refusals import GroupRules
 from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult
@@ -100,7 +102,9 @@ class SimulatedMessage:
 
 @dataclass(frozen=True, slots=True)
 class RejectedMessage:
-    """A message, by its spout and its number there, of which a sink's table refused a row."""
+    """A message, by its spout and its number there, that a sink does not hold: a row of its own, or of a group that it is
+    in, is one that the sink's table refused, or that a column cannot hold.
+    """
 
     spout: str
     number: int
@@ -302,7 +306,11 @@ class _World:
             )
             for spout, payloads in by_spout.items()
         }
-        self.sinks = {spec.name: SimulatedSink(spec, plan.sinks[spec.name], self.chance) for spec in plan.sink_specs}
+        groups = GroupRules(self.chance)
+        self.sinks = {
+            spec.name: SimulatedSink(spec, plan.sinks[spec.name], self.chance, groups, tracked=guarantee.tracked)
+            for spec in plan.sink_specs
+        }
         specs = tuple(cast("SinkSpec", sink) for sink in self.sinks.values())
         shown_ids = None if plan.shown_ids is None else self.source().shown_ids()
         self.plan: Plan = with_faults(replace(plan, sink_specs=specs, shown_ids=shown_ids), self.chance)
@@ -310,7 +318,8 @@ class _World:
         self.engine = SimulatedEngine(
             parallelism, chance=self.chance, rng=self._random("engine"), clock=self.clock, observe=self._observe
         )
-        self._ledger = Ledger(memory_ledger_engine(), self.clock, lambda: LIFE)
+        self._ledger_engine = memory_ledger_engine()
+        self._ledger = Ledger(self._ledger_engine, self.clock, lambda: LIFE)
         self._options = RunOptions(
             guarantee=guarantee,
             limit=Limit(batch_messages),
@@ -464,14 +473,14 @@ class _World:
         )
 
     def _rejected(self) -> tuple[RejectedMessage, ...]:
-        """Each message that a sink rejected, in the order of sinks and batches."""
-        spouts = list(self.sources)
+        """Each message that a sink rejected, by the ledger, in the order of sinks and batches."""
+        spouts, order = list(self.sources), list(self.sinks)
+        with AuditLedger(self._ledger_engine).snapshot() as ledger:
+            rejects = [(one.sink, one.txid, one.number) for one in ledger.rejects(LIFE) if one.number is not None]
         found = dict[RejectedMessage, None]()
-        for name, sink in self.sinks.items():
-            for applied in sink.applied:
-                numbers = sorted({number for row in applied.refused for number, _ in row.messages})
-                for index, number in ((0, n) if len(spouts) == 1 else id_of(n) for n in numbers):
-                    found[RejectedMessage(spouts[index], number, name, applied.batch)] = None
+        for sink, txid, number in sorted(rejects, key=lambda one: (order.index(one[0]), *one[1:])):
+            index, own = (0, number) if len(spouts) == 1 else id_of(number)
+            found[RejectedMessage(spouts[index], own, sink, txid)] = None
         return tuple(found)
 
 

@@ -7,7 +7,7 @@
 
 Each case states one promise. A sink that breaks one loses or doubles rows after a crash. The suite is for appends;
 `FoldCases` is mixed in for a sink that folds, `UpsertCases` for one that upserts, `RefuseCases` for one that rejects single
-messages, whose rows its table refuses:
+messages, whose rows its table refuses, `MisfitCases` for one that rejects the messages of rows that its columns cannot hold:
 
     class TestMyFolds(FoldCases, SinkConformance): ...
 """
@@ -24,10 +24,10 @@ from stormproof.testing.sinks.by_key import FoldCases, UpsertCases
 from stormproof.testing.sinks.commits import CommitCases
 from stormproof.testing.sinks.files import FileCases
 from stormproof.testing.sinks.harness import SinkHarness
-from stormproof.testing.sinks.refusals import RefuseCases
+from stormproof.testing.sinks.refusals import MisfitCases, RefuseCases
 from stormproof.testing.sinks.tables import TableCases
 
-__all__ = ["FoldCases", "RefuseCases", "SinkConformance", "SinkHarness", "UpsertCases"]
+__all__ = ["FoldCases", "MisfitCases", "RefuseCases", "SinkConformance", "SinkHarness", "UpsertCases"]
 
 
 class SinkConformance(CommitCases, TableCases, FileCases):

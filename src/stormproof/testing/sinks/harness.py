@@ -15,7 +15,7 @@ import pytest
 
 from stormproof.core.folds import Fold
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskContext, transaction_digest
-from stormproof.sinks.files import files_at
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
 from stormproof.sinks.staging import guard_of
 
@@ -61,6 +61,12 @@ class SinkHarness(ABC):
         """Have the table refuse every row whose word begins with this, by its own rule; None: no more. For `RefuseCases`."""
         raise NotImplementedError(f"{type(self).__name__} says how its table refuses rows: refuse(word)")
 
+    def discard_row(self) -> tuple[str | None, int | None]:
+        """Have the sink reject the messages of rows that do not fit (``schema_contract="discard_row"``), from when it is
+        next opened; gives such a row. For `MisfitCases`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says which row does not fit its table: discard_row()")
+
     def open(self, epoch: int = 1, *, create: bool = True) -> SinkSession:
         """The sink, opened as a driver of this epoch does."""
         return self.sink.open(self.identity, self.input, epoch, create=create)
@@ -74,11 +80,13 @@ class SinkHarness(ABC):
         *,
         attempt: int = 1,
         tasks: int = 1,
-        messages: Sequence[int] = (),
+        messages: Sequence[int | None] = (),
         rejects_max: int | None = None,
+        of_groups: bool = False,
     ) -> PreparedTransaction:
         """Write rows as `tasks` tasks would, and put them together as prepare does. `messages` has the message of each row,
-        where the rows are to name them.
+        where the rows are to name them; None: the row stands for messages that are not known one by one. `of_groups` as in
+        `PreparedTransaction`.
         """
         pairs = list(rows.items()) if isinstance(rows, Mapping) else list(rows)
         files = [
@@ -93,7 +101,7 @@ class SinkHarness(ABC):
         ]
         rows_of_all = sum(f.rows for f in files)
         return PreparedTransaction(
-            txid, previous, transaction_digest(files), rows_of_all, tuple(files), rejects_max=rejects_max
+            txid, previous, transaction_digest(files), rows_of_all, tuple(files), rejects_max, of_groups
         )
 
     def prepare_rows(
@@ -114,7 +122,7 @@ class SinkHarness(ABC):
         session: SinkSession,
         context: TaskContext,
         pairs: Sequence[tuple[str | None, int | None]],
-        messages: Sequence[int],
+        messages: Sequence[int | None],
     ) -> Sequence[PreparedFile]:
         columns = [pa.array([w for w, _ in pairs], pa.string()), pa.array([n for _, n in pairs], pa.int64())]
         rows = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -17,9 +17,10 @@ import pytest
 from stormproof.testing.sources.failures import FailureCases
 from stormproof.testing.sources.harness import Message, SourceHarness, messages_of
 from stormproof.testing.sources.leases import LeaseCases
+from stormproof.testing.sources.pending import PendingSourceHarness
 from stormproof.testing.sources.slices import SliceCases
 
-__all__ = ["Message", "SourceConformance", "SourceHarness", "messages_of"]
+__all__ = ["Message", "PendingSourceHarness", "SourceConformance", "SourceHarness", "messages_of"]
 
 
 class SourceConformance(SliceCases, LeaseCases, FailureCases):

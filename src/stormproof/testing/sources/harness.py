@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.source.abilities import SupportsDeadLetters
@@ -13,6 +13,10 @@ from stormproof.core.source.protocol import Lease, Limit, Slice, Source
 
 SEED: Final = 7
 ANY: Final = Limit(1_000)
+
+
+class SubscribedSource(Source, SupportsDeadLetters, Protocol):
+    """What a harness makes: a source that keeps its dead letters."""
 
 
 class SourceHarness(ABC):
@@ -34,10 +38,10 @@ class SourceHarness(ABC):
         """Append messages to the store. Payloads are any bytes but newlines."""
 
     @abstractmethod
-    def unsubscribed(self) -> SupportsDeadLetters:
+    def unsubscribed(self) -> SubscribedSource:
         """A new source object on the store, as another driver has it: it shares nothing but the store."""
 
-    def view(self, subscription: str = "s", epoch: int = 1) -> SupportsDeadLetters:
+    def view(self, subscription: str = "s", epoch: int = 1) -> SubscribedSource:
         """A new source object that is subscribed."""
         source = self.unsubscribed()
         source.subscribe(subscription, epoch)
