@@ -17,6 +17,7 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job, JobKey
 from stormproof.core.preflight import Probe
+from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Limit
 from stormproof.core.tracking.report import JobReport
@@ -105,6 +106,11 @@ class PerMessage:
     def parallelism(self) -> int:
         """As the engine's own."""
         return self._engine.parallelism
+
+    @property
+    def driver_address(self) -> DriverAddress | None:
+        """As the engine's own."""
+        return self._engine.driver_address
 
     def run(self, job: Job) -> JobReport:
         """Run with ackers."""

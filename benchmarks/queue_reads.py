@@ -18,6 +18,7 @@ from benchmarks.workbench import Workbench
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job, JobKey
 from stormproof.core.preflight import Probe
+from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.task.task import BATCH_ROWS
@@ -38,6 +39,11 @@ class Delivery:
         self.parallelism = parallelism
         self.delivered: list[pa.Array] = []
         self._threads = ThreadPoolExecutor(parallelism)
+
+    @property
+    def driver_address(self) -> DriverAddress | None:
+        """None: all is read in this process."""
+        return None
 
     def run(self, job: Job) -> JobReport:
         """Read all parts at once, as executors would."""
