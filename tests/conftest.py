@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import random
+import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -40,12 +41,14 @@ pytest_plugins = [
 pytest.register_assert_rewrite("stormproof.testing.sources", "stormproof.testing.states")
 
 _SEED = pytest.StashKey[int]()
+_ENDS = pytest.StashKey[list[str]]()
+"""How Spark's JVMs ended that did not end as they should."""
 _numbers = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every test, and of the long files not a sample alone")
-    parser.addoption("--seed", type=int, default=None, help="seed of the tests' random choices (default: a new one)")
+    parser.addoption("--seed", type=int, default=None, help="seed of the tests' random choices (default: the commit's)")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,9 +60,21 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[jvm.VARIABLE] = jvm.options()
     given: int | None = config.getoption("--seed")
     shared: dict[str, int] = getattr(config, "workerinput", {})  # a worker of pytest-xdist takes the run's seed
-    config.stash[_SEED] = shared.get("seed", random.SystemRandom().randrange(2**32)) if given is None else given
-    if given is not None and config.option.hypothesis_seed is None:
-        config.option.hypothesis_seed = str(given)
+    config.stash[_SEED] = shared.get("seed", _seed_of_commit()) if given is None else given
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.stash[_SEED])
+
+
+def _seed_of_commit() -> int:
+    """One seed for each state of the code: whoever runs the tests of a commit runs the sample that was run before it was
+    pushed, and each commit draws another one. Outside a repository each run has a seed of its own.
+    """
+    asked = ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD^{tree}"]
+    with contextlib.suppress(FileNotFoundError):  # no git
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            return int(answer.stdout[:8], 16)
+    return random.SystemRandom().randrange(2**32)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,17 +82,16 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["seed"] = node.config.stash[_SEED]
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist then reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _sample(config, items)
-    # One Spark session serves all tests on it: they stay in one worker.
+    # One broker serves all tests on it: they stay in one worker. Spark's tests are too many for that: each worker has one.
     for item in items:
-        if (mark := item.get_closest_marker("spark")) is not None and not mark.kwargs.get("own"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif (mark := item.get_closest_marker("broker")) is not None:
+        if (mark := item.get_closest_marker("broker")) is not None:
             item.add_marker(pytest.mark.xdist_group(f"broker {mark.args[0]}"))
 
 
-SHARES: Final = {"conformance": 0.25, "integration": 0.36, "property": 0.45}
+SHARES: Final = {"conformance": 0.18, "integration": 0.26, "property": 0.34}
 """The share of a folder's tests that a run takes, unless they are marked otherwise, or their file is named."""
 
 
@@ -85,18 +99,22 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a share of the tests that are marked `sampled`, and of those in slow folders, drawn by the run's seed; tests
     asked for by name stay.
 
-    It is a share of each module's, at least one, so that each run takes as long as the others.
+    It is a share of each module's, at least one, so that each run takes as long as the others. Tests that name a `pool` are
+    drawn out of it: those that take half a minute each, in modules of one or two.
     """
     if config.getoption("--all") or config.option.keyword or any("::" in given for given in config.args):
         return
     rng = random.Random(config.stash[_SEED])
-    shares = {} if any(given.endswith(".py") for given in config.args) else SHARES
+    is_named = any(given.endswith(".py") for given in config.args)
+    shares = {} if is_named else SHARES
     marked: dict[tuple[str, float], list[pytest.Item]] = {}
     for item in items:
-        mark = item.get_closest_marker("sampled")
+        mark, pool = item.get_closest_marker("sampled"), item.nodeid.partition("::")[0]
         share = mark.args[0] if mark is not None else shares.get(item.path.parent.name, 1.0)
+        if mark is not None and not is_named:
+            pool = mark.kwargs.get("pool", pool)
         if share < 1.0:
-            marked.setdefault((item.nodeid.partition("::")[0], share), []).append(item)
+            marked.setdefault((pool, share), []).append(item)
     left_out = set[pytest.Item]()
     for (_, share), some in marked.items():
         left_out.update(rng.sample(some, len(some) - math.ceil(len(some) * share)))
@@ -111,7 +129,19 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     os.environ.pop(ENV_DRIVER_PID, None)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    told: dict[str, object] = getattr(session.config, "workeroutput", {})  # of a worker of pytest-xdist
+    told["ends"] = session.config.stash.get(_ENDS, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(_ENDS, []).extend(getattr(node, "workeroutput", {}).get("ends", []))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for end in terminalreporter.config.stash.get(_ENDS, []):
+        terminalreporter.write_line(end)
     skipped = terminalreporter.stats.get("skipped", [])
     for line in left_out([str(report.longrepr[-1]) for report in skipped]):
         terminalreporter.write_line(line)
@@ -169,7 +199,7 @@ def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session's one Spark session: local, two cores, a failed task is tried again."""
     from stormproof.core.engine.spark import spark_session
     from stormproof.core.settings import Settings
@@ -181,4 +211,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # kills in one of them would kill the tests.
     os.environ.pop(ENV_DRIVER_PID, None)
     yield session
-    session.stop()
+    # A JVM that is gone fails the tests that need it. When there are none left, it is told, and fails nothing.
+    told = jvm.stop(session, folder)
+    if told is not None:
+        request.config.stash.setdefault(_ENDS, []).append(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.task import nodes
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.anchors import Anchors, BoltInputs
+from stormproof.core.tracking.component_counts import ACKER, ComponentCounts, Counts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,6 +74,14 @@ def require_same(one: Batch, other: Batch) -> None:
         assert sorted(map(repr, getattr(one.report, name))) == sorted(map(repr, getattr(other.report, name)))
     for name in ("read_messages", "read_xor", "ack_xor", "late_xor", "tuples", "unanchored", "violations"):
         assert getattr(one.report, name) == getattr(other.report, name), name
+    assert counted(one) == counted(other)
+
+
+def counted(batch: Batch) -> Counts:
+    """What each component did, without the time that it took."""
+    counts = batch.report.counts
+    timeless = {name: replace(of, busy_ns=0) for name, of in counts.components.items()}
+    return Counts(timeless, counts.edges)
 
 
 @modes
@@ -94,11 +104,14 @@ def modes_on_spark(case: Case) -> list[str]:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("small_job_ms", [0, math.inf], ids=["stage by stage", "in one task"])
 @cases
-def test_spark_and_the_inline_engine_agree(case: Case, tmp_path: Path, spark: SparkSession) -> None:
+def test_spark_and_the_inline_engine_agree(
+    case: Case, tmp_path: Path, spark: SparkSession, small_job_ms: float
+) -> None:
     from stormproof.core.engine.spark import SparkEngine
 
-    engine = SparkEngine(spark, PARALLELISM)
+    engine = SparkEngine(spark, PARALLELISM, small_job_ms=small_job_ms)
     found = {mode: run(engine, case, mode, tmp_path) for mode in modes_on_spark(case)}
     for mode, batch in found.items():
         require_right(case, mode, batch)
@@ -118,6 +131,17 @@ def test_messages_of_their_own_verdict_and_the_batch_say_the_same(case: Case, tm
     assert batch.late == alone.late == untracked.late
     assert batch.report.ack_xor ^ batch.report.late_xor == alone.report.ack_xor ^ alone.report.late_xor
     assert (untracked.report.ack_xor, untracked.report.late_xor) == (0, 0)
+    for one in (alone, untracked):
+        assert counted(one).edges == counted(batch).edges
+        assert without_acker(one) == without_acker(batch)
+    for name, of in batch.report.counts.components.items():
+        if into := [tuples for (_, _, to), tuples in batch.report.counts.edges.items() if to == name]:
+            assert of.executed == sum(into), name
+
+
+def without_acker(batch: Batch) -> dict[str, ComponentCounts]:
+    """What the components did: the acks themselves are others in each mode."""
+    return {name: of for name, of in counted(batch).components.items() if name != ACKER}
 
 
 @modes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from support.pending_stores import MemoryStoreHarness, PostgresStoreHarness, StoreHarness
@@ -14,7 +16,7 @@ from stormproof.core.errors import UsageError
 from stormproof.core.pending.rows import Counts, Failed, LeaseFate, PendingRows, SliceRow
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.dead_letter import Disposal
+from stormproof.core.source.dead_letter import Disposal, LetterHead
 from stormproof.core.source.protocol import Lease
 
 A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
@@ -386,6 +388,44 @@ def dead(store: StoreHarness) -> None:
         row = rows.take(A, delete=True)
         assert row is not None
         rows.fail(row, [failed(id_, delay_s=None, payload=b"old%d" % id_) for id_ in (2, 0, 1)])
+
+
+def test_dead_letters_are_read_in_parts_alike(store: StoreHarness) -> None:
+    """What filters need is what the whole letter says, whatever the errors look like."""
+    store.start()
+    errors = ["KeyError: 'a'", "a.b.Error2: x", "no class", "A sentence: with a colon", "Größe: x", "", "x:y", "E: \n"]
+    places = [["a"], [], [""], ["a", ""], ["", "b"], ["a", "b"], ["ü"], ["\U0001f600"]]
+    with store.rows() as rows:
+        advanced(rows, A, stop=len(errors))
+    with store.rows() as rows:
+        row = rows.take(A, delete=True)
+        assert row is not None
+        rows.fail(row, [failed(id_, delay_s=1.0, error=error) for id_, error in enumerate(errors)])
+    for id_, components in enumerate(places):
+        for place, component in enumerate(components):
+            with store.rows() as rows:
+                store.advance(10.0)
+                retry_slice(rows, [id_])
+                again = rows.take(B, delete=True)
+                assert again is not None
+                dies = place == len(components) - 1
+                one = failed(id_, payload=None, delay_s=None if dies else 1.0, error=errors[id_])
+                reason = "timeout" if id_ == 2 else one.reason
+                rows.fail(again, [replace(one, reason=reason, entry={**one.entry, "component": component})])
+                rows.finish(again)
+    shown = "{}/{}".format
+    with store.rows() as rows:
+        rows.dispose([(0, 1_000), (5, 1_005)], Disposal.DROP, by="ann", why="")
+        letters = rows.dead_letters(shown)
+        assert len(letters) == sum(map(bool, places))
+        assert list(rows.each_dead_letter(shown)) == list(letters)
+        assert list(rows.letter_heads(shown, undecided=False)) == [LetterHead.of(letter) for letter in letters]
+        undecided = [LetterHead.of(letter) for letter in letters if letter.disposal is None]
+        assert list(rows.letter_heads(shown, undecided=True)) == undecided
+        assert rows.letter_classes() == Counter((head.error_class, head.reason) for head in undecided)
+        for letter in letters:
+            assert rows.dead_letters(shown, of=(letter.id, letter.origin)) == (letter,)
+        assert rows.dead_letters(shown, of=(0, 7)) == ()
 
 
 def test_dead_letters_are_disposed_of_once(store: StoreHarness) -> None:

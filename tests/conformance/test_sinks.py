@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from stormproof.core.errors import CannotTell, PositionMismatch
 from stormproof.core.folds import End, Fold
 from stormproof.sinks import folding, protocol
 from stormproof.sinks.memory import MemorySession, MemorySink
+from stormproof.sinks.misfits import LeavingOutWriter
 from stormproof.sinks.protocol import CommitOutcome, CommitResult, Decision, Held, PreparedTransaction, SinkSession
 from stormproof.sinks.rejects import Rejects
-from stormproof.testing import FoldCases, RefuseCases, SinkConformance, UpsertCases
-from stormproof.testing.sinks.harness import A
+from stormproof.testing import FoldCases, MisfitCases, RefuseCases, SinkConformance, UpsertCases
+from stormproof.testing.sinks.harness import A, B
 
 REFUSING = [f"{store}-{how}" for store in ("memory", "postgres", "delta") for how in ("append", "upsert")]
 
@@ -74,6 +76,14 @@ class TestRefusals(RefuseCases):
         return harness_of(request, tmp_path)
 
 
+class TestMisfits(MisfitCases):
+    """The cases of rows that do not fit alone, for the sinks that reject them."""
+
+    @pytest.fixture(params=[kind for kind in REFUSING if kind != "memory-append"])
+    def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
+        return harness_of(request, tmp_path)
+
+
 MILLION = 1_000_000
 
 
@@ -101,7 +111,7 @@ def test_a_million_rows_are_committed_once(harness: SinkHarness, session: SinkSe
     assert max(held.values()) == 1
 
 
-EVERY, REFUSE, FOLDS = SinkConformance(), RefuseCases(), FoldCases()
+EVERY, REFUSE, MISFITS, FOLDS = SinkConformance(), RefuseCases(), MisfitCases(), FoldCases()
 
 
 # Negative controls: broken variants that the tests above must catch.
@@ -140,8 +150,10 @@ def test_postgres_moves_the_guard_only_from_the_previous_txid(
         transaction = harness.prepare(session, 1, None, A)
         session.commit(transaction, checked=True)
         _replace_decide(monkeypatch, lambda *_: Decision.COMMIT)
-        with pytest.raises(PositionMismatch, match="guard rows"):
+        with pytest.raises(PositionMismatch, match="holds txid 1 already"):
             session.commit(transaction, checked=True)
+        with pytest.raises(PositionMismatch, match="guard rows"):
+            session.commit(harness.prepare(session, 3, 2, B), checked=True)
     assert harness.rows() == harness.after(A)
 
 
@@ -204,6 +216,40 @@ def test_control_a_sink_that_rejects_wrongly_is_caught(
             case = REFUSE.test_a_repeat_says_again_what_was_refused
         with pytest.raises(AssertionError):
             case(harness, session)
+
+
+@pytest.mark.parametrize("broken", ["refused groups", "misfits", "the misfit alone", "misfits unnamed"])
+def test_control_a_sink_that_rejects_groups_or_misfits_wrongly_is_caught(
+    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves out a group's messages, which have parts in other groups; or a misfit, and not its message."""
+    harness = SinkHarness("memory-append" if broken == "refused groups" else "memory-upsert", tmp_path, None)
+    asked: Any = MISFITS.test_a_row_that_does_not_fit_takes_its_message_and_no_other
+    match broken:
+        case "refused groups" | "misfits":
+            monkeypatch.setattr(Rejects, "__init__", _groups_as_rows(Rejects.__init__))
+            asked = MISFITS.test_a_group_that_does_not_fit_names_its_messages
+        case "the misfit alone":
+            monkeypatch.setattr(Rejects, "_begin", lambda *_: None)
+        case _:
+            monkeypatch.setattr(LeavingOutWriter, "close", _unnamed(LeavingOutWriter.close))
+    if broken == "refused groups":
+        with closing(harness.open()) as session, pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+            REFUSE.test_a_refused_group_names_its_messages(harness, session)
+    else:
+        with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
+            asked(harness)
+
+
+def _groups_as_rows(made: Any) -> Any:
+    def broken(self: Any, directory: str, transaction: PreparedTransaction, *more: Any, **named: Any) -> None:
+        made(self, directory, replace(transaction, of_groups=False), *more, **named)
+
+    return broken
+
+
+def _unnamed(close: Any) -> Any:
+    return lambda self: [replace(file, misfits="") for file in close(self)]
 
 
 def _forgetful(commit: Any) -> Any:

@@ -70,7 +70,7 @@ class TestFileSource(SourceConformance):
         self, request: pytest.FixtureRequest, shared_database: Database, tmp_path: Path
     ) -> Iterator[SourceHarness]:
         format_: Format = request.param
-        harness = FileHarness(shared_database, tmp_path, format_, name=request.node.name)
+        harness = FileHarness(shared_database, request.node.name, tmp_path, format_)
         yield harness
         harness.close()
 

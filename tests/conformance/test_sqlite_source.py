@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from sqlite_source import SqliteSource, topology
@@ -20,7 +21,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Lease, Limit
-from stormproof.testing import SourceConformance, SourceHarness
+from stormproof.testing import PendingSourceHarness, SourceConformance, SourceHarness
 
 pytestmark = pytest.mark.postgres
 
@@ -35,46 +36,27 @@ def put(file: Path, payloads: Sequence[bytes | str], table: str = "lines") -> No
 
 
 @dataclass
-class SqliteHarness(SourceHarness):
-    """Over `SqliteSource`; time is moved in the rows, since the clock is Postgres's."""
+class SqliteHarness(PendingSourceHarness[SqliteSource]):
+    """Over `SqliteSource`; its name is the table's."""
 
-    database: Database
     file: Path
-    table: str
-    views: list[SqliteSource] = field(default_factory=list[SqliteSource])
 
     def __post_init__(self) -> None:
-        put(self.file, [], self.table)
+        put(self.file, [], self.name)
 
     def put(self, payloads: Sequence[bytes]) -> None:
-        put(self.file, payloads, self.table)
+        put(self.file, payloads, self.name)
 
-    def unsubscribed(self) -> SqliteSource:
-        source = SqliteSource(
+    def made(self, **options: Any) -> SqliteSource:
+        return SqliteSource(
             self.file,
-            self.table,
+            self.name,
             schema="payload binary",
             database=self.database,
             max_attempts=self.max_attempts,
             rng=Random(1),
+            **options,
         )
-        self.views.append(source)
-        return source
-
-    def execute(self, statement: str) -> None:
-        mine = f"subscription in (select id from stormproof.pending_subscription where source = '{self.table}')"
-        with connect(self.database, application_name="tests", autocommit=True) as connection:
-            connection.execute(f"{statement} {mine}".encode())
-
-    def expire(self) -> None:
-        self.execute("update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open' and")
-
-    def wait_for_retries(self) -> None:
-        self.execute("update stormproof.pending_retry set not_before = clock_timestamp() where")
-
-    def close(self) -> None:
-        for view in self.views:
-            view.close()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +72,7 @@ def shared_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
 @pytest.fixture
 def harness(request: pytest.FixtureRequest, shared_database: Database, tmp_path: Path) -> Iterator[SqliteHarness]:
     table = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
-    harness = SqliteHarness(shared_database, tmp_path / "messages.db", table)
+    harness = SqliteHarness(shared_database, table, tmp_path / "messages.db")
     yield harness
     harness.close()
 
@@ -124,7 +106,7 @@ def test_a_topology_applies_each_row_once_while_its_drivers_die(database: Databa
 def test_a_row_that_was_deleted_while_it_is_pending_is_refused_by_name(harness: SqliteHarness) -> None:
     harness.put([b"a", b"b", b"c"])
     with closing(sqlite3.connect(harness.file)) as connection, connection:
-        connection.execute(f"delete from {harness.table} where id = 2")
+        connection.execute(f"delete from {harness.name} where id = 2")
     with pytest.raises(PositionMismatch, match="rows 1 to 3 only 2 are there"):
         harness.view().open(Lease("a", 1), Limit(9), 7)
 

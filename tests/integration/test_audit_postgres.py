@@ -133,7 +133,7 @@ def test_an_untouched_run_verifies_clean_and_every_question_is_answered(done: Sh
     tuning = topology["tuning"]
     assert (tuning["in_flight"], tuning["in_flight_max"], tuning["latency_target_s"]) == (1, 1, None)
     assert 0 < topology["pace"]["back_pressure"] < 1
-    (replayed,) = done("audit", "replays", "words")["messages"]
+    (replayed,) = done("audit", "replays", "words")["histories"]["messages"]
     assert replayed["end"]["kind"] == "dead_letter"
     assert {f["reason"] for f in replayed["failures"]} == {"error"}
     (letter,) = done("dead-letters", "list", "words")["dead_letters"]
@@ -145,6 +145,26 @@ def test_an_untouched_run_verifies_clean_and_every_question_is_answered(done: Sh
     assert (followed["end"]["kind"], followed["end"]["txid"], followed["in_source"]) == ("committed", 1, True)
     assert {s["sink"] for s in done("audit", "txn", "words", "1")["sinks"]} == {"delta", "pg"}
     done("audit", "message", "words", "1-1", status=2)
+
+
+def test_an_id_inside_a_slice_that_no_message_ever_had_is_refused(done: Shell) -> None:
+    xid = str(done("queue", "peek", "lines", "-n", "1")["messages"][0]["id"]).partition("-")[0]
+    error = done("audit", "message", "words", f"{xid}-0", status=2)["error"]["message"]
+    assert "there is no such message. Its id lies inside the slice that txid 1 of topology 'words' read" in error
+    assert "still has all 4 messages" in error
+
+
+def test_a_message_that_the_source_may_have_removed_is_not_called_committed(done: Shell) -> None:
+    first = done("queue", "peek", "lines", "-n", "1")["messages"][0]["id"]
+    xid = str(first).partition("-")[0]
+    done.sql("delete from stormproof_queue.lines where id = 1")
+    for shown_id in (first, f"{xid}-0"):
+        told = done("audit", "message", "words", shown_id)
+        assert (told["end"]["kind"], told["end"]["txid"], told["in_source"]) == ("unproven", 1, False)
+        assert [(one["txid"], one["state"], one["held"]) for one in told["openings"]] == [(1, "committed", [])]
+        text = CommandLine(done.capture).text("audit", "message", "words", shown_id)
+        assert "unproven. Its id lies inside the slice that txid 1 read" in text
+        assert "or there was never such a message" in text
 
 
 def test_a_message_that_was_not_opened_yet_is_said_to_be_so(done: Shell) -> None:

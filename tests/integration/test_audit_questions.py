@@ -10,62 +10,30 @@ from typing import Any, Final
 
 import psycopg
 import pytest
-from support.command_line import CommandLine, command_line_in
+from support.command_line import CommandLine
+from support.shown import NAME, PAYLOAD, TARGET, shown_in, sql
 
-from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.database import Database
 from stormproof.trident.audit.questions import SHAPES, Question
 
 pytestmark = pytest.mark.postgres
 
-NAME: Final = "asked"
-PAYLOAD: Final = "secret-7f3a"
-FILE: Final = f"""
-from pathlib import Path
-
-from stormproof import PostgresQueue, PostgresSink, Topology
-
-def number(line: str) -> int:
-    if line == "once" and not Path("tried").exists():
-        Path("tried").touch()
-        raise ValueError("the first time, of " + line)
-    if line == "refused":
-        return -1
-    return 7 if line == "once" else int(line)
-
-def topology() -> Topology:
-    t = Topology("{NAME}")
-    source = PostgresQueue("asked", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
-    t.stream("lines", source).map(number, "line", schema="n int").into(PostgresSink("numbers"))
-    return t
-"""
-TARGET: Final = "asked_topology.py:topology"
 ALONE: Final = {question.view for question in Question} | {
+    "stormproof.audit_components",
+    "stormproof.audit_edges",
     "stormproof.audit_message",
     "stormproof.audit_txn",
     "stormproof.replay_causes",
 }
 
 
-def sql(database: Database, statement: str) -> list[tuple[Any, ...]]:
-    with connect(database, application_name="tests", autocommit=True) as connection:
-        found = connection.execute(statement.encode())
-        return [] if found.description is None else found.fetchall()
-
-
 @pytest.fixture
 def asked(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> CommandLine:
-    """A run with a message that failed once, a dead letter, a reject, a decision and two verdicts."""
-    command = command_line_in(tmp_path, database, "asked_topology.py", FILE, monkeypatch, capsys)
-    monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "1")
-    command("ledger", "migrate")
-    sql(database, "create table numbers (n int check (n >= 0))")
-    (tmp_path / "lines").write_text("\n".join(["1", "2", "once", "refused", PAYLOAD]))
-    command("queue", "put", "asked", "--lines", "lines")
-    command("run", TARGET, "--engine", "inline", "--until-idle")
+    """A run with a message that failed once, a dead letter, a reject, a verdict and a decision."""
+    command = shown_in(tmp_path, database, monkeypatch, capsys)
     (letter,) = command("dead-letters", "list", NAME)["dead_letters"]
-    command("audit", "verify", NAME, "--by", "auditor")
     command("dead-letters", "drop", NAME, letter["id"], "--by", "ann", "--why", "not a number")
     return command
 
@@ -93,7 +61,7 @@ def each_question_is_answered(asked: CommandLine) -> None:
     histogram = {(row["what"], row["times"]): row["number"] for row in rows(asked, "attempts", NAME)}
     assert [histogram["message", times] for times in (0, 1, 2)] == [3, 1, 1]
     (source,) = rows(asked, "pending", NAME)
-    assert (source["source"], source["waiting"], source["leased"], source["ready"]) == ("asked", 0, 0, 0)
+    assert (source["source"], source["waiting"], source["leased"], source["ready"]) == (NAME, 0, 0, 0)
     (sink,) = rows(asked, "behind", NAME)
     assert (sink["behind_txids"], sink["blocked_txid"]) == (0, None)
     assert sink["held_txid"] is not None
@@ -103,6 +71,41 @@ def each_question_is_answered(asked: CommandLine) -> None:
     (verdict,) = rows(asked, "verdicts", NAME)
     assert (verdict["verdict"], verdict["by"], verdict["first_txid"]) == ("clean", "auditor", 1)
     assert rows(asked, "duplicates", NAME) == []
+
+
+def a_rejects_reason_is_the_same_in_command_and_view(asked: CommandLine, database: Database) -> None:
+    ((message,),) = sql(database, "select message from stormproof.reject")
+    (letter,) = rows(asked, "dead-letters", NAME, "--message", message)
+    told = asked("audit", "message", NAME, message)
+    (reject,) = told["rejects"]
+    ((reason, error_class),) = sql(
+        database, "select reason, error_class from stormproof.audit_message where what = 'reject'"
+    )
+    assert letter["reason"] == reject["reason"] == reason == "23514"
+    assert letter["error_class"] == error_class == "23514"
+    assert (told["end"]["kind"], reject["rows"], reject["state"]) == ("rejected", 1, "open")
+    assert "1 row, open: 23514: " in asked.text("audit", "message", NAME, message)
+
+
+def replays_are_told_in_one_shape(asked: CommandLine) -> None:
+    whole, filtered = asked("audit", "replays", NAME), asked("audit", "replays", NAME, "--what", "message")
+    everywhere, counted = asked("audit", "replays"), asked("audit", "replays", NAME, "--group", "reason")
+    assert whole.keys() == filtered.keys() == everywhere.keys() == counted.keys()
+    assert [one["histories"] for one in (filtered, everywhere, counted)] == [None] * 3
+    assert whole["rows"] == everywhere["rows"] == filtered["rows"] != []
+    failed = {one["message"] for one in whole["histories"]["messages"]}
+    assert {row["message"] for row in whole["rows"]} <= failed
+
+
+def each_component_is_counted(asked: CommandLine) -> None:
+    found = {one["component"]: one for one in asked("audit", "components", NAME)["components"]}
+    lines, number, numbers, acker = (found[name] for name in ("lines", "number", "postgres.numbers", "__acker"))
+    assert [one["failed"] for one in (lines, number, numbers, acker)] == [3, 3, 0, 3]  # once, and a dead letter twice
+    assert [one["acked"] for one in (lines, number, numbers, acker)] == [4, 4, 4, 4]
+    edges = {(one["origin"], one["target"]): one["tuples"] for one in asked("audit", "components", NAME)["edges"]}
+    assert edges == {("lines", "number"): number["executed"], ("number", "postgres.numbers"): 4}
+    assert asked("audit", "components", NAME, "--since", "2099-01-01T00:00:00Z")["components"] == []
+    assert "numbers" in asked.text("audit", "components", NAME, "--since", "1h")
 
 
 def every_verdict_is_kept_with_its_scope_and_the_newest_is_the_status(asked: CommandLine, database: Database) -> None:
@@ -158,7 +161,7 @@ def a_blocked_batch_is_behind_and_aborted_with_status_1(
 ) -> None:
     monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "0")
     (tmp_path / "more").write_text("refused")
-    asked("queue", "put", "asked", "--lines", "more")
+    asked("queue", "put", NAME, "--lines", "more")
     asked.ended("run", TARGET, "--engine", "inline", "--until-idle")
     (sink,) = rows(asked, "behind", NAME, status=1)
     assert sink["behind_txids"] == 1
@@ -221,6 +224,9 @@ def every_view_and_column_is_described_and_every_filter_is_a_column(database: Da
 def test_what_is_read_of_one_run(asked: CommandLine, database: Database) -> None:
     """One test, since each run of the topology takes seconds."""
     each_question_is_answered(asked)
+    a_rejects_reason_is_the_same_in_command_and_view(asked, database)
+    replays_are_told_in_one_shape(asked)
+    each_component_is_counted(asked)
     a_limit_says_what_it_left_out(asked)
     times_and_wrong_filters(asked)
     select_on_the_views_is_all_that_a_reader_needs_and_they_show_no_payload(asked, database)

@@ -150,6 +150,23 @@ def a_violation_is_the_status(command: CommandLine, database: Database) -> None:
     sql(database, "update stormproof.txn_sink set digest = left(digest, 64) where sink = 'pg'")
 
 
+def tables_are_read_if_that_is_asked_for(command: CommandLine, database: Database) -> None:
+    record = made(command, "--deep", "--sign-key", "key")
+    out = f"report-{len(list(Path().glob('report-*'))) - 1}.html"
+    assert command("audit", "report", "--check", out, "--public-key", "key.pub")["finding"] == "genuine"
+    assert (record["verdict"]["verdict"], record["verdict"]["deep"]) == ("clean", True)
+    assert {one["sink"]: one["rows"] for one in record["verdict"]["tables"]} == {"lake": 3, "pg": 2}
+    sql(database, "update numbers set n = 7 where n = 1")
+    found = made(command, "--deep", status=1)["verdict"]["violations"]
+    assert [(one["sink"], one["kind"]) for one in found] == [("pg", "rows_changed")]
+    record = made(command)  # the control: the sinks' own records agree
+    assert any("(--deep reads them)" in one for one in record["not_looked_at"])
+    sql(database, "update numbers set n = 1 where n = 7")
+    kept = record["verdict"]["recorded"]
+    refused = command("audit", "report", NAME, "--out", "x", "--deep", "--verdict", str(kept), status=2)
+    assert "--deep has the tables read now" in refused["error"]["message"]
+
+
 def what_was_pruned_is_said(command: CommandLine) -> None:
     command("ledger", "prune", NAME, "--older-than", "0s", "--by", "ann", "--why", "a year is over")
     record = made(command, status=0)
@@ -168,6 +185,7 @@ def test_what_a_report_says(reported: CommandLine, database: Database) -> None:
     a_time_without_batches_is_not_green(reported)
     no_file_is_written_over_and_wrong_options_are_named(reported)
     a_violation_is_the_status(reported, database)
+    tables_are_read_if_that_is_asked_for(reported, database)
     what_was_pruned_is_said(reported)
 
 

@@ -73,7 +73,7 @@ def test_each_spout_reaches_its_own_sink_and_the_audit_is_clean(done: CommandLin
 def test_messages_are_followed_by_spout(done: CommandLine, database: Database) -> None:
     first = done("queue", "peek", "raw_clicks", "-n", "1")["messages"][0]["id"]
     assert done("audit", "message", "mixed", f"clicks:{first}")["end"]["kind"] == "committed"
-    replayed = {m["message"]: m["end"]["kind"] for m in done("audit", "replays", "mixed")["messages"]}
+    replayed = {m["message"]: m["end"]["kind"] for m in done("audit", "replays", "mixed")["histories"]["messages"]}
     letters = {d["id"]: d["text"] for d in done("dead-letters", "list", "mixed")["dead_letters"]}
     assert replayed == dict.fromkeys(letters, "dead_letter")
     assert {one.partition(":")[0] for one in letters} == {"lines", "clicks"}

@@ -45,6 +45,7 @@ RANDOM_CODE = (
 )
 
 
+@pytest.mark.sampled(0.3, pool="long")
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_a_misfortune_at_every_failpoint(postgres: EmbeddedPostgres, in_flight: int, seed: int) -> None:
     """Half of them, by the seed, with one batch in flight: killed there. The other half with four: killed, failed, left
@@ -59,6 +60,7 @@ def test_a_misfortune_at_every_failpoint(postgres: EmbeddedPostgres, in_flight: 
     print(tally)
 
 
+@pytest.mark.sampled(0.3, pool="long")
 def test_a_misfortune_at_every_place_of_a_states_commit(postgres: EmbeddedPostgres, seed: int) -> None:
     """Maps in Postgres and Delta, four batches in flight: killed, failed, left standing or taken over from, in turn."""
     points = [point for point in FAILPOINTS.values() if point.scope == "state"]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from support.brokers import until
-from support.command_line import CommandLine, command_line_in
-from support.queues import prepared_database, put
+from support.command_line import command_line_in
+from support.driven import FILE, NAME, Driven
+from support.queues import prepared_database
 
 from stormproof.core.postgres.database import Database, connect
 from stormproof.trident.decisions import driver as decisions
@@ -22,53 +21,18 @@ from stormproof.trident.ledger import control
 
 pytestmark = pytest.mark.postgres
 
-NAME: Final = "orders"
-FILE: Final = """
-from stormproof import PostgresQueue, PostgresSink, Topology
 
-def number(line: str) -> int:
-    if line.startswith("poison"):
-        raise ValueError(line)
-    return int(line)
+class Run(Driven):
+    """A driver whose output is read, and an operator."""
 
-def topology() -> Topology:
-    t = Topology("orders")
-    source = PostgresQueue("orders", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
-    t.stream("lines", source).map(number, "line", schema="n bigint").into(PostgresSink("numbers"))
-    return t
-"""
-
-
-class Run:
-    """A topology in a database of its own, its driver in a child process, and an operator."""
-
-    def __init__(self, database: Database, command: CommandLine) -> None:
-        self.database = database
-        self.command = command
-
-    @contextmanager
-    def driver(self, *more: str) -> Generator[subprocess.Popen[str]]:
-        """`stormproof run`, for ever; killed at the end if it still runs."""
-        words = ("run", "orders.py:topology", "--engine", "inline", "--interval", "0.02", "--json", *more)
-        with subprocess.Popen(
-            [sys.executable, "-m", "stormproof", *words],
-            env={**os.environ, "STORMPROOF_LOG_LEVEL": "warning"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as child:
-            try:
-                yield child
-            finally:
-                child.kill()
+    def reporting(self, *more: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        """A driver of which what it prints can be read."""
+        return self.driver(*more, output=subprocess.PIPE)
 
     def one(self, query: str) -> Any:
         with connect(self.database, application_name="tests", autocommit=True) as connection:
             row = connection.execute(query.encode()).fetchone()
         return None if row is None else row[0]
-
-    def put(self, *lines: str) -> None:
-        put(self.database, NAME, [line.encode() for line in lines])
 
     def until_doing(self, doing: str, epoch: int = 1) -> None:
         query = f"select doing from stormproof.heartbeat where epoch = {epoch}"
@@ -100,7 +64,7 @@ def run(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 def test_a_pause_holds_through_a_restart_until_it_is_resumed(run: Run) -> None:
     run.put("1", "2")
-    with run.driver() as child:
+    with run.reporting() as child:
         run.until_committed(2)
         asked = run.command("pause", NAME, "--by", "ann", "--why", "the lake is moved", "--wait", "30")
         assert (asked["heard"], asked["done"], asked["doing"], asked["in_flight"]) == (True, True, "paused", 0)
@@ -118,7 +82,7 @@ def test_a_pause_holds_through_a_restart_until_it_is_resumed(run: Run) -> None:
         child.send_signal(signal.SIGTERM)
         out, _ = child.communicate(timeout=60)
         assert '"stopped": "signal"' in out
-    with run.driver("--until-idle") as child:
+    with run.reporting("--until-idle") as child:
         run.until_doing("paused", epoch=2)
         run.signs(2)
         assert run.one("select count(*) from stormproof.txn") == 1
@@ -140,14 +104,14 @@ def test_a_pause_holds_through_a_restart_until_it_is_resumed(run: Run) -> None:
 
 def test_a_stop_ends_the_driver_and_no_later_one(run: Run) -> None:
     run.put("1")
-    with run.driver() as child:
+    with run.reporting() as child:
         run.until_committed(1)
         asked = run.command("stop", NAME, "--wait", "60")
         assert (asked["heard"], asked["done"]) == (True, True)
         out, _ = child.communicate(timeout=60)
         assert (child.returncode, '"stopped": "stop"' in out) == (0, True)
     run.put("2")
-    with run.driver("--until-idle") as child:
+    with run.reporting("--until-idle") as child:
         assert child.wait(timeout=60) == 0
     run.until_committed(2)
     assert run.status()["asked"] is None
@@ -155,7 +119,7 @@ def test_a_stop_ends_the_driver_and_no_later_one(run: Run) -> None:
 
 def test_a_drain_leaves_no_message_that_waits_for_its_retry(run: Run) -> None:
     run.put("1", "poison")
-    with run.driver() as child:
+    with run.reporting() as child:
         run.until_committed(1)
         assert run.command("drain", NAME, "--wait", "60")["done"] is True
         out, _ = child.communicate(timeout=60)
@@ -166,7 +130,7 @@ def test_a_drain_leaves_no_message_that_waits_for_its_retry(run: Run) -> None:
 
 def test_what_cannot_be_asked_for_is_refused_by_name(run: Run) -> None:
     run.put("1")
-    with run.driver("--until-idle") as child:
+    with run.reporting("--until-idle") as child:
         assert child.wait(timeout=60) == 0
     assert "run it with --until-idle" in run.command("drain", NAME, status=2)["error"]["message"]
     assert run.command("stop", NAME)["done"] is True
@@ -182,7 +146,7 @@ def test_a_driver_that_does_not_answer_is_shown_as_such(run: Run, monkeypatch: p
     monkeypatch.setattr(control, "SILENT_S", 1.0)
     monkeypatch.setattr(decisions, "ANSWER_S", 1.0)
     run.put("1")
-    with run.driver() as child:
+    with run.reporting() as child:
         run.until_committed(1)
         os.kill(child.pid, signal.SIGSTOP)
         asked = run.command("pause", NAME, status=4)
@@ -204,7 +168,7 @@ def test_a_driver_hears_within_two_seconds_while_its_job_runs(run: Run, tmp_path
     text = FILE.replace("    return int(line)", f"    open({str(gate)!r}).read()\n    return int(line)")
     (tmp_path / "orders.py").write_text(text)
     run.put("1")
-    with run.driver() as child:
+    with run.reporting() as child:
         until(lambda: run.one("select count(*) from stormproof.txn") == 1, "no batch is opened")
         asked = run.command("pause", NAME)
         assert (asked["heard"], asked["doing"], asked["in_flight"]) == (True, "pausing", 1)
@@ -219,7 +183,7 @@ def test_a_driver_hears_within_two_seconds_while_its_job_runs(run: Run, tmp_path
 
 def test_a_database_that_goes_away_and_comes_back_is_heard_again(run: Run) -> None:
     run.put("1")
-    with run.driver() as child:
+    with run.reporting() as child:
         run.until_committed(1)
         run.one(
             "select count(pg_terminate_backend(pid)) from pg_stat_activity"

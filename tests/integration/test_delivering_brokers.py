@@ -11,11 +11,12 @@ from typing import Any, Final
 import pytest
 from support.brokers.cutter import Cutter
 from support.brokers.harness import ANY, CrashHarness, opened
-from support.brokers.journal_lives import Lives
+from support.brokers.journal_lives import TOPOLOGY, Lives
 from support.brokers.lives import Killed
 from support.brokers.nats_server import KilledWithItsProcess, NatsHarness
 from support.brokers.redis_server import RedisHarness
 from support.queues import prepared_database
+from support.verdicts import verified
 
 from stormproof import RedisStreamSource
 from stormproof.core.errors import Fenced
@@ -275,3 +276,23 @@ def test_a_message_that_is_confirmed_before_it_is_written_down_is_lost(lives: Li
     lives.put(1)
     lives.settle()
     assert sum(lives.in_postgres().values()) == 1
+
+
+# ---- what the server removed
+
+
+def test_what_was_removed_before_it_was_read_is_on_record_and_the_audit_names_it(lives: Lives) -> None:
+    """Also where the driver dies once it has seen it, before anything behind it is written down."""
+    lives.options = {"on_gap": "record"}
+    lives.put(2)
+    lives.settle()
+    lives.require_exactly_once()  # negative control: no alarm
+    lives.put(5)
+    lives.harness.remove_but(2)
+    lives.live(died_at("journal.in_transaction"))
+    lives.settle()
+    lost = [text for text in map(str, verified(TOPOLOGY, lives.database).violations) if "were lost" in text]
+    assert len(lost) == 1
+    assert "3 messages between" in lost[0]
+    assert sorted(lives.in_postgres()) == [f"word {n}" for n in (0, 1, 5, 6)]
+    assert lives.in_delta() == lives.in_postgres()

@@ -1,4 +1,4 @@
-"""Drivers that read RabbitMQ and Kestrel are killed as processes; servers, connections and second drivers beside them.
+"""Drivers of sources that deliver are killed as processes; servers, connections and second drivers beside them.
 
 Real servers, real Postgres, real Delta tables, the inline engine. The answer comes from what was produced.
 """
@@ -23,16 +23,26 @@ from support.databases import fresh_database
 from support.delivering_runs import (
     POISONED_SINKS,
     KestrelStand,
+    NatsStand,
     RabbitMQStand,
     RabbitMQStreamStand,
+    RedisStand,
     kestrel,
     kestrel_checks_no_id,
     kestrel_poisoned,
     kestrel_tells_first,
+    nats,
+    nats_checks_no_id,
+    nats_poisoned,
+    nats_tells_first,
     rabbitmq,
     rabbitmq_checks_no_id,
     rabbitmq_poisoned,
     rabbitmq_tells_first,
+    redis,
+    redis_checks_no_id,
+    redis_poisoned,
+    redis_tells_first,
     shape_of,
     stream_poisoned,
 )
@@ -49,16 +59,42 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(900)]
 
 Build = Callable[[Cell], Topology]
 OF_RABBITMQ: Final = pytest.mark.broker("rabbitmq")
-BROKERS: Final = [pytest.param("rabbitmq", marks=OF_RABBITMQ), "kestrel"]
+BROKERS: Final = [pytest.param("rabbitmq", marks=OF_RABBITMQ), "kestrel", "redis", "nats"]
 QUORUM: Final = pytest.param("quorum", marks=OF_RABBITMQ)
-BUILDS: Final[dict[str, Build]] = {"rabbitmq": rabbitmq, "quorum": rabbitmq, "kestrel": kestrel}
-TELLS_FIRST: Final[dict[str, Build]] = {"rabbitmq": rabbitmq_tells_first, "kestrel": kestrel_tells_first}
+BUILDS: Final[dict[str, Build]] = {
+    "rabbitmq": rabbitmq,
+    "quorum": rabbitmq,
+    "kestrel": kestrel,
+    "redis": redis,
+    "nats": nats,
+}
+TELLS_FIRST: Final[dict[str, Build]] = {
+    "rabbitmq": rabbitmq_tells_first,
+    "kestrel": kestrel_tells_first,
+    "redis": redis_tells_first,
+    "nats": nats_tells_first,
+}
 POISONED: Final[dict[str, Build]] = {
     "rabbitmq": rabbitmq_poisoned,
     "kestrel": kestrel_poisoned,
     "stream": stream_poisoned,
+    "redis": redis_poisoned,
+    "nats": nats_poisoned,
 }
-CHECKS_NO_ID: Final[dict[str, Build]] = {"rabbitmq": rabbitmq_checks_no_id, "kestrel": kestrel_checks_no_id}
+CHECKS_NO_ID: Final[dict[str, Build]] = {
+    "rabbitmq": rabbitmq_checks_no_id,
+    "kestrel": kestrel_checks_no_id,
+    "redis": redis_checks_no_id,
+    "nats": nats_checks_no_id,
+}
+STANDS: Final[dict[str, Callable[..., Any]]] = {
+    "rabbitmq": RabbitMQStand,
+    "quorum": RabbitMQStand,
+    "kestrel": KestrelStand,
+    "redis": RedisStand,
+    "nats": NatsStand,
+}
+FIXTURES: Final = {"kestrel": "kestrel", "redis": "redis_server", "nats": "nats_server"}
 DRIVERS_MAX: Final = 20
 PARTS: Final = 8
 ROUNDS: Final = 20
@@ -70,7 +106,7 @@ PLACES: Final = (
     *("journal.in_transaction", "journal.after_write"),
 )
 ONLY_OWED: Final = {"journal.before_acknowledge", "journal.after_acknowledge"}
-"""A source that takes over does not come there."""
+"""A source that takes over (Kestrel) does not come there."""
 
 MakeStand = Callable[..., Any]
 
@@ -78,7 +114,7 @@ MakeStand = Callable[..., Any]
 @pytest.fixture(params=BROKERS)
 def broker(request: pytest.FixtureRequest) -> tuple[str, Any]:
     """A kind of queue, and a running server that has it."""
-    return request.param, request.getfixturevalue("kestrel" if request.param == "kestrel" else "rabbitmq")
+    return request.param, request.getfixturevalue(FIXTURES.get(request.param, "rabbitmq"))
 
 
 @contextmanager
@@ -90,9 +126,15 @@ def stand_on(
     name = f"{kind}_{name}"
     with fresh_database(postgres.database, f"test_{name}") as database, Cutter(server.port) as cutter:
         prepared_database(database)
-        address = f"127.0.0.1:{cutter.port}" if kind == "kestrel" else server.url_at(cutter.port)
+        address = f"127.0.0.1:{cutter.port}"
+        if kind in ("redis", "nats"):
+            address = f"{kind}://{address}"
+        elif kind != "kestrel":
+            address = server.url_at(cutter.port)
         if kind == "stream":
             server.declare(name, "stream")
+        elif kind == "nats":
+            server.make(name)
         elif kind == "quorum":
             server.declare(name, "quorum")
             server.until_kept(name)
@@ -103,18 +145,17 @@ def stand_on(
         if kind == "stream":
             yield RabbitMQStreamStand(cell, database, **given)
         else:
-            stand = KestrelStand if kind == "kestrel" else RabbitMQStand
-            yield stand(cell, database, cutter=cutter, **given)
+            yield STANDS[kind](cell, database, cutter=cutter, **given)
 
 
-@pytest.mark.sampled(0.12)
+@pytest.mark.sampled(0.06)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_misfortune_at_every_failpoint(
     postgres: EmbeddedPostgres, broker: tuple[str, Any], tmp_path: Path, seed: int, part: int
 ) -> None:
     """Killed, failed or taken over from, in turn; with one batch in flight, and with three."""
     shape = shape_of(BUILDS[broker[0]])
-    points = [point for point in shape.points() if broker[0] == "rabbitmq" or point.name not in ONLY_OWED]
+    points = [point for point in shape.points() if broker[0] != "kestrel" or point.name not in ONLY_OWED]
     cells = shuffled(one_way_each(WAYS, seed, points, shape), random.Random(seed))[part::PARTS]
     with stand_on(postgres, broker, tmp_path, seed, f"part{part}", in_flight=1 + 2 * (part % 2)) as stand:
         for line in Chain(stand, shape, len(cells)).run(cells):
@@ -187,7 +228,7 @@ def test_where_no_id_is_checked_what_comes_again_is_doubled(
     postgres: EmbeddedPostgres, broker: tuple[str, Any], tmp_path: Path, seed: int
 ) -> None:
     kind = broker[0]
-    point = "journal.before_acknowledge" if kind == "rabbitmq" else "journal.after_write"
+    point = "journal.after_write" if kind == "kestrel" else "journal.before_acknowledge"
     with stand_on(postgres, broker, tmp_path, seed, "no_id") as stand:
         without_its_constraint(stand.database)
         with pytest.raises(AssertionError, match=r"holds .* times|\(\{'.*\}, \{\}\)"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -141,6 +142,36 @@ def kept(request: pytest.FixtureRequest, operated: Operated) -> Kept:
     made = Kept(request.param, operated)
     made.run(put=LINES)
     return made
+
+
+def time_of(table: DeltaTable, version: int) -> datetime:
+    """A time at which this version was the newest one, as delta-rs sees it: by its log entry's file."""
+    entry = DeltaLog(table.table_uri.removeprefix("file://").rstrip("/")).entry_path(version)
+    return datetime.fromtimestamp(os.stat(entry).st_mtime + 0.001, UTC)
+
+
+@pytest.mark.postgres
+def test_a_restore_to_a_time_that_took_no_commit_of_ours_is_no_loss(kept: Kept) -> None:
+    """The log says neither the version nor, by Spark, the time's zone: the files do."""
+    found = DeltaTable(kept.folder("counts"))
+    ours = found.version()
+    write_deltalake(found, found.to_pyarrow_table().slice(0, 1), mode="append")
+    found.update_incremental()
+    found.restore(time_of(found, ours))
+    kept.run(put=[b"c"])
+    assert kept.counts() == should(*LINES, b"c")
+    assert kept.operated.verify()["violations"] == []
+
+
+@pytest.mark.postgres
+def test_a_restore_to_a_time_before_a_commit_of_ours_is_a_loss(kept: Kept) -> None:
+    found = DeltaTable(kept.folder("counts"))
+    found.restore(time_of(found, found.version() - 1))
+    kept.operated.put(b"c")
+    with pytest.raises(PositionMismatch, match="restored the table to before"):
+        kept.run()
+    lost = kept.adopt("--accept-loss", "--why", "as agreed")["lost"]
+    assert (lost["txids"], lost["upto"]) == ("3", 3)
 
 
 @pytest.mark.postgres

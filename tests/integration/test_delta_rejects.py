@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Schema, write_deltalake
 from support.crashes import Cell
 from support.duck import connected
 from support.operated import Operated
@@ -23,7 +24,7 @@ from stormproof import DeltaSink, Topology, count
 from stormproof.core.errors import CannotTell, SinkRefused
 from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.sink import MESSAGE_COLUMNS
-from stormproof.sinks.delta import refused, session
+from stormproof.sinks.delta import asked_rows, refused, session
 from stormproof.sinks.protocol import CommitOutcome, RefusedRow, SinkSession
 from stormproof.sinks.rejects import Rejects
 from stormproof.trident.statistics import BatchResult
@@ -113,6 +114,34 @@ def test_where_a_message_is_left_out_the_row_that_it_superseded_is_committed(tmp
     (entry,) = opened.evidence(0, None).entries
     assert (entry.rows, entry.rejected, entry.superseded, entry.reinstated) == (2, 1, 0, 1)
     assert entry.rows + entry.rejected == transaction.rows + entry.reinstated
+
+
+@pytest.mark.parametrize(
+    ("rule", "refused"), [("extra > 0", {"c"}), ("extra IS NULL OR n < extra", {"a"})], ids=["held", "compared"]
+)
+def test_an_upsert_that_leaves_columns_alone_is_asked_of_the_merged_rows(
+    tmp_path: Path, rule: str, refused: set[str]
+) -> None:
+    """The table holds a value of the column that decides; the batch does not write it."""
+    harness = SinkHarness("delta-upsert", tmp_path, None)
+    schema = pa.schema([*SCHEMA, pa.field("extra", pa.int64())])
+    held = {"word": ["a", "b"], "n": [1, 1], "extra": [5, 500]}
+    write_deltalake(harness.delta_path, pa.table(held, schema))
+    DeltaTable(harness.delta_path).alter.add_constraint({"few": rule})
+    opened = harness.open()
+    added = [("a", 7), ("b", 7), ("c", 7)]
+    result = opened.commit(harness.prepare(opened, 1, None, added, messages=[1, 2, 3], rejects_max=1), checked=True)
+    assert {json.loads(row.text)["word"] for row in result.refused} == refused
+    taken = {word: n for word, n in added if word not in refused}
+    assert harness.rows() == Counter(({"a": 1, "b": 1} | taken).items())
+
+
+def test_control_rules_that_are_asked_of_the_added_rows_alone_reject_rows_that_the_table_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asked_rows, "_merged", lambda *_: "SELECT * FROM added")
+    with pytest.raises(SinkRefused, match="more than 1 messages"):
+        test_an_upsert_that_leaves_columns_alone_is_asked_of_the_merged_rows(tmp_path, "extra > 0", {"c"})
 
 
 def refused_twice(harness: SinkHarness, opened: SinkSession, place: str) -> tuple[RefusedRow, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 HELD = {"delta.after_check": False, "delta.after_log_entry": True, "delta.after_sync": True}
 
-pytestmark = [pytest.mark.spark, pytest.mark.sampled(0.25)]
+pytestmark = [pytest.mark.spark, pytest.mark.sampled(0.3, pool="long")]
 
 
 def die(folder: Path, kind: str, *, at: str | None, after_s: float = 0) -> None:

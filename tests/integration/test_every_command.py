@@ -39,6 +39,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "audit actions": (NAME,),
     "audit attempts": (NAME,),
     "audit behind": (NAME,),
+    "audit components": (NAME,),
     "audit dead-letters": (NAME,),
     "audit duplicates": (NAME,),
     "audit message": (NAME, LETTER),
@@ -85,7 +86,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "stop": (NAME,),
     "vacuum": (NAME, "--dry-run"),
 }
-ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "init", "ledger release-table", "web"}
+ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "pack", "init", "ledger release-table", "web"}
 """Commands with tests of their own screens; called here where they need no more than a database."""
 
 CHANGES: Final = {"run", "queue list", "queue stats", "status", "doctor", "metrics"}

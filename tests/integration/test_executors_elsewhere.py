@@ -22,7 +22,7 @@ from support.command_line import CommandLine, command_line_in
 from support.queues import prepared_database, put
 
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.storage import default_storage
+from stormproof.core.storage.address import default_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -91,6 +91,7 @@ def ended(command: list[str], **more: str) -> tuple[Any, str]:
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.sampled(0.3, pool="long")
 def test_an_executor_that_dies_costs_no_message_and_blames_none(
     words: Callable[..., CommandLine], database: Database
 ) -> None:
@@ -107,6 +108,7 @@ def test_an_executor_that_dies_costs_no_message_and_blames_none(
     ]
 
 
+@pytest.mark.sampled(0.3, pool="long")
 def test_tables_in_an_object_store_outlive_an_executor_that_dies(
     words: Callable[..., CommandLine], s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,29 @@ def test_tables_in_an_object_store_outlive_an_executor_that_dies(
     assert s3_server.options()["AWS_SECRET_ACCESS_KEY"] not in told
     default_storage(s3_server.options)  # as a new process reads the setting
     assert command("audit", "verify", "words")["violations"] == []
+
+
+SHOWS: Final = """
+import json, psutil
+from stormproof.core.engine.spark import spark_session
+from stormproof.core.settings import Settings
+session = spark_session(Settings(master="local[1]", spark={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.mine": "shown"}))
+known = session.sparkContext.getConf().get("spark.hadoop.fs.s3a.secret.key")
+hadoop = session.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.secret.key")
+def line(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return ""
+lines = [line(process) for process in psutil.Process().children(recursive=True)]
+print(json.dumps([known, hadoop, any("hush" in line for line in lines), any("spark.mine=shown" in line for line in lines)]))
+session.stop()
+"""
+
+
+def test_a_secret_among_sparks_settings_is_on_no_command_line() -> None:
+    shown, _ = ended([sys.executable, "-c", SHOWS])
+    assert shown == ["hush", "hush", False, True]
 
 
 def test_spark_submit_gives_its_settings(words: Callable[..., CommandLine], database: Database, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from stormproof.core.postgres.database import Database
 pytestmark = pytest.mark.postgres
 
 
+@pytest.mark.sampled(0.3, pool="long")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", Form)
 def test_a_query_killed_at_every_failpoint(form: Form, database: Database, tmp_path: Path, seed: int) -> None:
@@ -50,6 +51,7 @@ def test_a_rate_stream_on_spark_into_sinks(database: Database, tmp_path: Path) -
 
 
 @pytest.mark.spark(own=True)
+@pytest.mark.sampled(0.3, pool="long")
 @pytest.mark.timeout(600)
 def test_two_functions_of_a_query_on_spark_and_one_that_was_renamed(
     database: Database, tmp_path: Path, capfd: pytest.CaptureFixture[str]

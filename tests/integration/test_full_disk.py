@@ -37,7 +37,10 @@ REFUSALS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.E
 
 
 class Full:
-    """A disk that is full while Delta commits, `times` times: each write of this process is answered with EFBIG."""
+    """A disk that is full while Delta commits, `times` times: each write of this process is answered with EFBIG.
+
+    It has space again from the next failpoint on, which is one of the next try's where the commit failed.
+    """
 
     def __init__(self, times: int) -> None:
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -48,7 +51,7 @@ class Full:
         if place == "delta.after_check" and self.met < self._times:
             self.met += 1
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, self._limits[1]))
-        elif place == "delta.after_log_entry":
+        else:
             resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
 
 
@@ -103,8 +106,9 @@ def test_a_disk_that_stays_full_ends_the_run_and_blocks_nothing(kept: Kept) -> N
 @pytest.mark.postgres
 @pytest.mark.parametrize("kept", ["delta-fold"], indirect=True)
 def test_control_a_refusal_by_the_table_blocks(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As every error of a MERGE did: then the test above finds it."""
+    """As every error of a MERGE did: then the test above finds it. To ask which row it is about needs the disk, too."""
     monkeypatch.setattr(hold_module, "may_pass", lambda error: False)
+    monkeypatch.setattr("stormproof.sinks.delta.session._PreparedRows.refused", lambda *asked: None)
     with full_disk(2), pytest.raises(SinkRefused, match="is blocked"):
         kept.run(put=[b"c d"])
 

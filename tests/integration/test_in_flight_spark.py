@@ -27,7 +27,7 @@ from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import MemorySession
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.writer import FileWriter, ParquetTaskWriter
-from stormproof.trident.jobs import JobsOnThreads
+from stormproof.trident.job_runners import JobsOnThreads
 from stormproof.trident.statistics import BatchResult
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -98,6 +98,7 @@ def test_jobs_share_the_cores_and_their_batches_commit_in_order(spark: SparkSess
     assert not engine.cancelled
 
 
+@pytest.mark.sampled(0.3, pool="long")
 @pytest.mark.parametrize("poisoning", [Poisoning.EXIT, Poisoning.HANG])
 def test_a_message_that_kills_or_hangs_its_worker_costs_no_other_batch_anything(
     spark: SparkSession, tmp_path: Path, poisoning: Poisoning

@@ -38,6 +38,7 @@ from stormproof.core.source.kafka.scout import SAMPLE
 from stormproof.core.source.metadata import Metadata
 from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.testing.sources.harness import each_slice, lease_of, open_slice
+from stormproof.trident.audit.source import evidence_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sampled(0.34)]
 
@@ -82,7 +83,7 @@ def everything(source: KafkaSource, limit: Limit = ANY, epoch: int = 1) -> list[
 def test_an_aborted_transaction_never_shows_and_an_open_one_holds_up_its_own_partition_alone(
     harness: KafkaHarness, kafka: KafkaBroker
 ) -> None:
-    topic = harness.topic = kafka.topic(2)
+    topic = harness.name = kafka.topic(2)
     with kafka.transaction(commit=False) as producer:
         producer.produce(topic, b"aborted", partition=0)
         producer.produce(topic, b"aborted", partition=1)
@@ -98,13 +99,13 @@ def test_an_aborted_transaction_never_shows_and_an_open_one_holds_up_its_own_par
     assert source.backlog().ready == 0
 
 
-def test_a_partition_that_waits_behind_an_open_transaction_is_logged(
+def test_a_partition_that_waits_behind_an_open_transaction_is_logged_and_in_the_status(
     harness: KafkaHarness, kafka: KafkaBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = harness.options["clock"] = ManualClock()
     source = harness.view()
     with kafka.transaction() as producer:
-        producer.produce(harness.topic, b"open", partition=0)
+        producer.produce(harness.name, b"open", partition=0)
         producer.flush(READY_S)
         for _ in range(3):
             assert source.open(lease_of("a"), ANY, 7) is None
@@ -112,9 +113,12 @@ def test_a_partition_that_waits_behind_an_open_transaction_is_logged(
             clock.advance(4)
         assert source.open(lease_of("a"), ANY, 7) is None
         assert "partition 0 has waited at offset 0 for 12 seconds, with 1 offsets behind it" in caplog.text
-    kafka.until_stable(harness.topic, 1)
+        (note,) = evidence_of(source).notes()
+        assert note.startswith(f"topic {harness.name}, partition 0 waits at offset 0 since 20")
+    kafka.until_stable(harness.name, 1)
     assert everything(source) == [b"open"]
     assert "partition 0 goes on" in caplog.text
+    assert evidence_of(source).notes() == ()
 
 
 def test_every_message_once_from_partitions_whose_slices_are_cut_returned_and_halved(
@@ -122,7 +126,7 @@ def test_every_message_once_from_partitions_whose_slices_are_cut_returned_and_ha
 ) -> None:
     """Offsets with gaps, in four partitions; any order of opening, confirming, returning, splitting and dying."""
     rng = np.random.default_rng(seed)
-    topic = harness.topic = kafka.topic(4)
+    topic = harness.name = kafka.topic(4)
     put: list[bytes] = []
     for turn in range(5):
         with kafka.transaction(commit=turn != 2) as producer:
@@ -163,7 +167,7 @@ def test_every_message_once_from_partitions_whose_slices_are_cut_returned_and_ha
 def test_a_compacted_topic_is_read_with_its_gaps_and_what_compaction_takes_later_is_no_loss(
     harness: KafkaHarness, kafka: KafkaBroker
 ) -> None:
-    topic = harness.topic = kafka.topic(
+    topic = harness.name = kafka.topic(
         cleanup_policy="compact",
         segment_ms="50",
         min_cleanable_dirty_ratio="0.001",
@@ -203,14 +207,14 @@ def test_messages_that_retention_took_before_they_were_read_are_refused_by_name(
     assert payloads(source, open_slice(source, "a", Limit(1))) == [b"a"]
     source.confirm(lease_of("a"))
     source.close()
-    kafka.remove_below(harness.topic, 0, 2)
+    kafka.remove_below(harness.name, 0, 2)
     with pytest.raises(PositionMismatch, match=r"partition 0: offsets 1 to 1 were removed .* on_gap='record'"):
         source.open(lease_of("b"), ANY, 7)
     harness.options["on_gap"] = "record"
     after = harness.view(epoch=2)
     assert payloads(after, after.open(Lease("c", 2), ANY, 7)) == [b"c"]
     ((position,),) = harness.execute(
-        f"select position from stormproof.pending_subscription where source = '{harness.topic}'"
+        f"select position from stormproof.pending_subscription where source = '{harness.name}'"
     )
     assert [lost[:3] for lost in position["lost"]] == [[0, 1, 2]]
 
@@ -219,7 +223,7 @@ def test_a_slice_whose_messages_retention_took_is_refused_by_name(harness: Kafka
     harness.put([b"a", b"b"])
     source = harness.view()
     slice_ = open_slice(source)
-    kafka.remove_below(harness.topic, 0, 1)
+    kafka.remove_below(harness.name, 0, 1)
     with pytest.raises(PositionMismatch, match="offsets 0 to 0 were opened and cannot be read any more"):
         messages_of(source, slice_)
 
@@ -232,8 +236,8 @@ def test_a_new_partition_is_read_from_its_first_message(harness: KafkaHarness, k
     harness.put([b"before"])
     source = harness.view()
     assert everything(source) == []
-    kafka.grow(harness.topic, 2)
-    kafka.put(harness.topic, [b"new"], 1)
+    kafka.grow(harness.name, 2)
+    kafka.put(harness.name, [b"new"], 1)
     harness.put([b"old"])
     until(lambda: source.backlog().ready == 1, "the message does not show")
     assert everything(source) == [b"old", b"new"]
@@ -269,10 +273,10 @@ def test_a_topic_that_was_deleted_and_made_again_is_refused_by_name(harness: Kaf
     harness.put([b"a", b"b"])
     source = harness.view()
     assert everything(source) == [b"a", b"b"]
-    kafka.delete(harness.topic)
-    kafka.topic(name=harness.topic)
+    kafka.delete(harness.name)
+    kafka.topic(name=harness.name)
     harness.put([b"c", b"d", b"e"])
-    with pytest.raises(PositionMismatch, match=f"topic {harness.topic} was deleted and made again"):
+    with pytest.raises(PositionMismatch, match=f"topic {harness.name} was deleted and made again"):
         source.open(lease_of("z"), ANY, 7)
     with pytest.raises(PositionMismatch, match="give the source another name"):
         harness.view(epoch=2)
@@ -281,13 +285,13 @@ def test_a_topic_that_was_deleted_and_made_again_is_refused_by_name(harness: Kaf
 def test_another_cluster_under_the_same_name_is_refused(harness: KafkaHarness) -> None:
     harness.view()
     harness.execute("update stormproof.pending_subscription set position = position || '{\"cluster\": \"another\"}'"
-                    f" where source = '{harness.topic}'")  # fmt: skip
+                    f" where source = '{harness.name}'")  # fmt: skip
     with pytest.raises(PositionMismatch, match="its position is of cluster another"):
         harness.view(epoch=2)
 
 
 def test_a_topic_that_is_not_there_is_named_with_the_command_that_makes_it(harness: KafkaHarness) -> None:
-    harness.topic = "nowhere"
+    harness.name = "nowhere"
     with pytest.raises(UsageError, match=r"no topic nowhere at .*; make it first: kafka-topics.sh --create"):
         harness.view()
 
@@ -303,14 +307,14 @@ STARTS: dict[str, tuple[Callable[[datetime], Any], list[bytes]]] = {
 
 @pytest.mark.parametrize("start", STARTS)
 def test_where_a_new_subscription_begins(harness: KafkaHarness, kafka: KafkaBroker, start: str) -> None:
-    harness.topic = kafka.topic(retention_ms="-1")
+    harness.name = kafka.topic(retention_ms="-1")
     at = datetime(2026, 1, 1, tzinfo=UTC)
     for minutes, payload in enumerate([b"a", b"b", b"c"]):
-        kafka.put(harness.topic, [payload], timestamp=int((at + timedelta(minutes=minutes)).timestamp() * 1_000))
+        kafka.put(harness.name, [payload], timestamp=int((at + timedelta(minutes=minutes)).timestamp() * 1_000))
     made, found = STARTS[start]
     harness.options["start"] = made(at + timedelta(seconds=90))
     source = harness.view()
-    kafka.put(harness.topic, [b"d"], timestamp=int((at + timedelta(days=2)).timestamp() * 1_000))
+    kafka.put(harness.name, [b"d"], timestamp=int((at + timedelta(days=2)).timestamp() * 1_000))
     assert everything(source) == found
     assert everything(harness.view(epoch=2), epoch=2) == [], "a subscription that is there goes on from where it is"
 
@@ -319,14 +323,14 @@ def test_where_a_new_subscription_begins(harness: KafkaHarness, kafka: KafkaBrok
 
 
 def test_metadata_as_fields_and_tombstones(harness: KafkaHarness, kafka: KafkaBroker) -> None:
-    harness.topic = kafka.topic(retention_ms="-1")  # the messages say that they are old
+    harness.name = kafka.topic(retention_ms="-1")  # the messages say that they are old
     harness.options |= {
         "schema": "n int",
         "metadata": {"key": "key", "offset": "at", "partition": "p", "timestamp": "time", "headers": "headers",
                      "tombstone": "gone", "topic": "topic"},
     }  # fmt: skip
-    kafka.put(harness.topic, [b'{"n": 1}'], key=b"k", headers=[("h", b"\xff"), ("h", None)], timestamp=1_000)
-    kafka.put(harness.topic, [None, b"{", b'{"n": 2}'], timestamp=2_000)  # type: ignore[list-item]
+    kafka.put(harness.name, [b'{"n": 1}'], key=b"k", headers=[("h", b"\xff"), ("h", None)], timestamp=1_000)
+    kafka.put(harness.name, [None, b"{", b'{"n": 2}'], timestamp=2_000)  # type: ignore[list-item]
     source = harness.view()
     slice_ = open_slice(source, "a")
     (batch,) = source.readers(slice_, 1)[0].read(7, frozenset(), 100)
@@ -334,7 +338,7 @@ def test_metadata_as_fields_and_tombstones(harness: KafkaHarness, kafka: KafkaBr
     assert [row for row, _ in made.failed] == [2]
     rows = made.rows.to_pylist()
     at = datetime.fromtimestamp(1, UTC)
-    assert rows[0] == {"n": 1, "key": b"k", "at": 0, "p": 0, "time": at, "gone": False, "topic": harness.topic,
+    assert rows[0] == {"n": 1, "key": b"k", "at": 0, "p": 0, "time": at, "gone": False, "topic": harness.name,
                        "headers": [{"name": "h", "value": b"\xff"}, {"name": "h", "value": None}]}  # fmt: skip
     assert (rows[1]["n"], rows[1]["gone"], rows[1]["key"]) == (None, True, None)
     assert rows[3]["n"] == 2
@@ -346,7 +350,7 @@ def test_a_failed_message_keeps_its_metadata_and_is_edited_by_its_payload_alone(
 ) -> None:
     harness.options["metadata"] = ("key", "offset")
     harness.max_attempts = 1
-    kafka.put(harness.topic, [b"fine", b"poison"], key=b"k")
+    kafka.put(harness.name, [b"fine", b"poison"], key=b"k")
     source = harness.view()
     slice_ = open_slice(source, "a")
     (batch,) = source.readers(slice_, 1)[0].read(7, frozenset(), 100)
@@ -368,7 +372,7 @@ def test_a_failed_message_keeps_its_metadata_and_is_edited_by_its_payload_alone(
 def test_offsets_are_told_to_the_consumer_group_once_they_are_applied(
     harness: KafkaHarness, kafka: KafkaBroker
 ) -> None:
-    harness.options["group"] = f"lag-{harness.topic}"
+    harness.options["group"] = f"lag-{harness.name}"
     harness.put([b"a", b"b", b"c"])
     source = harness.view()
     open_slice(source, "a", Limit(2))
@@ -378,7 +382,7 @@ def test_offsets_are_told_to_the_consumer_group_once_they_are_applied(
     source.confirm(lease_of("a"))
     source.maintain()
     source.close()
-    assert kafka.committed(f"lag-{harness.topic}", harness.topic) == [3]
+    assert kafka.committed(f"lag-{harness.name}", harness.name) == [3]
 
 
 def test_lag_stands_in_the_backlog_and_with_the_position(harness: KafkaHarness) -> None:
@@ -434,7 +438,7 @@ def test_a_gap_that_is_taken_for_messages_would_be_noticed(harness: KafkaHarness
     """What a source that subtracts offsets would expect is not what is there."""
     for commit in (False, True):
         with kafka.transaction(commit=commit) as producer:
-            producer.produce(harness.topic, b"a", partition=0)
+            producer.produce(harness.name, b"a", partition=0)
     source = harness.view()
     slice_ = open_slice(source)
     (one,) = ranges_of(slice_.position)
@@ -469,7 +473,7 @@ def test_a_gap_in_a_range_that_nobody_counted_has_it_counted(harness: KafkaHarne
     assert len(payloads(source, open_slice(source, "a", LONG))) == MANY
     source.confirm(lease_of("a"))
     with kafka.transaction(commit=False) as producer:
-        producer.produce(harness.topic, b"aborted", partition=0)
+        producer.produce(harness.name, b"aborted", partition=0)
     harness.put([b"behind"])
     slice_ = open_slice(source, "b", LONG)
     assert slice_.expected.messages == 3, "an aborted message and a marker are taken for messages"
@@ -498,7 +502,7 @@ def test_what_retention_took_of_a_partition_that_nobody_counts_is_noticed(
     open_slice(source, "a", LONG)
     source.confirm(lease_of("a"))
     harness.put([b"a", b"b"])
-    kafka.remove_below(harness.topic, 0, MANY + 1)
+    kafka.remove_below(harness.name, 0, MANY + 1)
     with pytest.raises(PositionMismatch, match=f"offsets {MANY} to {MANY} were removed"):
         source.open(lease_of("b"), LONG, 7)
 

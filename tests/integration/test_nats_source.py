@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from nats.js.api import ConsumerConfig
-from support.brokers.harness import ANY, opened
+from support.brokers.harness import ANY, opened, tuples_of
 from support.brokers.nats_server import NatsHarness, NatsServer
 from support.queues import prepared_database
 
 from stormproof import NatsSource
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.protocol import Lease
 
@@ -98,19 +100,19 @@ def test_messages_that_were_removed_before_they_were_read_stop_the_run(harness: 
     harness.put([b"2", b"3", b"4", b"5"])
     purge(harness, keep=1)
     for epoch in (1, 2):  # it is still so for the next driver
-        with pytest.raises(PositionMismatch, match=r"3 messages from sequence 3 on .* on_gap='skip'"):
+        with pytest.raises(PositionMismatch, match=r"3 messages from sequence 3 on .* on_gap='record'"):
             harness.view(epoch=epoch).open(Lease("b", epoch), ANY, 7)
 
 
 def test_messages_that_were_removed_are_left_out_where_that_is_asked_for(
     harness: NatsHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = harness.view(on_gap="skip")
+    source = harness.view(on_gap="record")
     harness.put([b"0", b"1", b"2"])
     purge(harness, keep=1)
     with caplog.at_level(logging.ERROR):
         assert opened(source, A) == [b"2"]
-    assert "2 messages from sequence 1 on" in caplog.text
+    assert "removed 2 messages between 0 and 3" in caplog.text
 
 
 def test_messages_that_are_removed_once_they_are_written_down_are_no_loss(harness: NatsHarness) -> None:
@@ -161,6 +163,42 @@ def test_a_consumer_that_would_lose_messages_is_refused(
     harness.server.ask(lambda jetstream: jetstream.add_consumer(harness.stream, made))
     with pytest.raises(UsageError, match=said):
         harness.view(consumer="mine")
+
+
+def test_a_consumer_that_another_topology_reads_by_is_refused_by_name(harness: NatsHarness) -> None:
+    harness.put([b"one"])
+    first = harness.view(consumer="billing")
+    other = harness.unsubscribed(consumer="billing")
+    with pytest.raises(UsageError, match=r"the consumer billing is read by the topology 's' already.* consumer="):
+        other.subscribe("another", 1)
+    assert opened(first, A) == [b"one"]
+    second = harness.unsubscribed(consumer="shipping")
+    second.subscribe("another", 1)
+    assert opened(second, A) == [b"one"], "a consumer of its own reads every message"
+    for source in (other, second):
+        source.close()
+
+
+def test_metadata_stands_behind_the_fields_and_a_failed_message_keeps_it(harness: NatsHarness) -> None:
+    names = ("subject", "sequence", "timestamp", "headers", "delivered")
+    harness.options = {"metadata": names, "max_attempts": 1}
+    started = datetime.now(UTC)
+    subject = f"{harness.stream}.b"
+    harness.server.ask(lambda jetstream: jetstream.publish(subject, b"a", headers={"trace": "7"}))
+    source = harness.view()
+    slice_ = source.open(A, ANY, 7)
+    assert slice_ is not None
+    (row,) = tuples_of(source, slice_)
+    assert started - timedelta(seconds=1) < row.pop("timestamp") < datetime.now(UTC) + timedelta(seconds=1)
+    known = {"subject": subject, "sequence": 1, "headers": [{"name": "trace", "value": "7"}], "delivered": 1}
+    assert row == {"line": "a", **known}
+    failure = MessageFailure(MessageId(0), 0, Token(0), FailureReason.ERROR, "b", "boom", "x", counted=True)
+    assert source.confirm(A, [failure]).dead == ("0-0",)
+    assert source.edit("0-0", b"new", by="me", why="test")
+    again = source.open(B, ANY, 7)
+    assert again is not None
+    (edited,) = tuples_of(source, again)
+    assert (edited["line"], edited["subject"], edited["sequence"]) == ("new", subject, 1)
 
 
 def test_one_subject_of_several_is_read(harness: NatsHarness) -> None:

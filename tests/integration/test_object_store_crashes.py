@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from support.blows import Action
 from support.brokers.s3_server import S3Server
 from support.chain import one_way_each, shuffled
+from support.command_line import CommandLine
 from support.crashes import FAILED, UNAVAILABLE, Cell, run_driver
 from support.lossy_store import Loss, LossyStore
 from support.object_tables import (
@@ -37,6 +40,7 @@ from support.verdicts import require_verified
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.sinks.delta.session import DeltaSession
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
@@ -154,6 +158,59 @@ def test_a_log_entry_that_arrives_before_the_next_start_counts(stand: Stand, sin
     assert " 200 " in stand.proxy.late_answers[0]
     assert run_driver(stand.cell) == 0
     stand.require_exact()
+
+
+def give_up(stand: Stand, sink: str, monkeypatch: pytest.MonkeyPatch, command: CommandLine) -> dict[str, Any]:
+    """A batch whose log entry is on its way is given up at its sink; then the entry arrives, and a driver goes on."""
+    stand.give(6, "second")
+    stand.proxy.lose(Loss.LATE, 1_000, "PUT", rf"/{sink}/{LOG_ENTRY}")
+    assert run_driver(replace(stand.cell, outage_s=1.0)) == UNAVAILABLE
+    stand.proxy.lose(Loss.LATE, 0, "PUT", "nothing")
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", stand.cell.database.adbc_uri)
+    opener(stand.cell, stand.cell.database)  # how this process reaches the store
+    (txid,) = {txn["txid"] for txn in command("status", "lossy")["topologies"][0]["unresolved"]}
+    report: dict[str, Any] = command("ledger", "skip", "lossy", str(txid), sink, "--by", "Ada", "--why", "no answer")
+    stand.proxy.send_late()
+    assert stand.proxy.late_answers
+    return report
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_log_entry_that_arrives_after_its_batch_was_given_up_is_refused_by_the_store(
+    stand: Stand, sink: str, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    report = give_up(stand, sink, monkeypatch, command)
+    assert report["kept_out_from"] is not None
+    assert all(" 412 " in answer for answer in stand.proxy.late_answers), stand.proxy.late_answers
+    assert (report["rows"], report["unreadable"]) == (report["listed"], [])
+    assert run_driver(stand.cell) == 0
+    found = contents(stand.cell, stand.cell.database)
+    first, given_up = expected(stand.put[:6]), expected(stand.put)
+    assert found[sink] + rejected(stand) == given_up
+    assert found[sink] >= first
+    (other,) = {*SINKS} - {sink}
+    assert found[other] == given_up
+    require_verified(stand.cell, opener=opener(stand.cell, stand.cell.database))
+
+
+def rejected(stand: Stand) -> Counter[str]:
+    """How often each word is in the rows that were given up."""
+    with psycopg.connect(stand.cell.database.conninfo) as connection:
+        inputs = connection.execute("select input from stormproof.event where kind = 'reject'").fetchall()
+    rows = [json.loads(text) for (text,) in inputs]
+    return sum((Counter({row["word"]: row.get("n", 1)}) for row in rows), Counter[str]())
+
+
+def test_control_without_a_version_that_keeps_it_out_it_lands(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    monkeypatch.setattr(DeltaSession, "keep_out", lambda *_: None)
+    report = give_up(stand, APPEND, monkeypatch, command)
+    assert report["kept_out_from"] is None
+    assert " 200 " in stand.proxy.late_answers[0]
+    run_driver(stand.cell)
+    found = contents(stand.cell, stand.cell.database)[APPEND]
+    assert found + rejected(stand) != expected(stand.put), "rows are in the table, and on record as given up"
 
 
 def test_control_commits_without_a_transaction_identifier_are_caught(stand: Stand) -> None:

@@ -158,6 +158,7 @@ def test_without_notes_more_drivers_die(database: Database, tmp_path: Path) -> N
 
 @pytest.mark.spark(own=True)
 @pytest.mark.postgres
+@pytest.mark.sampled(0.3, pool="long")
 @pytest.mark.timeout(600)
 def test_on_spark_a_message_that_kills_its_driver_is_found_after_two_deaths(database: Database, tmp_path: Path) -> None:
     prepared, payloads = poisoned_queue(database)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,10 +25,8 @@ FIRST, SECOND = 'stormproof_queue."lines.p1"', 'stormproof_queue."lines.p11"'
 class Store(PostgresHarness):
     """With small partitions."""
 
-    def queue(self, name: str = "lines") -> PostgresQueue:
-        queue = PostgresQueue(name, database=self.database, max_attempts=self.max_attempts, partition_messages=SIZE)
-        self.views.append(queue)
-        return queue
+    def made(self, *, name: str = "lines", **options: Any) -> PostgresQueue:
+        return super().made(name=name, partition_messages=SIZE, **options)
 
     def tables(self) -> list[str]:
         rows = self.execute(

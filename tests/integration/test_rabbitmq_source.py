@@ -17,7 +17,7 @@ from zlib import crc32
 import pytest
 from support.brokers import running
 from support.brokers.cutter import Cutter
-from support.brokers.harness import opened
+from support.brokers.harness import opened, tuples_of
 from support.brokers.lives import SOON, Killed, Life, kill_after, kill_at
 from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer
 from support.queues import prepared_database
@@ -138,7 +138,7 @@ def test_metadata_stands_behind_the_fields_and_a_failed_message_keeps_it(harness
     source = harness.view()
     slice_ = source.open(A, ANY, 7)
     assert slice_ is not None
-    rows = sorted(rows_of(source, slice_), key=lambda row: str(row["message_id"]))
+    rows = sorted(tuples_of(source, slice_), key=lambda row: str(row["message_id"]))
     counts = [(row["redelivered"], row["delivery_count"]) for row in rows]
     counted = [1, 2, None] if harness.queue_type == "quorum" else [None]
     assert any(redelivered for redelivered, _ in counts)
@@ -151,20 +151,11 @@ def test_metadata_stands_behind_the_fields_and_a_failed_message_keeps_it(harness
     failure = MessageFailure(MessageId(0), 0, Token(0), FailureReason.ERROR, "b", "boom", "x", counted=True)
     assert source.confirm(A, [failure]).dead == ("0-0",)
     assert opened(source, B) == []
-    first = rows_of(source, slice_)[0]
+    first = tuples_of(source, slice_)[0]
     assert source.edit("0-0", b"new", by="me", why="test")
     again = source.open(C, ANY, 7)
     assert again is not None
-    assert rows_of(source, again) == [{**first, "line": "new"}]
-
-
-def rows_of(source: RabbitMQSource, slice_: Any) -> list[dict[str, Any]]:
-    """The tuples of a slice."""
-    found: list[dict[str, Any]] = []
-    for reader in source.readers(slice_, 1):
-        for batch in reader.read(7, frozenset(), 100):
-            found += source.decoder.decode(batch.column("payload")).rows.to_pylist()
-    return found
+    assert tuples_of(source, again) == [{**first, "line": "new"}]
 
 
 def test_without_ids_exactly_once_is_refused_by_name() -> None:
@@ -235,6 +226,60 @@ def test_only_the_culprit_becomes_a_dead_letter(classic: RabbitMQHarness) -> Non
     assert [letter.payload[-10:] for letter in source.dead_letters()] == [b"without id"]
     source.close()
     assert classic.server.ready(classic.name) == 0
+
+
+def test_an_id_that_comes_with_another_payload_is_a_dead_letter_with_the_reason(
+    classic: RabbitMQHarness,
+) -> None:
+    """Also where both come at once, and where they come again; with its metadata."""
+    classic.options = {"max_attempts": 1, "metadata": ("message_id",)}
+    source = classic.view()
+    classic.server.put(classic.name, [b"one", b"other", b"two"], ["1", "1", "2"])
+    for first, message in ((b"one", b"third"), (b"third", b"other")):
+        del first
+        slice_ = source.open(A, ANY, 7)
+        assert slice_ is not None
+        source.confirm(A, failed_of(source, slice_))
+        classic.server.put(classic.name, [message, message], ["1", "1"])
+    assert opened(source, B) == [], "both are known"
+    texts = [letter.error for letter in source.dead_letters()]
+    assert [
+        letter.payload.endswith(end) for letter, end in zip(source.dead_letters(), (b"other", b"third"), strict=True)
+    ]
+    assert all("the id '1' in message_id came before with another payload" in text for text in texts)
+    source.close()
+    assert classic.server.ready(classic.name) == 0
+    again = classic.view(epoch=2)
+    letter = source.dead_letters()[0].shown_id
+    assert again.edit(letter, b"mended", by="me", why="its publisher gave an id twice")
+    slice_ = again.open(Lease("c", 2), ANY, 7)
+    assert slice_ is not None
+    assert tuples_of(again, slice_) == [{"line": "mended", "message_id": "1"}]
+
+
+def failed_of(source: RabbitMQSource, slice_: Any) -> list[MessageFailure]:
+    """Failures of those messages that cannot be decoded."""
+    found: list[MessageFailure] = []
+    for reader in source.readers(slice_, 1):
+        for batch in reader.read(7, frozenset(), 100):
+            ids = batch.column("id").to_pylist()
+            for row, text in source.decoder.decode(batch.column("payload")).failed:
+                id_ = MessageId(ids[row])
+                found.append(
+                    MessageFailure(id_, 0, Token(0), FailureReason.BAD_MESSAGE, "lines", text, "", counted=True)
+                )
+    return found
+
+
+def test_a_publisher_that_gives_an_id_twice_does_not_stop_a_topology(
+    lives: Callable[..., tuple[Life, RabbitMQHarness]],
+) -> None:
+    life, harness = lives()
+    harness.server.put(harness.name, [b"one", b"two", b"three"], ["1", "1", "3"])
+    life.live([kill_at("journal.after_write")])
+    life.require(["one", "three"])
+    assert [payload.endswith(b"two") for payload in life.dead()] == [True]
+    assert harness.server.ready(harness.name) == 0
 
 
 # ---- drivers, connections and the broker

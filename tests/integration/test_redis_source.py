@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.brokers.harness import ANY, opened
+from support.brokers.harness import ANY, opened, tuples_of
 from support.brokers.redis_server import RedisHarness, RedisServer
 from support.queues import prepared_database
 
 from stormproof import RedisStreamSource
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.pending.lost import Lost, lost_in
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.protocol import Lease
 from stormproof.core.source.redis_streams.group import SWEEP
@@ -79,18 +82,18 @@ def test_a_group_that_alone_was_deleted_goes_on_in_the_same_stream(harness: Redi
     source = harness.view(on_new_stream="same")
     assert sorted(opened(source, A)) == [b"one", b"two"]
     source.confirm(A)
-    client.xgroup_destroy(harness.name, source._here._name)  # pyright: ignore[reportPrivateUsage]
+    client.xgroup_destroy(harness.name, source._here.name)  # pyright: ignore[reportPrivateUsage]
     harness.put([b"three"])
     assert opened(source, B) == [], "it is noticed while it runs"
     assert opened(source, B) == [b"three"]
     source.confirm(B)
-    client.xgroup_destroy(harness.name, source._here._name)  # pyright: ignore[reportPrivateUsage]
+    client.xgroup_destroy(harness.name, source._here.name)  # pyright: ignore[reportPrivateUsage]
     harness.put([b"four"])
     after = harness.view(epoch=2, on_new_stream="same")
     assert opened(after, Lease("b", 2)) == [b"four"], "the next driver"
     assert after.journal_counts().suppressed == 5
     after.confirm(Lease("b", 2))
-    client.xgroup_destroy(harness.name, source._here._name)  # pyright: ignore[reportPrivateUsage]
+    client.xgroup_destroy(harness.name, source._here.name)  # pyright: ignore[reportPrivateUsage]
     control = harness.view(epoch=3, on_new_stream="adopt")
     assert len(opened(control, Lease("c", 3))) == 4, "negative control: taken for a new stream, all is applied again"
 
@@ -105,7 +108,7 @@ def test_entries_that_were_trimmed_before_they_were_read_stop_the_run(harness: R
     harness.put([b"2", b"3", b"4", b"5"])
     client.xtrim(harness.name, maxlen=1, approximate=False)
     for epoch in (1, 2):  # it is still so for the next driver
-        with pytest.raises(PositionMismatch, match=r"3 entries between .* on_gap='skip'"):
+        with pytest.raises(PositionMismatch, match=r"3 entries between .* on_gap='record'"):
             harness.view(epoch=epoch).open(Lease("b", epoch), ANY, 7)
 
 
@@ -115,8 +118,80 @@ def test_entries_that_were_trimmed_are_left_out_where_that_is_asked_for(
     harness.put([b"0", b"1", b"2"])
     client.xtrim(harness.name, maxlen=1, approximate=False)
     with caplog.at_level(logging.ERROR):
-        assert opened(harness.view(on_gap="skip"), A) == [b"2"]
-    assert "2 entries between 0-0 and" in caplog.text
+        assert opened(harness.view(on_gap="record"), A) == [b"2"]
+    assert "removed 2 messages between 0-0 and" in caplog.text
+
+
+def test_an_entry_that_a_driver_was_given_and_that_was_removed_since_is_on_record(
+    harness: RedisHarness, client: Any
+) -> None:
+    old = harness.view(on_gap="record")
+    harness.put([b"0", b"1"])
+    assert len(old.receive(10)) == 2, "and its driver dies before they are written down"
+    client.xtrim(harness.name, maxlen=1, approximate=False)
+    after = harness.view(epoch=2, on_gap="record")
+    assert opened(after, Lease("b", 2)) == [b"1"]
+    assert [one.messages for one in lost_of(after)] == [1]
+
+
+def test_a_gap_is_refused_also_where_a_new_stream_would_be_adopted(harness: RedisHarness, client: Any) -> None:
+    harness.put([b"0", b"1"])
+    old = harness.view()
+    assert len(old.receive(10)) == 2
+    client.xtrim(harness.name, maxlen=1, approximate=False)
+    with pytest.raises(PositionMismatch, match="1 entries between"):
+        harness.view(epoch=2, on_new_stream="adopt").open(Lease("b", 2), ANY, 7)
+
+
+def lost_of(source: RedisStreamSource) -> list[Lost]:
+    with source.rows() as rows:
+        return lost_in(rows.position() or {})
+
+
+# ---- the consumer group
+
+
+def test_a_group_that_another_topology_reads_is_refused_by_name(harness: RedisHarness) -> None:
+    harness.put([b"one"])
+    first = harness.view(group="billing")
+    other = harness.unsubscribed(group="billing")
+    with pytest.raises(UsageError, match=r"the consumer group billing is read by the topology 's' already.* group="):
+        other.subscribe("another", 1)
+    apart = harness.unsubscribed(group="billing", name="another name")
+    with pytest.raises(UsageError, match="the consumer group billing is read by the topology 's' already"):
+        apart.subscribe("s", 1)
+    assert opened(first, A) == [b"one"]
+    second = harness.unsubscribed(group="shipping")
+    second.subscribe("another", 1)
+    assert opened(second, A) == [b"one"], "a group of its own reads every entry"
+    for source in (other, apart, second):
+        source.close()
+
+
+# ---- what is known of an entry
+
+
+def test_metadata_stands_behind_the_fields_and_a_failed_entry_keeps_it(harness: RedisHarness, client: Any) -> None:
+    harness.options = {"metadata": ("id", "timestamp", "fields"), "max_attempts": 1, "field": "line"}
+    client.xadd(harness.name, {"line": "a", "trace": b"\xff"}, id="1700000000123-7")
+    client.xadd(harness.name, {"line": "b"}, id=f"{2**63}-1")
+    source = harness.view()
+    slice_ = source.open(A, ANY, 7)
+    assert slice_ is not None
+    first, second = tuples_of(source, slice_)
+    assert first == {
+        "line": "a",
+        "id": "1700000000123-7",
+        "timestamp": datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC),
+        "fields": [{"name": "line", "value": b"a"}, {"name": "trace", "value": b"\xff"}],
+    }
+    assert (second["line"], second["timestamp"]) == ("b", None), "an id of the producer's own that is no time"
+    failure = MessageFailure(MessageId(0), 0, Token(0), FailureReason.ERROR, "b", "boom", "x", counted=True)
+    assert source.confirm(A, [failure]).dead == ("0-0",)
+    assert source.edit("0-0", b"new", by="me", why="test")
+    again = source.open(B, ANY, 7)
+    assert again is not None
+    assert tuples_of(source, again) == [{**first, "line": "new"}]
 
 
 def test_entries_that_are_trimmed_once_they_are_written_down_are_no_loss(harness: RedisHarness, client: Any) -> None:
@@ -144,7 +219,7 @@ def test_entries_that_a_dead_driver_was_given_and_that_are_trimmed_stop_the_run(
     harness.view()
     client.xreadgroup("stormproof:s", "stormproof-driver:dead", {harness.name: ">"}, count=1)
     client.xtrim(harness.name, maxlen=1, approximate=False)
-    with pytest.raises(PositionMismatch, match="1 entries that were given to a driver"):
+    with pytest.raises(PositionMismatch, match=r"1 entries between .* \(given to a driver\) and"):
         harness.view().open(A, ANY, 7)
 
 

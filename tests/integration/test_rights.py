@@ -5,12 +5,10 @@ Real roles in a real Postgres; the grants are those that `ledger sql --grants` p
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, Final
 
 import pytest
@@ -18,6 +16,7 @@ import typer
 from support.command_line import CommandLine
 from support.operated import Operated
 from support.queues import prepared_database
+from support.roles import NOBODY, as_role, grant, roles, used
 from support.servers import sql
 from support.topologies import POISON
 
@@ -27,14 +26,12 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli.app import app
-from stormproof.trident.grants import grants_sql, lacking
+from stormproof.trident.grants import lacking
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
 NAME: Final = "rights"
-NOBODY: Final = "nobody"
-_numbers = itertools.count(1)
 
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "status": (),
@@ -57,6 +54,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "audit actions": (NAME,),
     "audit attempts": (NAME,),
     "audit behind": (NAME,),
+    "audit components": (NAME,),
     "audit dead-letters": (NAME,),
     "audit duplicates": (NAME,),
     "audit pending": (NAME,),
@@ -95,6 +93,7 @@ OTHERS: Final = {
     "db url",
     "init",
     "jars",
+    "pack",
     "demo",
     "web",
 }
@@ -107,8 +106,6 @@ READS: Final = {
     "queue stats",
     "queue list",
     "audit verify",
-    "compact",
-    "vacuum",
     "audit replays",
     "audit txn",
     "audit message",
@@ -116,6 +113,7 @@ READS: Final = {
     "audit actions",
     "audit attempts",
     "audit behind",
+    "audit components",
     "audit dead-letters",
     "audit duplicates",
     "audit pending",
@@ -133,42 +131,11 @@ DENIED: Final = {
     RoleKind.PRODUCER: set(COMMANDS) - PUTS - {"ledger migrate"},
     RoleKind.AUDITOR: set(COMMANDS)
     - READS
-    - {"ledger migrate", "queue adopt", "retry", "ledger retry", "ledger prune", "rejects retry", "rejects drop"}
+    - {"ledger migrate", "queue adopt", "retry", "ledger retry", "rejects retry", "rejects drop"}
     - {"resume", "drain", "stop"},
     RoleKind.DRIVER: set[str](),
 }
-"""Some only look where there is nothing to do: nothing to migrate, to adopt, to retry, to prune or to stop."""
-
-
-def role_of(kind: str) -> str:
-    """A role of this run's own: roles are of the server, which other tests use at the same time."""
-    return f"test_{kind}_{os.getpid()}_{next(_numbers)}"
-
-
-@contextmanager
-def roles(database: Database) -> Generator[dict[str, str]]:
-    """A role of each kind, and one without any right."""
-    made = {kind: role_of(kind) for kind in (*RoleKind, NOBODY)}
-    try:
-        for role in made.values():
-            sql(database, f"create role {role} login")
-        yield made
-    finally:
-        for role in made.values():
-            sql(database, f"reassign owned by {role} to postgres")
-            sql(database, f"drop owned by {role}")
-            sql(database, f"drop role {role}")
-
-
-def as_role(database: Database, role: str) -> Database:
-    return Database.of({**dict(database.parameters), "user": role})
-
-
-def grant(database: Database, kind: RoleKind, role: str, driver: str) -> None:
-    """As an owner does with what the command prints."""
-    for line in grants_sql(role, kind, driver):
-        if not line.startswith("--"):
-            sql(database, line)
+"""Some only look where there is nothing to do: nothing to migrate, to adopt, to retry or to stop."""
 
 
 @pytest.fixture
@@ -180,13 +147,6 @@ def granted(database: Database) -> Iterator[dict[str, str]]:
         for kind in RoleKind:
             grant(database, kind, made[kind], made[RoleKind.DRIVER])
         yield made
-
-
-def used(operated: Operated, role: str, monkeypatch: pytest.MonkeyPatch) -> Operated:
-    """The same under a role."""
-    database = as_role(operated.cell.database, role)
-    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
-    return replace(operated, cell=replace(operated.cell, database=database))
 
 
 def leaves() -> Iterator[str]:

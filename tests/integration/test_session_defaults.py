@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from support.pooler import Pooler
 from support.queues import prepared_database
 
@@ -23,6 +24,7 @@ from stormproof import (
 )
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger.database import ledger_engine
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
@@ -233,3 +235,14 @@ def test_a_put_and_a_prepare_outlive_a_crash_where_commits_are_asynchronous_by_d
         assert connection.execute("select count(*) from of_the_ledger").fetchone() == (0,)
         assert connection.execute("select count(*) from plain").fetchone() == (0,)  # the control
     queue.close()
+
+
+def test_an_audit_may_wait_for_the_sinks_for_longer_than_a_driver(database: Database) -> None:
+    """A snapshot stays open while the records of sinks are read, which may take minutes."""
+    asks = sa.text("show idle_in_transaction_session_timeout")
+    engine = ledger_engine(prepared_database(database))
+    with AuditLedger(engine).snapshot() as snapshot:
+        assert snapshot.connection.scalar(asks) == "1h"
+    with engine.connect() as connection:  # the control: the same session outside of a snapshot
+        assert connection.scalar(asks) == "1min"
+    engine.dispose()

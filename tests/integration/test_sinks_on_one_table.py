@@ -21,7 +21,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec
 from stormproof.sinks.postgres import connection as sink_connection
-from stormproof.sinks.postgres import locate
+from stormproof.sinks.postgres import table_key
 from stormproof.trident.opening import require_own_tables
 from stormproof.trident.state.sink import StateSink
 
@@ -177,11 +177,11 @@ def test_a_streaming_querys_sinks_are_asked_too(operated: Operated) -> None:
 def test_a_copied_cluster_is_another_server(operated: Operated, monkeypatch: pytest.MonkeyPatch, copied: bool) -> None:
     """It has its original's identifier; when it was started tells the two apart."""
     starts = iter((1, 2 if copied else 1))
-    asked = locate.LOCATE
+    asked = table_key.LOCATE
 
     def connected(database: Database, *, application_name: str, autocommit: bool) -> psycopg.Connection:
         monkeypatch.setattr(
-            locate, "LOCATE", asked.replace("extract(epoch from pg_postmaster_start_time())", str(next(starts)))
+            table_key, "LOCATE", asked.replace("extract(epoch from pg_postmaster_start_time())", str(next(starts)))
         )
         return connect(database, application_name=application_name, autocommit=autocommit)
 

@@ -41,10 +41,17 @@ def blocked(operated: Operated) -> None:
         operated.run()
 
 
+def first_message(operated: Operated) -> str:
+    """A message of txid 1, which succeeded at once: nothing is on record of it but its batch."""
+    return str(operated.command("queue", "peek", NAME, "-n", "1")["messages"][0]["id"])
+
+
 def test_a_skipped_sink_goes_on_without_the_batch_and_the_others_have_it(operated: Operated) -> None:
     blocked(operated)
     with pytest.raises(SinkRefused, match=rf"ledger skip {NAME} 1"):
         operated.run()  # it stays blocked until somebody decides
+    (reason,) = [txn["reason"] for txn in operated.command("status", NAME, status=1)["topologies"][0]["unresolved"]]
+    assert reason.count(f"sink '{REFUSING}'") == 1, reason
     wrong = operated.command("ledger", "skip", NAME, "1", SinkMode.DELTA_APPEND, status=2)
     assert "holds it by its own record" in wrong["error"]["message"]
     assert "writes nothing" in operated.command("ledger", "skip", NAME, "1", "x", status=2)["error"]["message"]
@@ -53,6 +60,7 @@ def test_a_skipped_sink_goes_on_without_the_batch_and_the_others_have_it(operate
         json.loads(text)["word"] for (text,) in operated.sql("select input from stormproof.event where kind = 'reject'")
     )
     assert report["rows"] == report["listed"] == rejected.total() > 0
+    assert report["kept_out_from"] is None  # a Postgres table: a transaction that ended cannot arrive late
     assert rejected["m1"]
     assert "skipped already" in operated.command("ledger", "skip", NAME, "1", REFUSING, status=2)["error"]["message"]
     operated.run()
@@ -61,6 +69,29 @@ def test_a_skipped_sink_goes_on_without_the_batch_and_the_others_have_it(operate
     for mode in set(SinkMode) - {REFUSING}:
         assert held(operated, mode) == should, mode
     assert operated.sql("select count(*) from stormproof.pending_slice") == [(0,)]  # its messages are confirmed
+    told = operated.command("audit", "message", NAME, first_message(operated))
+    assert {name: told["end"][name] for name in ("kind", "txid", "by", "why")} == {
+        "kind": "skipped",
+        "txid": 1,
+        "by": "Ada",
+        "why": "m1 is wrong",
+    }
+    (opening,) = told["openings"]
+    assert [(one["sink"], one["rows"], one["by"]) for one in opening["skipped"]] == [(REFUSING, report["rows"], "Ada")]
+    assert {one["sink"] for one in opening["held"]} == set(SinkMode) - {REFUSING}
+    assert [(one["action"], one["sink"], one["by"]) for one in told["operator"]] == [("skip", REFUSING, "Ada")]
+    text = operated.text("audit", "message", NAME, first_message(operated))
+    assert f"the batch's {report['rows']} rows there were given up by Ada: m1 is wrong" in text
+    (letter,) = operated.command("audit", "dead-letters", NAME, "--what", "skip")["rows"]
+    assert {name: letter[name] for name in ("what", "message", "sink", "txid", "rows", "state", "decided_by")} == {
+        "what": "skip",
+        "message": None,
+        "sink": REFUSING,
+        "txid": 1,
+        "rows": report["rows"],
+        "state": "dropped",
+        "decided_by": "Ada",
+    }
     verified = operated.verify()
     (notice,) = [n for n in verified["notices"] if n["kind"] == "skipped"]
     assert f"{report['rows']} rows are rejects, skipped by Ada: m1 is wrong" in notice["text"]
@@ -68,6 +99,8 @@ def test_a_skipped_sink_goes_on_without_the_batch_and_the_others_have_it(operate
     operated.put(b"more words")
     operated.run()
     operated.verify()
+    (last,) = [one["id"] for one in operated.command("queue", "peek", NAME)["messages"]][-1:]
+    assert operated.command("audit", "message", NAME, last)["end"]["kind"] == "committed"
     assert "m1" in operated.text("audit", "txn", NAME, "1")
 
 

@@ -32,6 +32,7 @@ def on_spark_where_armed(cell: Cell, environment: Mapping[str, str]) -> Driver:
 
 @pytest.mark.spark(own=True)
 @pytest.mark.postgres
+@pytest.mark.sampled(0.3, pool="long")
 @pytest.mark.timeout(600)
 def test_a_driver_on_spark_killed_in_every_kind_of_place(postgres: EmbeddedPostgres) -> None:
     with stand_on(postgres, "spark_chain", proxied=False) as stand:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from support.jobs import FIRST_ID, Ran, run_job, source
 
@@ -27,6 +29,7 @@ from stormproof.core.errors import (
     StormproofError,
     TopologyError,
 )
+from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.preflight import PackageProbe, marked, package_fingerprint
 from stormproof.core.task.wire import CONTROL
@@ -219,6 +222,34 @@ def test_rows_lost_doubled_or_tripled_between_stages_are_seen(
 
     ran = run_job(SparkEngine(spark, 2, between=between), word_count(tmp_path), LINES, tmp_path, tracked=tracked)
     assert ran.report.violations
+
+
+def places_of(small_job_ms: float, spark: SparkSession, staging: Path) -> tuple[set[str], set[str]]:
+    """The stages and tasks of Spark's that the two stages of a topology ran in."""
+
+    def place(_: str) -> list[str]:
+        context = TaskContext.get()
+        assert context is not None
+        return [f"{context.stageId()}/{context.partitionId()}"]
+
+    def both(first: str) -> list[tuple[str, str]]:
+        return [(first, second) for second in place(first)]
+
+    t = TopologyGraph("places")
+    before = t.bolt("before", place, t.spout("lines", source()).none(), schema="first string")
+    behind = t.bolt("behind", both, before.shuffle(), schema="first string, second string")
+    t.sink(MemorySink("places", staging=staging), behind)
+    rows = run_job(SparkEngine(spark, 2, small_job_ms=small_job_ms), t, LINES[:60], staging).rows["places"]
+    return {str(row["first"]) for row in rows}, {str(row["second"]) for row in rows}
+
+
+def test_a_small_job_is_one_task_of_sparks(spark: SparkSession, tmp_path: Path) -> None:
+    before, behind = places_of(math.inf, spark, tmp_path)
+    assert before == behind
+    assert len(before) == 1
+    before, behind = places_of(0, spark, tmp_path)
+    assert before.isdisjoint(behind)
+    assert len(before) == len(behind) == 2
 
 
 def test_a_running_job_is_cancelled(engine: SparkEngine, tmp_path: Path) -> None:

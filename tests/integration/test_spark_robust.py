@@ -195,25 +195,28 @@ def test_a_task_that_fails_three_times_and_then_works(
     assert_whole(ran, undisturbed)
 
 
-@pytest.mark.parametrize("component", ["keyed", "everywhere"])
-def test_a_stage_that_runs_again_because_its_shuffle_files_are_lost(
-    spark: SparkSession, folder: Path, undisturbed: Ran, component: str
-) -> None:
-    fault = Fault(folder, component, "lose", shuffle_folders=shuffle_folders(spark))
-    ran = run(SparkEngine(spark, TASKS), fault, folder)
-    assert fault.happened() == 1
-    assert_whole(ran, undisturbed)
-    assert (folder / "prepared").stat().st_size > TASKS  # the first stage's tasks ran again
-
-
 def at_the_latest_with_the_next(attempt: Callable[[], Ran]) -> Ran:
-    """The attempt, or the one after it where Spark gave the first up because a stage answered differently."""
+    """The attempt, or the one after it where Spark gave the first up because a stage answered differently.
+
+    A stage that reads from several tasks meets their rows in any order, so it may cut its answer into other chunks.
+    """
     try:
         return attempt()
     except JobFailed as error:
         if "indeterminate" not in str(error):
             raise
     return attempt()
+
+
+@pytest.mark.parametrize("component", ["keyed", "everywhere"])
+def test_a_stage_that_runs_again_because_its_shuffle_files_are_lost(
+    spark: SparkSession, folder: Path, undisturbed: Ran, component: str
+) -> None:
+    fault = Fault(folder, component, "lose", shuffle_folders=shuffle_folders(spark))
+    ran = at_the_latest_with_the_next(lambda: run(SparkEngine(spark, TASKS), fault, folder))
+    assert fault.happened() == 1
+    assert_whole(ran, undisturbed)
+    assert (folder / "prepared").stat().st_size > TASKS  # the first stage's tasks ran again
 
 
 def test_a_sink_in_the_middle_is_whole_with_the_next_attempt_at_the_latest(

@@ -13,6 +13,7 @@ from support.kept import LINES, NAME, STORES, Kept, should
 from support.operated import Operated
 
 from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
+from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident import opening
@@ -231,6 +232,31 @@ def test_a_table_restored_from_a_dump_is_adopted(kept: Kept) -> None:
     kept.adopt()  # nothing is left to do
     kept.run(put=[b"d"])
     kept.operated.verify()
+
+
+def _copied_within_a_commit(kept: Kept, rows: str = "true") -> None:
+    """As a dump of a whole database has it that was taken while a driver ran."""
+    kept.operated.put(b"c")
+    with armed("commit.after_sink=error"), pytest.raises(FailpointError):
+        kept.run()
+    kept.copy("counts", "restored", rows=rows)
+    kept.drop()
+    kept.move("restored", "counts")
+
+
+@only_postgres
+def test_a_table_is_adopted_that_was_copied_between_its_own_commit_and_the_ledgers(kept: Kept) -> None:
+    _copied_within_a_commit(kept)
+    assert kept.adopt("--why", "restored")["lost"] is None
+    kept.run()
+    assert kept.counts() == should(*LINES, b"c")
+    kept.operated.verify()
+
+
+@pytest.mark.parametrize("kept", ["postgres-append"], indirect=True)
+def test_control_such_a_table_without_the_rows_of_that_commit_is_not_adopted(kept: Kept) -> None:
+    _copied_within_a_commit(kept, "word <> 'c'")
+    assert_matches("too few for what txids 1-4", kept.adopt(status=1)["error"]["message"])
 
 
 @only_postgres

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Schema
 from support.crashes import KILLED, Cell, child_of, ended, run_driver
 from support.operated import Operated
 from support.streams import clean_environment
@@ -29,9 +32,11 @@ from stormproof import (
     TopologyDryRun,
     count,
 )
+from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
+from stormproof.sinks.preview import RowsPreview
 from stormproof.trident import start_preview
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
@@ -121,6 +126,92 @@ def test_a_row_that_its_column_cannot_hold_fails_its_message(rehearsed: Operated
     told = dry(rehearsed)
     assert (told.messages, told.failed) == (2, 1)
     assert rows_of(told) == {"delta.words": (1, 1), "postgres.words": (1, 1), "postgres.counts": (1, 1)}
+
+
+def coded(line: str) -> list[tuple[str, int | None]]:
+    return [(word, None if "long" in word else len(word)) for word in words_of(line)]
+
+
+def discarding(cell: Cell) -> Topology:
+    """Each sink but the last rejects the messages of rows that do not fit, and of each the reason is another one."""
+    t = Topology(NAME)
+    lines = t.stream("lines", source_of(cell.queue, cell.database))
+    words = lines.flat_map(coded, "line", schema="word string, code int")
+    discard: dict[str, Any] = {"schema_contract": "discard_row"}
+    words.into(
+        DeltaSink(cell.folder / "lake" / "words", name="lake", **discard),
+        PostgresSink("short_words", name="short", database=cell.database, **discard),
+        PostgresSink(
+            "latest", name="latest", mode="upsert", key="code", order_by="word", database=cell.database, **discard
+        ),
+    )
+    words.group_by("word").agg(n=count()).into(
+        PostgresSink("short_counts", name="counts", database=cell.database, **discard),
+        PostgresSink("counts", name="all", database=cell.database),
+    )
+    return t
+
+
+@pytest.fixture
+def with_misfits(rehearsed: Operated) -> Operated:
+    rehearsed.sql(
+        "create table short_words (word varchar(3) not null, code int);"
+        "create table latest (word varchar(3), code int primary key);"
+        "create table short_counts (word varchar(3), n bigint)"
+    )
+    strict = pa.schema([("word", pa.string()), pa.field("code", pa.int32(), nullable=False)])
+    DeltaTable.create(rehearsed.cell.folder / "lake" / "words", Schema.from_arrow(strict))
+    return replace(rehearsed, cell=replace(rehearsed.cell, build=discarding))
+
+
+def held_rows(operated: Operated) -> dict[str, int]:
+    tables = {"short": "short_words", "latest": "latest", "counts": "short_counts", "all": "counts"}
+    found = {sink: operated.sql(f"select count(*) from {table}")[0][0] for sink, table in tables.items()}
+    return {"lake": DeltaTable(operated.cell.folder / "lake" / "words").to_pyarrow_table().num_rows, **found}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_that_a_commit_would_reject_are_told_as_such(with_misfits: Operated, seed: int) -> None:
+    """As many as the commit then rejects, and as many rows as the tables then have."""
+    random = Random(seed)
+    words = ["a", "b", "ab", "ba", "long", "c", "long-1"]
+    lines = [" ".join(random.choices(words, k=random.randint(1, 4))).encode() for _ in range(40)]
+    with_misfits.put(*lines, b"a fail")
+    told = dry(with_misfits, discarding(with_misfits.cell), rejects_max_share=1.0)
+    assert (told.outcome, told.messages, told.failed) == (DryRunOutcome.COMMIT, 41, 1)
+    assert "messages would be rejected, with all of their rows here" in str(told)
+    ran = with_misfits.run(discarding(with_misfits.cell), rejects_max_share=1.0)
+    assert ran.failed >= 1  # it is tried again
+    assert {one.sink: one.rows.rows for one in told.sinks} == held_rows(with_misfits)
+    rejects = dict(with_misfits.sql("select sink, count(distinct message) from stormproof.reject group by sink"))
+    assert {one.sink: one.rows.rejected for one in told.sinks} == {"all": 0, **rejects}
+    bad = sum(b"long" in line for line in lines)
+    assert rejects == {"lake": bad, "short": bad, "latest": bad, "counts": bad}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_more_messages_than_may_be_rejected_would_block(with_misfits: Operated, share: float) -> None:
+    with_misfits.put(*(b"long a" for _ in range(11)))
+    told = dry(with_misfits, discarding(with_misfits.cell), rejects_max_share=share)
+    assert told.refused
+    blocked = {one.sink: one.rows.blocked for one in told.sinks if one.refuses}
+    assert blocked.keys() == {"lake", "short", "latest", "counts"}
+    if share:
+        assert all("more than 10 messages" in why for why in blocked.values())
+    with pytest.raises(SinkRefused):
+        with_misfits.run(discarding(with_misfits.cell), rejects_max_share=share)
+
+
+def test_control_where_only_the_misfit_is_left_out_the_rows_are_others(
+    with_misfits: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "stormproof.trident.rehearsed_rejects.rows_without_misfits", lambda _, files, *__, **___: RowsPreview.of(files)
+    )
+    with_misfits.put(b"a long b", b"c")
+    told = dry(with_misfits, discarding(with_misfits.cell))
+    with_misfits.run(discarding(with_misfits.cell))
+    assert {one.sink: one.rows.rows for one in told.sinks} != held_rows(with_misfits)
 
 
 def lines_into(source: Source) -> Topology:

@@ -110,7 +110,7 @@ def test_a_merge_that_would_store_39_digits_is_refused(tmp_path: Any) -> None:
         return PreparedTransaction(txid, txid - 1 or None, transaction_digest(files), 1, files)
 
     session.commit(prepared(1, 6 * 10**37), checked=True)
-    with pytest.raises(SinkRefused, match="too large to store in a Decimal128 of precision 38"):
+    with pytest.raises(SinkRefused, match="it violates the range of its column 'n'"):
         session.commit(prepared(2, 6 * 10**37), checked=True)
     session.commit(prepared(2, 3 * 10**37), checked=True)
     assert DeltaTable(harness.delta_path).to_pyarrow_table()["n"].to_pylist() == [Decimal(9 * 10**37)]

@@ -19,7 +19,7 @@ from support.topologies import source_of
 
 from stormproof import DeltaSink, MemorySource, PostgresSink, Topology
 from stormproof.core.postgres.database import Database
-from stormproof.core.storage import use_storage
+from stormproof.core.storage.address import use_storage
 from stormproof.sinks.comparison import Compared, RowProblem
 from stormproof.sinks.content import Content
 from stormproof.sinks.delta import compare, compare_by_key

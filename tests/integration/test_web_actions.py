@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.datastructures import QueryParams
 from support.crashes import KILLED, Cell, run_driver
 from support.deciding import Deciding, Shown, said
 from support.operated import Operated
@@ -18,7 +21,12 @@ from support.topologies import POISON, SinkMode, expected, messages, table_of
 from support.web import OPERATOR, READER, page_of, post, signed_in
 
 from stormproof.core.errors import SinkRefused
+from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
+from stormproof.trident.stores import Stores
 from stormproof.trident.web.app import WebApp
+from stormproof.trident.web.decide.action import Given
+from stormproof.trident.web.decide.pages import act
+from stormproof.trident.web.decide.proposals import Outcome
 from stormproof.trident.web.people import WebRole, WebUser
 from stormproof.trident.web.routes import ROUTES
 
@@ -349,7 +357,7 @@ def test_a_proposal_is_confirmed_by_the_one_who_saw_it(dead: Operated) -> None:
     app = page(dead)
     shown = deciding(dead, app=app).look("drop", all="1")
     answer = deciding(dead, app=app).send(shown)
-    assert (answer.status_code, "no longer known" in said(answer.text)) == (409, True)
+    assert (answer.status_code, "not known here" in said(answer.text)) == (409, True)
     answer = deciding(dead, app=app).send(Shown(200, "", "unknown", None))
     assert answer.status_code == 409
     assert len(ids(dead)) == DEAD
@@ -364,3 +372,74 @@ def test_hostile_names_are_shown_inert(dead: Operated) -> None:
             assert answer.status_code in (200, 404)
             said(answer.text)
             assert not re.search(r"<script>alert", answer.text)
+
+
+# -- once, over processes ----------------------------------------------------------------------------------------------
+
+
+def confirmations(operated: Operated) -> list[tuple[Any, ...]]:
+    return operated.sql('select action, "by" from stormproof.confirmation order by at')
+
+
+def test_a_form_that_was_confirmed_is_known_after_the_page_was_started_anew(dead: Operated) -> None:
+    person = deciding(dead)
+    shown, other = person.look("requeue", all="1"), person.look("drop", all="1")
+    person.confirm(shown, why="repaired")
+    assert confirmations(dead) == [("requeue", "olaf")]
+    PAGES.pop().close()
+    anew = deciding(dead)
+    answer = anew.send(shown, why="a click that was late")
+    assert answer.status_code == 409
+    assert "Done already: Requeue dead letters" in said(answer.text)
+    assert re.search(r"It was confirmed before, by olaf at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", said(answer.text))
+    assert "Done already" in said(anew.browser.get("/decided", params={"proposal": shown.proposal}).text)
+    answer = anew.send(other)
+    assert (answer.status_code, "nothing of it was done" in said(answer.text)) == (409, True)
+    assert actions(dead) == [("requeue", "olaf", "repaired")] * DEAD
+
+
+class TwoProcesses:
+    """Two pages that have the same form in hand: as if each had shown it."""
+
+    def __init__(self, operated: Operated) -> None:
+        first, second = page(operated), page(operated)
+        person = deciding(operated, app=first)
+        self.shown = person.look("accept-change", fingerprint="0" * SHOWN_CHARACTERS)
+        assert self.shown.proposal is not None
+        self.given = Given("olaf", "again", QueryParams())
+        (mine,) = first.site.proposals._kept.values()  # pyright: ignore[reportPrivateUsage]
+        self.proposals = [mine, replace(mine, outcome=None)]
+        opened = second.site.reader.opened()
+        self.stores = Stores(opened.settings, opened.database, opened.engine)
+
+    def outcomes(self) -> list[Outcome]:
+        """Both are sent at once."""
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda one: act(self.stores, one, self.given), self.proposals))
+
+
+def test_one_form_sent_to_two_processes_at_once_is_acted_on_once(dead: Operated) -> None:
+    two = TwoProcesses(dead)
+    done, refused = sorted(two.outcomes(), key=lambda one: not one.ok)
+    assert (done.ok, refused.ok) == (True, False)
+    assert "It was confirmed before, by olaf" in refused.lines[0]
+    assert [action for action, _, _ in actions(dead)] == ["accept_change"]
+
+
+def test_control_without_the_ledgers_record_both_act(dead: Operated) -> None:
+    two = TwoProcesses(dead)
+    first, second = two.proposals
+    assert act(two.stores, first, two.given).ok
+    dead.sql("delete from stormproof.confirmation")
+    assert act(two.stores, second, two.given).ok
+    assert [action for action, _, _ in actions(dead)] == ["accept_change"] * 2
+
+
+def test_a_decision_that_fails_leaves_no_confirmation(dead: Operated) -> None:
+    person = deciding(dead)
+    shown = person.look("drop", all="1")
+    dead.sql("alter table stormproof.dead_letter add constraint no check (disposal is null) not valid")
+    with suppress(Exception):
+        person.send(shown, why="it cannot")
+    assert confirmations(dead) == []
+    assert len(ids(dead)) == DEAD

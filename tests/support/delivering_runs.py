@@ -10,18 +10,21 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
-from stormproof import KestrelSource, RabbitMQSource, RabbitMQStreamSource, Topology
+from stormproof import KestrelSource, NatsSource, RabbitMQSource, RabbitMQStreamSource, RedisStreamSource, Topology
 from stormproof.core.pending.journal import Delivery, Journal
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.nats.consumer import DONE
 from stormproof.core.source.rabbitmq.stream_position import StreamPosition
 from support import poison
 from support.blows import Action, Blow, Stand
 from support.brokers import until
 from support.brokers.cutter import Cutter
 from support.brokers.kestrel_broker import KestrelServer
+from support.brokers.nats_server import NatsServer
 from support.brokers.rabbitmq_server import RabbitMQServer
+from support.brokers.redis_server import RedisServer
 from support.crashes import Cell
 from support.kafka_runs import built
 from support.shapes import SINKS, Shape
@@ -30,6 +33,8 @@ from support.topologies import MAX_ATTEMPTS, SinkMode, sink_of
 POISONED_SINKS: Final = (SinkMode.POSTGRES_APPEND, SinkMode.DELTA_APPEND)
 SOON: Final = Backoff(0.001, 0.001)
 FREED_S: Final = 30.0
+ACK_WAIT_S: Final = 1.0
+"""The shortest that NATS is asked for: what a killed driver was given comes again after it."""
 
 
 # ---- what a driver runs: `cell.queue` is where the server listens, and the queue
@@ -50,6 +55,18 @@ def kestrel(cell: Cell, kind: type[KestrelSource] = KestrelSource) -> Topology:
     host, _, queue = cell.queue.partition(" ")
     ids: dict[str, Any] = {"schema": "id bigint, line string", "id_from": "field:id"}
     return built(cell, kind(queue, hosts=[host], **ids, **_given(cell)))
+
+
+def redis(cell: Cell, kind: type[RedisStreamSource] = RedisStreamSource) -> Topology:
+    """Lines, known by the ids of their entries."""
+    url, _, stream = cell.queue.partition(" ")
+    return built(cell, kind(stream, url=url, **_given(cell)))
+
+
+def nats(cell: Cell, kind: type[NatsSource] = NatsSource) -> Topology:
+    """Lines, known by the stream's sequence."""
+    url, _, stream = cell.queue.partition(" ")
+    return built(cell, kind(stream, url=url, ack_wait_s=ACK_WAIT_S, **_given(cell)))
 
 
 def rabbitmq_stream(cell: Cell, kind: type[RabbitMQStreamSource] = RabbitMQStreamSource) -> Topology:
@@ -75,6 +92,16 @@ def rabbitmq_poisoned(cell: Cell) -> Topology:
 def stream_poisoned(cell: Cell) -> Topology:
     url, _, stream = cell.queue.partition(" ")
     return _poisoned(cell, RabbitMQStreamSource(stream, url=url, **_given(cell, 1)))
+
+
+def redis_poisoned(cell: Cell) -> Topology:
+    url, _, stream = cell.queue.partition(" ")
+    return _poisoned(cell, RedisStreamSource(stream, url=url, **_given(cell, 1)))
+
+
+def nats_poisoned(cell: Cell) -> Topology:
+    url, _, stream = cell.queue.partition(" ")
+    return _poisoned(cell, NatsSource(stream, url=url, ack_wait_s=ACK_WAIT_S, **_given(cell, 1)))
 
 
 def kestrel_poisoned(cell: Cell) -> Topology:
@@ -150,6 +177,18 @@ class KestrelTellsFirst(TellsFirst, KestrelSource): ...
 class KestrelChecksNoId(ChecksNoId, KestrelSource): ...
 
 
+class RedisTellsFirst(TellsFirst, RedisStreamSource): ...
+
+
+class RedisChecksNoId(ChecksNoId, RedisStreamSource): ...
+
+
+class NatsTellsFirst(TellsFirst, NatsSource): ...
+
+
+class NatsChecksNoId(ChecksNoId, NatsSource): ...
+
+
 def rabbitmq_tells_first(cell: Cell) -> Topology:
     return rabbitmq(cell, RabbitMQTellsFirst)
 
@@ -164,6 +203,22 @@ def kestrel_tells_first(cell: Cell) -> Topology:
 
 def kestrel_checks_no_id(cell: Cell) -> Topology:
     return kestrel(cell, KestrelChecksNoId)
+
+
+def redis_tells_first(cell: Cell) -> Topology:
+    return redis(cell, RedisTellsFirst)
+
+
+def redis_checks_no_id(cell: Cell) -> Topology:
+    return redis(cell, RedisChecksNoId)
+
+
+def nats_tells_first(cell: Cell) -> Topology:
+    return nats(cell, NatsTellsFirst)
+
+
+def nats_checks_no_id(cell: Cell) -> Topology:
+    return nats(cell, NatsChecksNoId)
 
 
 # ---- the stand
@@ -201,6 +256,10 @@ class DeliveringStand(Stand):
     def restart(self) -> None:
         """Kill the server, and start it."""
 
+    def send_again(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        """Have messages delivered again that were sent before, these among them."""
+        self.send(messages)
+
     def give(self, payloads: Sequence[bytes]) -> None:
         """Put messages."""
         numbered = [(next(self._ids), payload) for payload in payloads]
@@ -234,7 +293,7 @@ class DeliveringStand(Stand):
             case Action.CUT_ANSWER | Action.CUT_CONFIRM:
                 self.cutter.cut_at(self.marker, "answer" if blow.action is Action.CUT_ANSWER else "request")
             case Action.AGAIN:
-                self.send(self.rng.sample(self._sent, min(5, len(self._sent))))
+                self.send_again(self.rng.sample(self._sent, min(5, len(self._sent))))
             case _:
                 return Stand._deal(self, blow, cell)
         self.tally[blow.action] += 1
@@ -277,6 +336,58 @@ class KestrelStand(DeliveringStand):
     def is_free(self) -> bool:
         with self.broker.client() as client:
             return client.stats(self.queue).get("open_transactions", 0) == 0
+
+    def left(self) -> int:
+        return self.broker.left(self.queue)
+
+    def restart(self) -> None:
+        self.broker.restart()
+
+
+@dataclass(slots=True)
+class RedisStand(DeliveringStand):
+    broker: RedisServer = field(kw_only=True)
+
+    @property
+    def marker(self) -> bytes:
+        return b"XACK"
+
+    def send(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        self.broker.put(self.queue, [payload for _, payload in messages])
+
+    def send_again(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        """The server gives the ids, so no message can be put twice: the group is set back to the stream's beginning."""
+        del messages
+        self.broker.deliver_again(self.queue)
+
+    def is_free(self) -> bool:
+        return True  # the next driver takes over at once
+
+    def left(self) -> int:
+        return self.broker.left(self.queue)
+
+    def restart(self) -> None:
+        self.broker.restart()
+
+
+@dataclass(slots=True)
+class NatsStand(DeliveringStand):
+    broker: NatsServer = field(kw_only=True)
+
+    @property
+    def marker(self) -> bytes:
+        return DONE
+
+    def send(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        self.broker.put(self.queue, [payload for _, payload in messages])
+
+    def send_again(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        """The server gives the sequences, so no message can be put twice: the consumer begins again."""
+        del messages
+        self.broker.deliver_again(self.queue)
+
+    def is_free(self) -> bool:
+        return self.broker.gives_all(self.queue)
 
     def left(self) -> int:
         return self.broker.left(self.queue)

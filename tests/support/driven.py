@@ -41,14 +41,16 @@ class Driven:
         self.command = command
 
     @contextmanager
-    def driver(self, **environment: str) -> Generator[subprocess.Popen[str]]:
-        """`stormproof run`, for ever; killed at the end if it still runs."""
-        words = ("run", "orders.py:topology", "--engine", "inline", "--interval", "0.02", "--json")
+    def driver(
+        self, *more: str, output: int = subprocess.DEVNULL, **environment: str
+    ) -> Generator[subprocess.Popen[str]]:
+        """`stormproof run`, for ever; killed at the end if it still runs. `output`: where what it prints goes."""
+        words = ("run", "orders.py:topology", "--engine", "inline", "--interval", "0.02", "--json", *more)
         with subprocess.Popen(
             [sys.executable, "-m", "stormproof", *words],
             env={**os.environ, "STORMPROOF_LOG_LEVEL": "warning", **environment},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             text=True,
         ) as child:
             try:

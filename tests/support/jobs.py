@@ -79,7 +79,7 @@ def run_job(
         for s in sinks
     }
     readers = readers or readers_of(payloads, engine.parallelism)
-    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message)
+    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message, messages=len(payloads))
     report = engine.run(job)
     rows = {
         s.name: [row for b in prepared_batches(str(staging), files_of(report.files, s.name)) for row in b.to_pylist()]
@@ -131,7 +131,8 @@ def run_all(
         for s in sinks
     }
     readers = source_.readers(slice_, engine.parallelism)
-    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message)
+    messages = slice_.expected.messages
+    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message, messages=messages)
     report = engine.run(job)
     expected = source_.expect(slice_, SEED, excluded) if excluded else slice_.expected
 

@@ -11,13 +11,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
 ARCHIVE = Path(__file__).parents[2] / "build" / "tests.jsa"
@@ -46,6 +47,22 @@ def archive() -> None:
     if done.returncode != 0 or not new.exists():
         sys.exit(f"no archive of classes: {done.stderr.decode(errors='replace')[-1000:]}")
     new.rename(ARCHIVE)
+
+
+def stop(session: SparkSession, folder: Path) -> str | None:
+    """Stop the session, whose JVM works in this folder. Gives what went wrong where its JVM has ended before."""
+    from py4j.protocol import Py4JError
+
+    process: subprocess.Popen[bytes] = session.sparkContext._gateway.proc  # type: ignore[union-attr]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's own word of it
+            session.stop()
+    except (Py4JError, OSError) as error:
+        crashes = [path.read_text(errors="replace")[:3_000] for path in sorted(folder.glob("hs_err*"))]
+        end = f"Spark's JVM (process {process.pid}) did not stop its session: {error}; its status is {process.poll()}"
+        return "\n".join([end, *crashes])
+    return None
 
 
 def drive(folder: Path) -> None:

@@ -1,12 +1,14 @@
-"""A proxy before a server of S3 that loses answers, requests, or holds one back until it is told to send it."""
+"""A proxy before a server of S3 that loses answers, requests, conditions, or holds one back until it is told to send it."""
 
 from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
@@ -25,9 +27,13 @@ class Loss(StrEnum):
 
 @dataclass(slots=True)
 class LossyStore:
-    """Passes HTTP on, one request a connection. `lose` says of which requests something is lost, and how often."""
+    """Passes HTTP on, one request a connection. `lose` says of which requests something is lost, and how often.
+
+    `unconditional`: the server behind it is one that does not know `If-None-Match`; requests must not be signed.
+    """
 
     server_port: int
+    unconditional: bool = False
     lost: int = 0
     late_answers: list[str] = field(default_factory=list[str])
     _rule: tuple[Loss, int, str, re.Pattern[str]] | None = None
@@ -83,7 +89,8 @@ class LossyStore:
             if named.get("expect", "").lower() == "100-continue":
                 client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = lines.read(int(named.get("content-length", 0)))
-        kept = [h for h in headers if not h.lower().startswith((b"connection:", b"expect:"))]
+        dropped = (b"connection:", b"expect:", *((b"if-none-match:",) if self.unconditional else ()))
+        kept = [h for h in headers if not h.lower().startswith(dropped)]
         request = b"".join([first, *kept, b"Connection: close\r\n\r\n", body])
         method, path, _ = first.decode().split(" ", 2)
         loss = self._taken(method, path)
@@ -114,3 +121,23 @@ class LossyStore:
             while part := server.recv(65536):
                 parts.append(part)
         return b"".join(parts)
+
+
+@contextmanager
+def unconditional(server_port: int) -> Generator[int]:
+    """The port of a proxy that makes its server one that does not know `If-None-Match`.
+
+    It is a process of its own: delta-rs waits for some answers without letting other threads of its process run.
+    """
+    command = [sys.executable, __file__, str(server_port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdin is not None
+        assert proxy.stdout is not None
+        yield int(proxy.stdout.readline())
+        proxy.stdin.close()  # which ends it
+
+
+if __name__ == "__main__":
+    with LossyStore(int(sys.argv[1]), unconditional=True) as of_process:
+        print(of_process.port, flush=True)
+        sys.stdin.read()

@@ -33,14 +33,17 @@ class Operated:
         *,
         on_batch: Callable[[BatchResult], None] | None = None,
         outage_s: float = 60.0,
+        rejects_max_share: float | None = None,
     ) -> RunStatistics:
-        """Run it (or another topology in its place) until its queue is idle."""
+        """Run it (or another topology in its place) until its queue is idle. What is None is as the environment says."""
         cell = self.cell
+        given = {} if rejects_max_share is None else {"rejects_max_share": rejects_max_share}
         settings = Settings(
             database_url=cell.database.sqlalchemy_url.render_as_string(hide_password=False),
             home=cell.folder / "home",
             batch_messages=cell.batch_messages,
             outage_s=outage_s,
+            **given,
         )
         if built is None:
             built = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.task import Pulse
 
 
 def note(pulse: Pulse, message: int) -> None:

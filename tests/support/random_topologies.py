@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -222,11 +222,13 @@ class Case:
 def random_case(seed: int, *, guarantee: Guarantee | None = None, faults: Faults | None = None) -> Case:
     """A case made from its seed alone."""
     rng = Random(f"{seed}/case")
-    made = _Maker(rng)
+    made = _Maker(rng, Random(f"{seed}/contracts"))
     chosen = rng.choice([Guarantee.AT_LEAST_ONCE] * 9 + [Guarantee.AT_MOST_ONCE] * 5 + [Guarantee.EXACTLY_ONCE] * 2)
     if guarantee is not None:
         chosen = guarantee
     drawn = random_faults(rng, len(made.graph.steps)) if rng.random() > 0.1 else Faults()
+    # From a source of its own, so that the other draws of a seed stay what they were.
+    drawn = replace(drawn, refuses=Random(f"{seed}/refuses").choice([0.0, 0.0, 0.02, 0.1]))
     return Case(
         seed,
         made.topology,
@@ -263,8 +265,8 @@ def random_faults(rng: Random, components: int) -> Faults:
 class _Maker:
     """Draws a graph, and builds it for the engine and for the evaluator."""
 
-    def __init__(self, rng: Random) -> None:
-        self.rng = rng
+    def __init__(self, rng: Random, contracts: Random) -> None:
+        self.rng, self.contracts = rng, contracts
         self.topology = Topology("random")
         self.graph = Graph(parallelism=rng.choice([1, 2, 2, 3]))
         self.open: dict[tuple[str, str], OutputStream] = {}
@@ -361,7 +363,7 @@ class _Maker:
             if at in self.used and self.rng.random() > 0.2:
                 continue
             sink = f"sink-{'-'.join(at)}"
-            self.topology.sink(MemorySink(sink, staging="."), output)
+            self.topology.sink(MemorySink(sink, staging=".", schema_contract=self._contract()), output)
             self.graph.sinks[sink] = at
         if self.rng.random() > 0.4:
             return
@@ -371,11 +373,15 @@ class _Maker:
         at = self.rng.choice(single)
         buckets = self.topology.bolt("bucket", into_bucket, self.open[at], schema=BUCKETS)
         groups = self.topology.following(buckets).group_by("bucket")
+        counts = MemorySink("counts", staging=".", schema_contract=self._contract())
         if self.rng.random() < 0.5:
-            groups.persistent_aggregate(n=count()).into(MemorySink("counts", staging="."))
+            groups.persistent_aggregate(n=count()).into(counts)
         else:
-            groups.agg(n=count()).into(MemorySink("counts", staging="."))
+            groups.agg(n=count()).into(counts)
         self.graph.buckets["counts"] = at
+
+    def _contract(self) -> str:
+        return self.contracts.choice(["freeze", "freeze", "discard_row"])
 
     def _messages(self, spouts: Sequence[str]) -> dict[str, list[bytes]]:
         rng = self.rng
@@ -415,11 +421,13 @@ def held(case: Case, run: Simulation) -> dict[str, Counter[str]]:
 
 @dataclass
 class Verdict:
-    """What a run broke, one text each, and how much came doubled or was lost."""
+    """What a run broke, one text each, and how much came doubled or was lost; how many messages sinks rejected."""
 
     broken: list[str]
     doubled: int = 0
     lost: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Of groups, and of other rows."""
 
 
 def judge(case: Case, run: Simulation) -> Verdict:
@@ -430,13 +438,16 @@ def judge(case: Case, run: Simulation) -> Verdict:
     actual = held(case, run)
     every: Mapping[str, Counter[str]] = {sink: Counter() for sink in actual}
     acked: Mapping[str, Counter[str]] = {sink: Counter() for sink in actual}
+    rejected = {(one.spout, one.number, one.sink) for one in run.rejected}
+    verdict.rejected.update("groups" if sink in case.graph.buckets else "rows" for *_, sink in rejected)
     for message in run.messages:
         expected, impossible = case.expected(message)
+        confirmed = message.end in (End.ACKED, End.REJECTED)
         for sink, counts in expected.items():
             every[sink].update(counts)
-            if message.end is End.ACKED:
+            if confirmed and (message.spout, message.number, sink) not in rejected:
                 acked[sink].update(counts)
-        if tracked and impossible and message.end is End.ACKED:
+        if tracked and impossible and confirmed:
             say(f"message {message.spout}:{message.number} is acked and can never be complete")
     for sink, counts in actual.items():
         missing, beyond = acked[sink] - counts, counts - every[sink]

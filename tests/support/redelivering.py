@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringSource
-from stormproof.core.postgres.database import Database, connect
-from stormproof.testing import SourceHarness
+from stormproof.core.postgres.database import Database
+from stormproof.testing import PendingSourceHarness
 
 
 class Handle(NamedTuple):
@@ -134,44 +134,21 @@ class ToySource(RedeliveringSource):
 
 
 @dataclass
-class ToyHarness(SourceHarness):
-    """Over `ToySource`; time is moved in the rows, since the clock is the database's."""
+class ToyHarness(PendingSourceHarness[ToySource]):
+    """Over `ToySource`."""
 
     several_subscriptions = False
     counts_unopened = False
-    database: Database
-    name: str
     server: ToyServer = field(default_factory=ToyServer)
     kind: type[ToySource] = ToySource
-    views: list[ToySource] = field(default_factory=list[ToySource])
 
     def put(self, payloads: Sequence[bytes]) -> None:
         self.server.put(payloads)
 
-    def unsubscribed(self) -> ToySource:
-        source = self.kind(
-            self.name, self.server, database=self.database, max_attempts=self.max_attempts, rng=Random(1)
+    def made(self, **options: Any) -> ToySource:
+        return self.kind(
+            self.name, self.server, database=self.database, max_attempts=self.max_attempts, rng=Random(1), **options
         )
-        self.views.append(source)
-        return source
-
-    def view(self, subscription: str = "s", epoch: int = 1) -> ToySource:
-        source = self.unsubscribed()
-        source.subscribe(subscription, epoch)
-        return source
-
-    def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run SQL; `MINE` stands for this harness's subscriptions."""
-        mine = f"subscription in (select id from stormproof.pending_subscription where source = '{self.name}')"
-        with connect(self.database, application_name="tests", autocommit=True) as connection:
-            cursor = connection.execute(statement.replace("MINE", mine).encode())
-            return cursor.fetchall() if cursor.description else []
-
-    def expire(self) -> None:
-        self.execute("update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open' and MINE")
-
-    def wait_for_retries(self) -> None:
-        self.execute("update stormproof.pending_retry set not_before = clock_timestamp() where MINE")
 
     def close(self) -> None:
         for view in self.views:

@@ -17,10 +17,10 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Expectation, Resolution, Slice
+from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks import writer
 from stormproof.sinks.delta import durable, label, opening
 from stormproof.sinks.delta import hold as delta
-from stormproof.sinks.local_files import LocalFiles
 from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.fence import Fence

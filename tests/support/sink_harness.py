@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
 from sqlite_sink import SqliteSink
 
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.storage.object_files import ObjectFiles, key_of, root_of
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import AskedCommitter
 from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.object_files import ObjectFiles, key_of, root_of
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import Sink
 from stormproof.testing import SinkHarness as BaseHarness
@@ -159,6 +160,22 @@ class SinkHarness(BaseHarness):
         self.sql("alter table counts drop constraint if exists refused")
         if word is not None:
             self.sql(f"alter table counts add constraint refused check (not starts_with(word, '{word}'))")
+
+    def discard_row(self) -> tuple[str | None, int | None]:
+        """By a table whose column `word` takes no NULL; in memory, whose tables take it but for keys, `word` is one."""
+        kept: dict[str, Any] = {"name": "counts", "schema_contract": "discard_row"}
+        match self.store:
+            case "memory":
+                self.sink = MemorySink("counts", staging=self.folder / "staged", schema_contract="discard_row")
+            case "postgres":
+                assert self.database is not None
+                self.sql("create table counts (word text primary key, n bigint)")
+                self.sink = PostgresSink("counts", database=self.database, staging=self.folder / "staged", **kept)
+            case _:
+                strict = pa.schema([SCHEMA.field("word").with_nullable(False), SCHEMA.field("n")])
+                DeltaTable.create(self.delta_path, Schema.from_arrow(strict))
+                self.sink = DeltaSink(self.delta_path, **kept)
+        return (None, 2)
 
     def drop(self) -> None:
         """Drop the table behind the sink's back."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stormproof.core.clock import ManualClock
-from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.formats import Format
 from stormproof.core.source.files.rows import unpack
@@ -20,7 +20,7 @@ from stormproof.core.source.iterator import IteratorSource
 from stormproof.core.source.iterator_client import Item
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.testing import Message, SourceHarness, messages_of
+from stormproof.testing import Message, PendingSourceHarness, SourceHarness, messages_of
 
 __all__ = ["FileHarness", "IteratorHarness", "MemoryHarness", "Message", "PostgresHarness", "messages_of"]
 
@@ -96,32 +96,22 @@ class IteratorHarness(SourceHarness):
 
 
 @dataclass
-class PostgresHarness(SourceHarness):
-    """Over `PostgresQueue`; time is moved in the rows, since the clock is the database's."""
+class PostgresHarness(PendingSourceHarness[PostgresQueue]):
+    """Over `PostgresQueue`, in a database of its own: time is moved for all its queues."""
 
-    database: Database
-    views: list[PostgresQueue] = field(default_factory=list[PostgresQueue])
+    name: str = "lines"
+
+    def made(self, *, name: str = "lines", **options: Any) -> PostgresQueue:
+        return PostgresQueue(name, database=self.database, max_attempts=self.max_attempts, rng=Random(1), **options)
 
     def queue(self, name: str = "lines") -> PostgresQueue:
-        queue = PostgresQueue(name, database=self.database, max_attempts=self.max_attempts, rng=Random(1))
-        self.views.append(queue)
-        return queue
-
-    def unsubscribed(self) -> PostgresQueue:
-        return self.queue()
+        return self.unsubscribed(name=name)
 
     def put(self, payloads: Sequence[bytes]) -> None:
         self.queue().put(payloads)
 
-    def view(self, subscription: str = "s", epoch: int = 1) -> PostgresQueue:
-        queue = self.queue()
-        queue.subscribe(subscription, epoch)
-        return queue
-
-    def execute(self, statement: str) -> list[tuple[object, ...]]:
-        with connect(self.database, application_name="tests", autocommit=True) as connection:
-            cursor = connection.execute(statement.encode())
-            return cursor.fetchall() if cursor.description else []
+    def mine(self) -> str:
+        return "true"
 
     def waits_for_lock(self) -> bool:
         """Whether somebody on the server waits for a lock."""
@@ -131,30 +121,24 @@ class PostgresHarness(SourceHarness):
         """Change every subscription's position, by keys of a JSON object."""
         self.execute(f"update stormproof.pending_subscription set position = position || '{change}'")
 
-    def expire(self) -> None:
-        self.execute("update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open'")
-
-    def wait_for_retries(self) -> None:
-        self.execute("update stormproof.pending_retry set not_before = clock_timestamp()")
-
-    def close(self) -> None:
-        for view in self.views:
-            view.close()
-
 
 @dataclass
-class FileHarness(SourceHarness):
-    """Over `FileSource`: each put is a new file. Time is moved in the rows, since the clock is the database's."""
+class FileHarness(PendingSourceHarness[FileSource]):
+    """Over `FileSource`: each put is a new file."""
 
-    database: Database
     folder: Path
     format: Format = "text"
-    name: str = "files"
-    views: list[FileSource] = field(default_factory=list[FileSource])
+    url: str | None = None
+    """Where the files are instead, if they are in an object store."""
 
     def __post_init__(self) -> None:
         self.exact_bytes = self.format != "parquet"
         self.files = 0
+
+    @property
+    def place(self) -> str:
+        """The address of the folder."""
+        return str(self.folder) if self.url is None else self.url
 
     def put(self, payloads: Sequence[bytes]) -> None:
         path = self.folder / f"{self.files:05}.part"
@@ -164,9 +148,9 @@ class FileHarness(SourceHarness):
         else:
             path.write_bytes(b"".join(payload + b"\n" for payload in payloads))
 
-    def unsubscribed(self) -> FileSource:
-        source = FileSource(
-            self.folder,
+    def made(self, **options: Any) -> FileSource:
+        return FileSource(
+            self.place,
             self.format,
             schema="payload string" if self.format == "jsonl" else "payload binary",
             name=self.name,
@@ -174,24 +158,8 @@ class FileHarness(SourceHarness):
             max_attempts=self.max_attempts,
             look_interval_s=0,
             rng=Random(1),
+            **options,
         )
-        self.views.append(source)
-        return source
-
-    def execute(self, statement: str) -> None:
-        with connect(self.database, application_name="tests", autocommit=True) as connection:
-            of_this = f"select id from stormproof.pending_subscription where source = '{self.name}'"
-            connection.execute(f"{statement} subscription in ({of_this})".encode())
-
-    def set_position(self, change: str) -> None:
-        """Change every subscription's position, by keys of a JSON object."""
-        self.execute(f"update stormproof.pending_subscription set position = position || '{change}'")
-
-    def expire(self) -> None:
-        self.execute("update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open' and")
-
-    def wait_for_retries(self) -> None:
-        self.execute("update stormproof.pending_retry set not_before = clock_timestamp() where")
 
     def payload_of(self, stored: bytes) -> bytes:
         if self.format != "parquet":
@@ -199,7 +167,3 @@ class FileHarness(SourceHarness):
         (row,) = unpack([stored])
         payload: bytes = row[0].as_py()["payload"]
         return payload
-
-    def close(self) -> None:
-        for view in self.views:
-            view.close()

@@ -106,7 +106,7 @@ def require_exact(cell: StreamCell, put: Sequence[str]) -> None:
 
 def points_of(form: Form) -> list[Failpoint]:
     """Every failpoint that a query of this form passes."""
-    apart = {"queue", "journal", "state", "operator", "audit", "reject", "group", "upkeep"} | (
+    apart = {"queue", "journal", "state", "operator", "audit", "reject", "group", "upkeep", "owed"} | (
         {"stream", "retry"} if form is Form.SINKS else set[str]()
     )
     return [point for point in FAILPOINTS.values() if point.scope not in apart]

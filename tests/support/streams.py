@@ -8,6 +8,7 @@ computed twice shows: the sinks would hold different ids.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -208,7 +209,13 @@ class StreamCell:
             home=self.folder / "home",
             batch_messages=5,
             master="local[2,4]",
+            **(json.loads(self.staging.read_text()) if self.staging.exists() else {}),
         )
+
+    @property
+    def staging(self) -> Path:
+        """A file that has further settings of its driver, where a test says that staged files are elsewhere."""
+        return self.folder / "staging.json"
 
     def table(self, store: str, what: str) -> str:
         return f"{self.name}_{store}_{what}".replace("-", "_")

@@ -392,9 +392,12 @@ def test_every_table_with_a_life_is_looked_through_for_strangers() -> None:
         "txn",
         "attempt",
         "txn_sink",
+        "txn_component",
+        "txn_edge",
         "event",
         "reject",
         "graph",
         "prune",
         "verdict",
+        "confirmation",
     }

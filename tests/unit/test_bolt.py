@@ -31,7 +31,8 @@ from stormproof.core.bolt.cycle_collector import ALLOCATIONS, fewer_collections
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.errors import BoltUnavailable, JobFailed, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason
-from stormproof.core.pulse import progress, running, suspects
+from stormproof.core.pulse.folder import progress, suspects
+from stormproof.core.pulse.task import running
 from stormproof.core.schema import parse_schema
 from stormproof.core.user_errors import blame
 

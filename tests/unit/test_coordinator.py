@@ -17,7 +17,7 @@ from stormproof.core.job import Job
 from stormproof.core.message import FailureReason
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint
-from stormproof.trident.ledger import lives, txns
+from stormproof.trident.ledger import other_lives, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.transaction_states import TxnState
@@ -46,7 +46,7 @@ def test_a_table_of_another_life_is_refused_until_it_is_adopted(tmp_path: Path) 
     with pytest.raises(PositionMismatch, match="stormproof ledger adopt words life0"):
         second.run()
     with second.ledger.transaction(Run("words", "life1", 1)) as tx:
-        lives.adopt(tx, "life0", by="tests", why="")
+        other_lives.adopt(tx, "life0", by="tests", why="")
     second.run()
     assert second.counts() == Counter({"a": 2, "b": 2})
 

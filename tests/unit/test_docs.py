@@ -76,6 +76,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_picture_is_shown_and_all_of_them_are_small() -> None:
+    pictures = set((ROOT / "docs" / "screens").iterdir())
+    assert {picture.suffix for picture in pictures} == {".webp"}
+    shown = re.findall(r"!\[[^\]]{20,}\]\((screens/[^)]+)\)", (ROOT / "docs" / "operating.md").read_text())
+    assert {ROOT / "docs" / name for name in shown} == pictures, "run: .venv/bin/python tools/screens_doc.py"
+    assert sum(picture.stat().st_size for picture in pictures) < 600_000
+    kept = re.findall(r'kept\(screen, "([\w-]+)"', (ROOT / "tests/integration/test_web_faults_browser.py").read_text())
+    assert {picture.stem for picture in pictures} == set(kept)
+
+
 def test_the_readme_leads_to_every_page_and_example() -> None:
     readme = (ROOT / "README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):

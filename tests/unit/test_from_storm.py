@@ -57,7 +57,7 @@ def test_settings_that_are_named_exist(name: str) -> None:
 @pytest.mark.parametrize(
     ("owner", "names"),
     [
-        (stormproof, ["Bolt", "BasicBolt", "FailTuple", "IteratorSource", "MemorySource", "PostgresQueue"]),
+        (stormproof, ["Bolt", "BasicBolt", "FailTuple", "IteratorSource", "MemorySource", "KafkaSource"]),
         (stormproof, ["BoltContext", "TopologyError", "RunStatistics", "BatchResult"]),
         (Bolt, ["prepare", "execute", "finish", "cleanup"]),
         (OutputStream, ["shuffle", "fields", "partial_key", "all", "global_", "none", "local_or_shuffle", "direct"]),

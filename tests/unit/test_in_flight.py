@@ -25,14 +25,15 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.folder import FolderPulse
+from stormproof.core.pulse.task import Pulse
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.task.wire import WireRow, wire_batch
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint, MemorySession
 from stormproof.sinks.protocol import CommitResult, PreparedTransaction
-from stormproof.trident.jobs import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
+from stormproof.trident.job_runners import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.opening import attached
 from stormproof.trident.sessions import Sessions
@@ -627,7 +628,7 @@ def test_a_job_that_waits_behind_a_live_one_is_not_stalled_and_is_where_nothing_
     lease = Lease("a", 1, 1e9)
     keepers = {
         folder: LeaseKeeper(
-            Leases(), lease, lambda: None, 10, start_timeout_s=20, pulse=folder, clock=clock, moves=moves
+            Leases(), lease, lambda: None, 10, start_timeout_s=20, pulse=FolderPulse(folder), clock=clock, moves=moves
         )
         for folder in (mine, ahead)
     }

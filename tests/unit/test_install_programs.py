@@ -37,6 +37,7 @@ def run(programs: Path, seconds: int = 5, chosen: Sequence[str] = ("rabbitmq",))
             "RABBITMQ_PROGRAM": str(programs / "rabbitmq-server"),
             "CHROMEDRIVER_PROGRAM": str(programs / "chromedriver"),
             "PROMTOOL_PROGRAM": str(programs / "promtool"),
+            "IP_PROGRAM": str(programs / "ip"),
             "SECONDS_MAX": str(seconds),
             "HOME": os.devnull,
         },
@@ -93,9 +94,11 @@ def test_all_are_installed_and_one_that_cannot_be_keeps_no_other_back(programs: 
         f'case "$*" in *update*) ;; *chromium-driver*) touch {driver} && chmod +x {driver};; *) exit 100;; esac',
     )
     program(programs, "promtool", "")
+    program(programs, "ip", "")
     assert [line for line in run(programs, chosen=()).splitlines() if "installing" not in line] == [
         "programs: apt-get could not install it: RabbitMQ's tests are left out; "
         "install it with: apt-get install rabbitmq-server",
         "programs: Chromium is installed",
         "programs: promtool is installed",
+        "programs: ip is installed",
     ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from support.pulses import note
@@ -13,11 +15,14 @@ from support.pulses import note
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.clock import SystemClock
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import Fenced, JobFailed, TransientError
+from stormproof.core.errors import Fenced, JobFailed, MachineUnavailable, TransientError
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job, JobKey
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.folder import PulseFolders
+from stormproof.core.pulse.record import Progress
+from stormproof.core.pulse.task import Pulse
+from stormproof.core.pulse.wire import Place
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
@@ -82,7 +87,7 @@ def test_a_job_that_reports_leaves_no_folder(tmp_path: Path) -> None:
         assert (tmp_path / "life.1.2").is_dir()
         return EMPTY
 
-    assert run(work, Watch(FAR_S, FAR_S, tmp_path)) is EMPTY
+    assert run(work, Watch(FAR_S, FAR_S, PulseFolders(tmp_path))) is EMPTY
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,7 +96,9 @@ def test_a_job_that_dies_names_what_was_in_hand(tmp_path: Path) -> None:
         noting(job, 7)
         return EMPTY
 
-    assert run(work, Watch(FAR_S, FAR_S, tmp_path)) == JobDied("the worker is gone", timed_out=False, suspects=(7,))
+    assert run(work, Watch(FAR_S, FAR_S, PulseFolders(tmp_path))) == JobDied(
+        "the worker is gone", timed_out=False, suspects=(7,)
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,19 +109,56 @@ def test_a_job_that_hangs_has_timed_out(tmp_path: Path) -> None:
             note(pulse, 8)
             return engine.hang()
 
-    found = run(work, Watch(SOON_S, FAR_S, tmp_path))
+    found = run(work, Watch(SOON_S, FAR_S, PulseFolders(tmp_path)))
     assert found == JobDied(f"cancelled: no progress for {SOON_S} s", timed_out=True, suspects=(8,))
 
 
 def test_a_job_whose_tasks_never_start_blames_no_message(tmp_path: Path) -> None:
     with pytest.raises(TransientError, match="txid 1 of topology 'words': no task of its job ran") as raised:
-        run(lambda engine, job: engine.hang(), Watch(SOON_S, SOON_S, tmp_path))
+        run(lambda engine, job: engine.hang(), Watch(SOON_S, SOON_S, PulseFolders(tmp_path)))
     assert not isinstance(raised.value, JobFailed), "which would count against the message"
+
+
+class Silent:
+    """Pulses whose tasks are not heard of."""
+
+    notices_silence_s: ClassVar[float] = 0.0
+    place: Place = Path()
+
+    def __init__(self, silent: int) -> None:
+        self._silent = silent
+
+    @contextmanager
+    def of_job(self, key: JobKey) -> Generator[Silent]:
+        assert key == ("life", 1, 2)
+        yield self
+
+    def progress(self) -> Progress:
+        return Progress(0, 1, 1, silent=self._silent)
+
+    def suspects(self) -> tuple[int, ...]:
+        return (7,)
+
+
+def dies(engine: Engine, job: Job) -> JobReport:
+    raise JobFailed("an executor was lost")
+
+
+def test_a_job_that_died_or_stood_still_while_its_tasks_were_silent_blames_no_message() -> None:
+    for work, timeout_s in ((dies, FAR_S), (lambda engine, job: engine.hang(), SOON_S)):
+        with pytest.raises(MachineUnavailable, match="not heard of") as raised:
+            run(work, Watch(timeout_s, FAR_S, Silent(1)))
+        assert not isinstance(raised.value, JobFailed)
+
+
+def test_where_silence_is_taken_for_death_the_message_in_hand_is_a_suspect() -> None:
+    """The negative control."""
+    assert run(dies, Watch(FAR_S, FAR_S, Silent(0))) == JobDied("an executor was lost", timed_out=False, suspects=(7,))
 
 
 def test_a_lease_that_ran_out_blames_no_message(tmp_path: Path) -> None:
     with pytest.raises(TransientError, match="its lease ran out") as raised:
-        run(lambda engine, job: engine.hang(), Watch(FAR_S, FAR_S, tmp_path), Lapsed("lines", [b"a"]))
+        run(lambda engine, job: engine.hang(), Watch(FAR_S, FAR_S, PulseFolders(tmp_path)), Lapsed("lines", [b"a"]))
     assert not isinstance(raised.value, JobFailed)
 
 

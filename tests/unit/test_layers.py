@@ -33,7 +33,7 @@ LAYERS: Final = (
         "stormproof.core.source.dead_letter",
         "stormproof.core.sink",
     ),
-    ("stormproof.core.settings", "stormproof.core.preflight"),
+    ("stormproof.core.settings", "stormproof.core.preflight", "stormproof.core.object_probe"),
     ("stormproof.core.postgres",),
     ("stormproof.core",),
 )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import StoreUnavailable
-from stormproof.core.pulse import Pulse
+from stormproof.core.pulse.folder import FolderPulse
+from stormproof.core.pulse.record import Progress
+from stormproof.core.pulse.task import Pulse
+from stormproof.core.pulse.wire import Place
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.trident.lease_keeper import PAUSED_S, LeaseKeeper
@@ -49,7 +53,7 @@ class World:
             lambda: None,
             TIMEOUT_S,
             start_timeout_s=START_S,
-            pulse=pulse,
+            pulse=None if pulse is None else FolderPulse(pulse),
             clock=self.clock,
         )
 
@@ -159,6 +163,59 @@ def test_a_driver_that_stood_still_itself_blames_nobody(world: World, pulse: Pul
     assert world.keeper.timed_out
 
 
+class Told:
+    """A pulse that says what the test says, and needs 5 s to tell silence from a hang."""
+
+    notices_silence_s: ClassVar[float] = 5.0
+    place: Place = Path()
+
+    def __init__(self) -> None:
+        self.now = Progress(0, 2, 2)
+
+    def progress(self) -> Progress:
+        return self.now
+
+    def suspects(self) -> tuple[int, ...]:
+        return ()
+
+
+@pytest.fixture
+def told(world: World) -> Told:
+    pulse = Told()
+    world.keeper = LeaseKeeper(
+        world.source, LEASE, lambda: None, TIMEOUT_S, start_timeout_s=START_S, pulse=pulse, clock=world.clock
+    )
+    return pulse
+
+
+def test_a_job_whose_tasks_are_silent_is_given_up_without_blame(world: World, told: Told) -> None:
+    assert world.looks(5) == 5
+    told.now = Progress(0, 2, 2, silent=1)
+    assert world.looks(1_000) <= TIMEOUT_S
+    assert (world.keeper.silent, *world.reasons()) == (True, False, False, False)
+
+
+def test_from_the_end_of_a_silence_on_a_hang_is_timed_anew(world: World, told: Told) -> None:
+    told.now = Progress(0, 2, 2, silent=2)
+    assert world.looks(int(TIMEOUT_S) - 2) == TIMEOUT_S - 2
+    told.now = Progress(0, 2, 2)
+    assert world.looks(1_000) == TIMEOUT_S, "the message in hand had no time while nobody heard of it"
+    assert (world.keeper.silent, *world.reasons()) == (False, True, False, False)
+
+
+def test_a_silence_that_comes_and_goes_does_not_keep_a_job_that_stands_still(world: World, told: Told) -> None:
+    for second in range(int(TIMEOUT_S) + 10):
+        told.now = Progress(0, 2, 2, silent=second // 5 % 2)
+        world.looks(1)
+    assert world.keeper.silent
+
+
+def test_nobody_is_blamed_before_silence_can_be_told(world: World, told: Told) -> None:
+    world.keeper = LeaseKeeper(world.source, LEASE, lambda: None, 1.0, pulse=told, clock=world.clock)
+    assert world.looks(1_000) in (told.notices_silence_s, told.notices_silence_s + 1)
+    assert world.keeper.timed_out
+
+
 def test_a_folder_that_cannot_be_read_blames_nobody(world: World, tmp_path: Path) -> None:
     file = tmp_path / "no-folder"
     file.touch()
@@ -174,7 +231,7 @@ def test_the_thread_cancels_the_job_that_it_gives_up(tmp_path: Path) -> None:
     cancelled = threading.Event()
     with (
         Pulse(tmp_path, 0, 0, careful=False),
-        LeaseKeeper(source, LEASE, cancelled.set, 0.02, start_timeout_s=0.02, pulse=tmp_path) as keeper,
+        LeaseKeeper(source, LEASE, cancelled.set, 0.02, start_timeout_s=0.02, pulse=FolderPulse(tmp_path)) as keeper,
     ):
         assert cancelled.wait(5)
     assert keeper.timed_out

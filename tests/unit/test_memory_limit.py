@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from stormproof.core.engine.memory_limit import LEAST_MB, default_worker_mb, limit_memory
+from stormproof.core.engine.memory_limit import LEAST_MB, default_worker_mb, granted_worker_mb, limit_memory
 
 ALLOWED_MB = 64
 ASKED_MB = 200
@@ -58,3 +58,31 @@ def test_below_the_limit_nothing_happens_and_another_limit_counts_from_the_same_
 def test_the_default_is_this_machines() -> None:
     assert default_worker_mb() >= LEAST_MB
     assert in_child(limit_memory) == 0
+
+
+@pytest.mark.parametrize(
+    ("conf", "megabytes"),
+    [
+        ({"spark.master": "yarn", "spark.executor.memoryOverhead": "2g", "spark.executor.cores": "4"}, 512),
+        ({"spark.master": "k8s://h:1", "spark.executor.memoryOverhead": "600"}, 600),
+        ({"spark.master": "k8s://h:1", "spark.executor.memoryOverhead": "102400kb"}, 100),
+        ({"spark.master": "yarn"}, None),
+        ({"spark.master": "spark://h:1", "spark.executor.memoryOverhead": "2g"}, None),
+        ({"spark.master": "local[2]", "spark.executor.memoryOverhead": "2g"}, None),
+        (
+            {
+                "spark.master": "yarn",
+                "spark.executor.memoryOverhead": "2g",
+                "spark.executor.pyspark.memory": "1g",
+            },
+            None,
+        ),
+    ],
+)
+def test_a_worker_gets_its_part_of_what_spark_grants(conf: dict[str, str], megabytes: int | None) -> None:
+    assert granted_worker_mb(conf) == megabytes
+
+
+def test_what_spark_told_a_worker_goes_before_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_EXECUTOR_MEMORY_MB", "300")
+    assert default_worker_mb() == 300

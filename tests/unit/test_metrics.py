@@ -22,6 +22,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
@@ -35,7 +36,7 @@ from stormproof.trident.ledger.control import Doing
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Book
 from stormproof.trident.metrics.endpoint import serve
-from stormproof.trident.metrics.exposition import openmetrics_of, registry_of, text_of
+from stormproof.trident.metrics.exposition import registry_of, text_of
 from stormproof.trident.metrics.otel import BatchSpans, Instruments
 from stormproof.trident.metrics.recorder import Recorder
 from stormproof.trident.metrics.run_metrics import RunMetrics, exported_metrics
@@ -137,7 +138,7 @@ def test_both_formats_say_the_same() -> None:
     plain = {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families(text_of(registry)) for s in f.samples}
     opened = {
         (s.name, tuple(sorted(s.labels.items()))): s.value
-        for f in openmetrics_families(openmetrics_of(registry))  # type: ignore[no-untyped-call]
+        for f in openmetrics_families(generate_openmetrics(registry).decode())  # type: ignore[no-untyped-call]
         for s in f.samples
     }
     assert plain == opened

@@ -5,26 +5,33 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import attr
-import jsonschema
 import pytest
 from openlineage.client import facet_v2
 from openlineage.client.event_v2 import RunEvent
 from openlineage.client.generated import base
+from openlineage.client.naming import dataset as naming
 from openlineage.client.serde import Serde
+from support import lineage_rules
 from support.brokers import until
 
-from stormproof import DeltaSink, PostgresSink
+from stormproof import DeltaSink, PostgresQueue, PostgresSink
 from stormproof.core.clock import ManualClock
-from stormproof.core.dataset import DatasetName, at_path, at_server
+from stormproof.core.dataset import DatasetName, at_path
 from stormproof.core.errors import SettingsError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Expectation, Slice
+from stormproof.core.source.kafka import KafkaSource
+from stormproof.core.source.kestrel import KestrelSource
+from stormproof.core.source.nats import NatsSource
+from stormproof.core.source.protocol import Expectation, Slice, Source
+from stormproof.core.source.rabbitmq import RabbitMQSource, RabbitMQStreamSource
+from stormproof.core.source.redis_streams import RedisStreamSource
 from stormproof.trident.observers import CommittedBatch, SinkEnd
 from stormproof.trident.openlineage.emitter import Emitter
 from stormproof.trident.openlineage.events import Output, StormproofRunFacet, Told, driver_run_id, run_id
@@ -32,9 +39,6 @@ from stormproof.trident.openlineage.exported import lineage_transport
 from stormproof.trident.openlineage.reporter import LineageReporter
 from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
 
-SCHEMA: Final = json.loads(
-    (Path(__file__).parents[2] / "trident" / "openlineage" / "StormproofRunFacet.json").read_text()
-)
 SLICE: Final = Slice({}, Expectation(5, 0), 100)
 
 
@@ -208,9 +212,53 @@ def test_events_are_what_openlineages_classes_say() -> None:
     assert len(told.json) == 4
     for event in told.json:
         assert faults(event) == []
-        jsonschema.validate(
-            event["run"]["facets"]["stormproof"], {"$ref": "#/$defs/StormproofRunFacet", "$defs": SCHEMA["$defs"]}
-        )
+
+
+def test_every_kind_of_event_is_what_the_specification_demands() -> None:
+    told = Told1(error_texts=True)
+    for txid in (1, 2, 3):
+        told.open(txid)
+    told.commit(1)
+    told.reporter.given_up(2, TxnState.ABORTED, TxnCause.JOB_FAILED, "no disk")
+    told.reporter.blocked(3, "delta", TxnCause.TABLE_GONE, "no table")
+    assert {kind for kind, _ in told.said} == {"START", "COMPLETE", "ABORT", "FAIL"}
+    assert [fault for event in told.json for fault in lineage_rules.faults(event)] == []
+
+
+BROKEN: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
+    "run: 'runId' is a required property": lambda event: event["run"].pop("runId"),
+    "run.runId: 'one' is not a 'uuid'": lambda event: event["run"].update(runId="one"),
+    "eventTime: '2026-01-01T00:00:00' is not a 'date-time'": lambda event: event.update(
+        eventTime="2026-01-01T00:00:00"
+    ),
+    "eventType: 'DONE' is not one of": lambda event: event.update(eventType="DONE"),
+    "producer: 'us' is not a 'uri'": lambda event: event.update(producer="us"),
+    "outputs.0: 'name' is a required property": lambda event: event["outputs"][0].pop("name"),
+    "outputs.0.outputFacets.outputStatistics.rowCount: '7' is not of type 'integer'": (
+        lambda event: event["outputs"][0]["outputFacets"]["outputStatistics"].update(rowCount="7")
+    ),
+    "job.facets.jobType: Additional properties are not allowed ('kind' was unexpected)": (
+        lambda event: event["job"]["facets"]["jobType"].update(kind="x")
+    ),
+    "run.facets.parent: '_schemaURL' is a required property": (
+        lambda event: event["run"]["facets"]["parent"].pop("_schemaURL")
+    ),
+    "run.facets.stormproof.txid: 0 is less than the minimum": (
+        lambda event: event["run"]["facets"]["stormproof"].update(txid=0)
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_an_event_that_breaks_the_specification_is_seen(fault: str) -> None:
+    """Negative control."""
+    told = Told1()
+    told.open(1)
+    told.commit(1)
+    event = told.json[-1]
+    BROKEN[fault](event)
+    (found,) = lineage_rules.faults(event)
+    assert found.startswith(fault)
 
 
 def test_an_event_that_lacks_something_is_seen() -> None:
@@ -225,28 +273,70 @@ def test_an_event_that_lacks_something_is_seen() -> None:
 
 # ---- names
 
+SHOP: Final = "postgresql://ann:hidden@host:5433/shop"
+
+
+def read_by(source: Source) -> DatasetName:
+    (dataset,) = source.datasets()
+    return dataset
+
+
+@pytest.mark.parametrize(
+    ("found", "rule"),
+    [
+        (at_path("/lake/words"), naming.LocalFileSystem("/lake/words")),
+        (at_path("s3a://bucket/lake/words/"), naming.S3("bucket", "lake/words")),
+        (at_path("gs://bucket/lake/words"), naming.GCS("bucket", "lake/words")),
+        (at_path("abfs://files@shop.dfs.core.windows.net/lake"), naming.ABFSS("files", "shop", "lake")),
+        (read_by(KafkaSource("lines", servers="one:9093,two:9092")), naming.Kafka("one", "9093", "lines")),
+        (read_by(KafkaSource("lines", servers="one")), naming.Kafka("one", "9092", "lines")),
+        (
+            PostgresSink("words", database=SHOP).dataset,
+            naming.Postgres("host", "5433", "shop", "public", "words"),
+        ),
+        (
+            PostgresSink("a.words", database="postgresql://ann:hidden@host/shop").dataset,
+            naming.Postgres("host", "5432", "shop", "a", "words"),
+        ),
+        (
+            PostgresSink("words", database="postgresql://ann:hidden@one:1,two:2/shop").dataset,
+            naming.Postgres("one", "1", "shop", "public", "words"),
+        ),
+        (
+            PostgresSink("words", database="postgresql:///shop?host=/run/shop&user=ann").dataset,
+            naming.Postgres("%2Frun%2Fshop", "5432", "shop", "public", "words"),
+        ),
+        (DeltaSink("/lake/words").dataset, naming.LocalFileSystem("/lake/words")),
+        (
+            read_by(PostgresQueue("lines", database=SHOP)),
+            naming.Postgres("host", "5433", "shop", "stormproof_queue", "lines"),
+        ),
+    ],
+)
+def test_datasets_are_named_by_openlineages_rules_and_without_secrets(
+    found: DatasetName, rule: naming.DatasetNaming
+) -> None:
+    assert found == DatasetName(rule.get_namespace(), rule.get_name())
+
+
+AMQP: Final = "amqp://ann:hidden@host:5673"
+
 
 @pytest.mark.parametrize(
     ("found", "namespace", "name"),
     [
-        (at_path("/lake/words"), "file", "/lake/words"),
-        (at_path("s3a://bucket/lake/words/"), "s3://bucket", "lake/words"),
-        (at_server("kafka", "one:9092,two:9092", "lines"), "kafka://one:9092", "lines"),
-        (at_server("redis", "rediss://ann:hidden@host:6379/0", "lines"), "redis://host:6379", "lines"),
-        (
-            PostgresSink("words", database="postgresql://ann:hidden@host:5433/shop").dataset,
-            "postgres://host:5433",
-            "shop.public.words",
-        ),
-        (
-            PostgresSink("a.words", database="postgresql://ann:hidden@host/shop").dataset,
-            "postgres://host:5432",
-            "shop.a.words",
-        ),
-        (DeltaSink("/lake/words").dataset, "file", "/lake/words"),
+        (read_by(RabbitMQSource("lines", url=AMQP)), "amqp://host:5673", "lines"),
+        (read_by(RabbitMQSource("lines", url=f"{AMQP}/%2F")), "amqp://host:5673", "lines"),
+        (read_by(RabbitMQSource("lines", url=f"{AMQP}/shop")), "amqp://host:5673", "shop/lines"),
+        (read_by(RabbitMQStreamSource("lines", url="amqps://ann:hidden@host/a")), "amqp://host:5671", "a/lines"),
+        (read_by(RedisStreamSource("lines", url="redis://:hidden@host/0")), "redis://host:6379", "lines"),
+        (read_by(RedisStreamSource("lines", url="rediss://:hidden@host:1/2")), "redis://host:1", "2/lines"),
+        (read_by(RedisStreamSource("lines", url="redis://host?db=3&password=hidden")), "redis://host:6379", "3/lines"),
+        (read_by(NatsSource("lines", url="nats://ann:hidden@host")), "nats://host:4222", "lines"),
+        (read_by(KestrelSource("lines", hosts=["host:22133"])), "kestrel://host:22133", "lines"),
     ],
 )
-def test_datasets_are_named_by_openlineages_rules_and_without_secrets(
+def test_brokers_without_a_rule_are_named_alike_and_no_two_queues_have_one_name(
     found: DatasetName, namespace: str, name: str
 ) -> None:
     assert found == DatasetName(namespace, name)
@@ -276,7 +366,7 @@ class Server:
         self.taken.append(event)
 
 
-def test_a_server_that_stands_still_holds_up_nobody_and_drops_are_counted() -> None:
+def test_a_server_that_stands_still_holds_up_nobody_and_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     server, counts = Server(), Counter[str]()
     server.goes.clear()
     emitter = Emitter(server, lambda what: counts.update([what]), waiting_max=3)
@@ -285,7 +375,10 @@ def test_a_server_that_stands_still_holds_up_nobody_and_drops_are_counted() -> N
     assert counts["dropped"] >= 6
     emitter.close(within_s=0.0)
     server.goes.set()
-    until(lambda: counts.total() == 10, "an event was neither sent nor counted as dropped")
+    assert counts == {"dropped": 10}
+    assert "were not sent within 0 s of the end, and are dropped" in caplog.text
+    until(lambda: server.taken != [], "the event under way was not sent in the end")
+    assert counts == {"dropped": 10}
 
 
 def test_a_server_that_fails_is_logged_once_without_its_address(caplog: pytest.LogCaptureFixture) -> None:

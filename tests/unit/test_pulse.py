@@ -1,4 +1,4 @@
-"""The pulse: what the driver sees of tasks that run, end, fail or are killed."""
+"""The pulse in files: what the driver sees of tasks that run, end, fail or are killed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,11 @@ import numpy as np
 import pytest
 from support.pulses import note
 
-from stormproof.core import pulse as pulse_module
 from stormproof.core.errors import JobFailed, TransientError
-from stormproof.core.pulse import (
-    SUSPECTS_MAX,
-    Progress,
-    Pulse,
-    job_folder,
-    progress,
-    running,
-    suspects,
-    suspects_of_dead,
-    sweep,
-)
+from stormproof.core.pulse import folder as folder_module
+from stormproof.core.pulse.folder import job_folder, progress, suspects, suspects_of_dead, sweep
+from stormproof.core.pulse.record import SUSPECTS_MAX, Progress
+from stormproof.core.pulse.task import Pulse, running
 
 
 def ids(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -134,7 +126,7 @@ def test_a_task_on_another_machine_or_without_locks_looks_as_if_it_ran(
 ) -> None:
     killed(tmp_path, 0, 1, in_hand=1)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(pulse_module, "_machine", lambda: 1)
+        elsewhere.setattr(folder_module, "_machine", lambda: 1)
         assert progress(tmp_path).running == 1
 
     def refuse(*_: object) -> None:
@@ -210,8 +202,7 @@ def test_too_many_equal_suspects_name_nobody(tmp_path: Path) -> None:
 def test_a_dead_drivers_suspects_are_found_by_name_and_swept(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
-        with job_folder(tmp_path, "life", 7, 2) as folder:
-            assert folder is not None
+        with job_folder(tmp_path, ("life", 7, 2)) as folder:
             killed(folder, 0, 1, 2, in_hand=2)
             os._exit(9)  # the driver dies: nobody removes the folder
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -226,8 +217,7 @@ def test_a_dead_drivers_suspects_are_found_by_name_and_swept(tmp_path: Path) -> 
 def test_a_jobs_folder_is_there_while_it_runs_and_empty_at_its_start(tmp_path: Path) -> None:
     (tmp_path / "life.7.1").mkdir()
     (tmp_path / "life.7.1" / "old").touch()
-    with job_folder(tmp_path, "life", 7, 1) as folder:
-        assert folder is not None
+    with job_folder(tmp_path, ("life", 7, 1)) as folder:
         assert list(folder.iterdir()) == []
         with running(folder, 0, 0) as pulse:
             assert pulse is not None
@@ -235,7 +225,7 @@ def test_a_jobs_folder_is_there_while_it_runs_and_empty_at_its_start(tmp_path: P
 
 
 def test_off_costs_and_makes_nothing(tmp_path: Path) -> None:
-    with job_folder(None, "life", 7, 1) as folder, running(folder, 0, 0) as pulse:
+    with running(None, 0, 0) as pulse:
         assert pulse is None
     assert suspects_of_dead(None, "life", 7) == ()
     sweep(None, "life")

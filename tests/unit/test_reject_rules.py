@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from support.memory_run import World
+from support.named_rows import with_messages
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
-from stormproof.core.task.row_messages import with_messages
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.sinks.memory import FaultPoint
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow

@@ -94,8 +94,8 @@ def test_no_postgres_at_all_says_what_to_set() -> None:
 
 
 def test_the_staging_folder_is_absolute(folder: Path) -> None:
-    assert Settings().staging_path == folder / ".stormproof/staging"
-    assert Settings(staging_dir="x").staging_path == folder / "x"
+    assert Settings().staging_address == str(folder / ".stormproof/staging")
+    assert Settings(staging_dir="x").staging_address == str(folder / "x")
 
 
 def test_a_url_in_an_error_names_its_setting() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from support.plain_shares import plain_shares
 
 from stormproof.core.tracking.share import (
     mix64,
     signed,
     split_one,
     split_runs,
-    split_shares,
     tokens,
     unsigned,
     xor_reduce,
@@ -37,7 +37,7 @@ def test_no_children_no_shares() -> None:
 
 
 def test_two_subscribers_never_carry_the_same_share() -> None:
-    pair = split_shares(np.array([5], np.uint64), np.array([0, 0]), np.array([0, 1]), np.array([2, 2]))
+    pair = plain_shares(np.array([5], np.uint64), np.array([0, 0]), np.array([0, 1]), np.array([2, 2]))
     assert pair[0] != pair[1]
     assert int(pair[0] ^ pair[1]) == 5
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partialmethod
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,10 @@ from stormproof.core.message import FailureReason
 from stormproof.core.task import exchange
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.misfits import Misfits
+from stormproof.sinks.rejects import Rejects
 from stormproof.testing import End, Fault, FaultKind, Faults, Simulation, simulate
+from stormproof.trident.steps import Finished, Steps
 
 LINES = ["a b", "b", "c a c"]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
@@ -242,11 +247,11 @@ def test_an_error_names_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- rows that a table refuses -----------------------------------------------------------------------------------------
 
 
-def into_two(lineage: bool = False) -> Topology:
+def into_two(lineage: bool = False, contract: str = "freeze") -> Topology:
     t = Topology("two")
     lines = t.stream("lines", MemorySource("lines"))
     made = lines.flat_map(lambda line: [(w, line) for w in line.split()], "line", schema="word string, line string")
-    made.into(MemorySink("strict", lineage=lineage), MemorySink("plain"))
+    made.into(MemorySink("strict", lineage=lineage, schema_contract=contract), MemorySink("plain"))
     return t
 
 
@@ -282,6 +287,42 @@ def test_a_message_is_rejected_whole_whoever_dies(seed: int) -> None:
     assert simulate(into_two(), lines, seed=seed, faults=faults, max_attempts=100, batch_messages=4) == run
 
 
+FINISHING = ["finish.before", "finish.in_transaction", "finish.before_commit", "finish.after"]
+FINISHING_OWED = [*FINISHING[:-1], "finish.before_confirm", FINISHING[-1]]
+
+
+def is_nowhere(guarantee: str, place: str) -> list[str]:
+    """The lines that are neither in the sink nor rejected, where a driver dies at this place with a refused row in hand."""
+    lines = [f"{n} x{n} y{n}" for n in range(6)]
+    refused = Fault(FaultKind.REFUSE, "strict", 5)
+    faults = Faults(at=(refused, Fault(FaultKind.DRIVER_DEATH, place)))
+    run = simulate(into_two(), lines, guarantee=guarantee, faults=faults, batch_messages=3)
+    assert run.statistics.struck == {"refuses": 1, "driver_deaths": 1}
+    assert run.idle
+    rejected = {lines[one.number] for one in run.rejected}
+    return [line for line in lines if in_lines(run, "strict")[line] < 3 and line not in rejected]
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "place"),
+    [*(("at-least-once", place) for place in FINISHING_OWED), *(("exactly-once", place) for place in FINISHING)],
+)
+def test_a_rejected_message_is_on_record_wherever_its_driver_dies(guarantee: str, place: str) -> None:
+    """A simulated source is not in the ledger's database, so its confirm is a write of its own."""
+    assert not is_nowhere(guarantee, place)
+
+
+def test_control_a_confirm_before_the_record_loses_a_rejected_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = Steps.finish
+
+    def confirmed_first(steps: Steps, txid: int, *rest: Any, **more: Any) -> Finished:
+        steps.source.confirm(steps.lease(txid))
+        return finish(steps, txid, *rest, **more)
+
+    monkeypatch.setattr(Steps, "finish", confirmed_first)
+    assert is_nowhere("at-least-once", "finish.before_commit")
+
+
 def test_control_a_rejected_row_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that leaves out the refused row, and not the others of its message."""
     lines = [f"{n} x{n} y{n}" for n in range(6)]
@@ -300,12 +341,97 @@ def test_the_last_row_of_a_key_that_is_refused_gives_way_to_the_one_before() -> 
     assert [one.number for one in run.rejected] == [2]
 
 
-def test_groups_are_never_refused() -> None:
+def counting(*, per_batch: bool = False, contract: str = "freeze") -> Topology:
     t = Topology("counts")
-    t.stream("lines", MemorySource("lines")).group_by("line").persistent_aggregate(n=count()).into(MemorySink("counts"))
-    run = simulate(t, ["a", "b", "a"], faults=Faults(refuses=1.0))
-    assert Counter({row["line"]: row["n"] for row in run.rows("counts")}) == {"a": 2, "b": 1}
-    assert run.rejected == ()
+    words = t.stream("lines", MemorySource("lines")).flat_map(str.split, "line", schema="word string")
+    words.into(MemorySink("words"))
+    groups = words.group_by("word")
+    folded = groups.agg(n=count()) if per_batch else groups.persistent_aggregate(n=count())
+    folded.into(MemorySink("counts", schema_contract=contract))
+    return t
+
+
+def counted(run: Simulation) -> Counter[object]:
+    found: Counter[object] = Counter()
+    for row in run.rows("counts"):
+        n = row["n"]
+        assert isinstance(n, int)
+        found[row["word"]] += n
+    return found
+
+
+def not_rejected(run: Simulation, lines: Sequence[str], sink: str = "counts") -> Counter[object]:
+    """The words of the messages that the sink has, by what is said of each message."""
+    gone = {one.number for one in run.rejected if one.sink == sink}
+    return Counter(word for number, line in enumerate(lines) if number not in gone for word in line.split())
+
+
+@pytest.mark.parametrize("per_batch", [False, True])
+@pytest.mark.parametrize("kind", [FaultKind.REFUSE, FaultKind.REJECT])
+def test_a_refused_group_takes_its_own_messages_and_no_other(kind: FaultKind, per_batch: bool) -> None:
+    """Whether the table refuses its row, or a column cannot hold it."""
+    topology = counting(per_batch=per_batch, contract="discard_row")
+    lines = ["a b", "b", "c d", "d", "e"]
+    run = simulate(topology, lines, faults=Faults(at=(Fault(kind, "counts", 2),)))
+    (struck,) = [event for event in run.events if event.what == kind.value]
+    (word,) = [word for word in "abcde" if f"'{word}'" in struck.detail]
+    with_it = [number for number, line in enumerate(lines) if word in line.split()]
+    assert [(one.number, one.sink) for one in run.rejected] == [(number, "counts") for number in with_it]
+    assert counted(run) == not_rejected(run, lines)
+    assert held(run, "words") == Counter(" ".join(lines).split())
+    assert {m.number for m in run.ended(End.REJECTED)} == set(with_it)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_under_at_most_once_groups_are_never_refused(guarantee: str) -> None:
+    run = simulate(counting(), ["a", "b", "a"], guarantee=guarantee, faults=Faults(refuses={"counts": 1.0}))
+    assert bool(run.rejected) is (guarantee != "at-most-once")
+    assert counted(run) == not_rejected(run, ["a", "b", "a"])
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("contract", ["freeze", "discard_row"])
+def test_groups_are_refused_whole_whoever_dies(seed: int, contract: str) -> None:
+    """Under all other faults, too; and each seed gives the same run again."""
+    lines = [f"{number} x{number % 3} y{number % 5}" for number in range(12)]
+    strict = {"counts": 0.1}
+    faults = replace(MANY, refuses=strict, rejects=strict if contract == "discard_row" else 0.0)
+    topology = counting(per_batch=bool(seed % 2), contract=contract)
+    run = simulate(topology, lines, seed=seed, faults=faults, max_attempts=100, batch_messages=4)
+    assert run.idle
+    assert counted(run) == not_rejected(run, lines)
+    assert held(run, "words") == Counter(" ".join(lines).split())
+    assert simulate(topology, lines, seed=seed, faults=faults, max_attempts=100, batch_messages=4) == run
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_misfits_reject_their_messages_under_discard_row(seed: int) -> None:
+    t = into_two(contract="discard_row")
+    lines = [f"{n} x{n} y{n}" for n in range(12)]
+    faults = replace(MANY, rejects={"strict": 0.1}, refuses={"strict": 0.05})
+    run = simulate(t, lines, seed=seed, faults=faults, max_attempts=100, batch_messages=4)
+    assert FailureReason.SINK_ERROR.value not in run.statistics.failed_by_reason
+    refused = {one.number for one in run.rejected}
+    assert in_lines(run, "strict") == whole([line for n, line in enumerate(lines) if n not in refused])
+    assert in_lines(run, "plain") == whole(lines)
+
+
+def test_control_a_group_left_out_without_its_messages_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that leaves out the group's row, and does not say whose it is."""
+    whole: Any = Rejects.__init__
+    monkeypatch.setattr(Rejects, "__init__", partialmethod(whole, row_by_row=True))
+    lines = ["a b", "b", "c d", "d", "e"]
+    run = simulate(counting(), lines, faults=Faults(at=(Fault(FaultKind.REFUSE, "counts", 2),)))
+    assert counted(run) != not_rejected(run, lines)
+
+
+def test_control_a_misfit_left_out_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{n} x{n} y{n}" for n in range(6)]
+    monkeypatch.setattr(Misfits, "of", lambda _: Misfits())
+    faults = Faults(at=(Fault(FaultKind.REJECT, "strict", 5),))
+    run = simulate(into_two(contract="discard_row"), lines, faults=faults, batch_messages=3)
+    refused = {one.number for one in run.rejected}
+    assert in_lines(run, "strict") != whole([line for n, line in enumerate(lines) if n not in refused])
 
 
 def test_lineage_names_the_simulated_messages() -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stormproof.core.engine.spark_settings import ELSEWHERE, ON_ONE_MACHINE, REQUIRED, SETTINGS, session_settings
+from stormproof.core.engine.spark_settings import (
+    ELSEWHERE,
+    ON_ONE_MACHINE,
+    REQUIRED,
+    SETTINGS,
+    session_settings,
+    without_secrets,
+)
 from stormproof.core.errors import SettingsError
 from stormproof.core.settings import Settings, spark_names
 
@@ -49,6 +57,20 @@ def test_secrets_among_them_are_not_shown() -> None:
     assert "hush" not in repr(settings) + str(settings)
 
 
+def test_secrets_are_told_from_the_others_as_spark_does() -> None:
+    keys = {
+        "spark.hadoop.fs.s3a.secret.key": "hush",
+        "spark.hadoop.fs.s3a.access.key": "hush",
+        "spark.ssl.keyPassword": "hush",
+    }
+    public = {"spark.executor.memory": "4g"}
+    assert without_secrets(keys | public) == public
+    own = {"spark.redaction.regex": "mine", "spark.mine": "hush", "spark.token": "shown"}
+    assert without_secrets(own).keys() == {"spark.redaction.regex", "spark.token"}
+    with pytest.raises(SettingsError, match=r"spark\.redaction\.regex"):
+        without_secrets({"spark.redaction.regex": "("})
+
+
 def test_a_users_setting_goes_before_ours_and_lists_are_joined() -> None:
     settings = Settings(spark={"spark.ui.enabled": "true", "spark.jars": "/mine.jar", "spark.sql.extensions": "a.B"})
     found = session_settings(settings, JARS, {})
@@ -73,6 +95,30 @@ def test_the_master_has_one_place() -> None:
         session_settings(Settings(spark={"spark.master": "yarn"}), JARS, {})
     assert session_settings(Settings(master="local[3]"), JARS, {})["spark.master"] == "local[3]"
     assert session_settings(Settings(master="local[3]"), JARS, {"spark.master": "yarn"})["spark.master"] == "yarn"
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment"),
+    [
+        ({"master": "sc://a:15002"}, {}),
+        ({"spark": {"spark.remote": "sc://a"}}, {}),
+        ({"spark": {"spark.api.mode": "Connect"}}, {}),
+        ({}, {"SPARK_REMOTE": "sc://a"}),
+        ({}, {"SPARK_API_MODE": "connect"}),
+        ({}, {"SPARK_CONNECT_MODE_ENABLED": "1"}),
+    ],
+)
+def test_spark_connect_is_refused_by_name(settings: dict[str, Any], environment: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=r"asks for Spark Connect, which is not supported.*STORMPROOF_MASTER"):
+        session_settings(Settings(**settings), JARS, {}, environment)
+    session_settings(Settings(spark={"spark.api.mode": "classic"}), JARS, {}, {"SPARK_API_MODE": "classic"})
+
+
+def test_a_driver_elsewhere_is_refused_unless_spark_submit_has_put_it_there() -> None:
+    mode = {"spark.submit.deployMode": "cluster"}
+    with pytest.raises(SettingsError, match="this process is the driver"):
+        session_settings(Settings(spark=mode), JARS, {})
+    assert session_settings(Settings(), JARS, mode).items() >= mode.items()
 
 
 @pytest.mark.parametrize("master", ["spark://a:7077", "yarn", "k8s://https://a", "local-cluster[2,1,1024]"])

@@ -22,7 +22,7 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.status import DriverState, TopologyStatus, status
-from stormproof.trident.jobs import JobsInTurn
+from stormproof.trident.job_runners import JobsInTurn
 from stormproof.trident.tuning import Figures
 
 

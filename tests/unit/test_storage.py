@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import pickle
 
+import numpy as np
 import pytest
 
-from stormproof import DeltaSink
-from stormproof.core import storage
+from stormproof import DeltaSink, FileSource
 from stormproof.core.errors import TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.storage import StorageOptions, refusal_of_url, storage_options, use_storage
-from stormproof.sinks.object_files import ObjectFiles
+from stormproof.core.source.files.formats import File
+from stormproof.core.source.files.reader import FileSliceReader, Segment
+from stormproof.core.storage import address
+from stormproof.core.storage.address import StorageOptions, refusal_of_url, storage_options, use_storage
+from stormproof.core.storage.object_files import ObjectFiles
 from stormproof.testing.sinks.harness import APPEND
 
 VALUE = "wJalrXUtnFEMI-EXAMPLE"
@@ -19,7 +23,7 @@ VALUE = "wJalrXUtnFEMI-EXAMPLE"
 
 @pytest.fixture(autouse=True)
 def _no_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_given", {})
+    monkeypatch.setattr(address, "_given", {})
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
 
@@ -101,3 +105,20 @@ def test_an_option_that_the_client_does_not_know_is_refused_without_its_value() 
     with pytest.raises(UsageError, match="aws_secret_acess_key") as caught:
         ObjectFiles("s3://lake").store("s3://lake/words")
     assert VALUE not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["s3://b/data", "s3://b/data/*.parquet", "s3://b/data/a.parquet"])
+def test_the_options_of_a_file_source_travel_with_its_readers_and_serve_no_other_folder(path: str) -> None:
+    FileSource(path, storage_options={"aws_region": VALUE})
+    file = File(1, "s3://b/data/a.parquet", "text", 0, 1, 2, 0, "", np.array([0, 2]))
+    packed = pickle.dumps(FileSliceReader.of((Segment.of(file, 0, 1),), None))
+    reader = pickle.loads(packed)  # noqa: S301 - made in the line before
+    ((folder, options),) = reader.storage
+    assert (folder, options["aws_region"]) == ("s3://b/data", VALUE)
+    assert not storage_options("s3://b/other")
+    assert VALUE not in repr(reader)
+
+
+def test_a_reader_of_local_files_carries_no_options() -> None:
+    file = File(1, "/data/a.txt", "text", 0, 1, 2, 0, "", np.array([0, 2]))
+    assert FileSliceReader.of((Segment.of(file, 0, 1),), None).storage == ()

@@ -32,7 +32,9 @@ from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
-from stormproof.core.pulse import Pulse, running, suspects
+from stormproof.core.pulse.folder import suspects
+from stormproof.core.pulse.task import Pulse, running
+from stormproof.core.pulse.wire import Place
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.task import account, task
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
@@ -302,14 +304,16 @@ class Hand(InlineEngine):
             self.pulse.publish()
             if not self.keeper.look():
                 self.busy_s.append(float(second))
-                assert self.job.pulse is not None
+                assert isinstance(self.job.pulse, Path)
                 self.noted = suspects(self.job.pulse)  # a worker would be killed here, and its notes stay as they are
                 self.cancel(self.job.key)
                 return False
         return True
 
     @contextmanager
-    def running(self, folder: Path | None, number: int, task: int, *, careful: bool = False) -> Generator[Pulse | None]:
+    def running(
+        self, folder: Place | None, number: int, task: int, *, careful: bool = False
+    ) -> Generator[Pulse | None]:
         """A task's own pulse, which the hand writes down instead of waiting for its thread."""
         with running(folder, number, task, careful=careful) as self.pulse:
             yield self.pulse

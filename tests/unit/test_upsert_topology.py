@@ -19,7 +19,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Limit
 from stormproof.testing import Faults, simulate
 from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
-from stormproof.trident.jobs import JobsInTurn
+from stormproof.trident.job_runners import JobsInTurn
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.graphs import changes, graph_of
 from stormproof.trident.ledger.ledger import Ledger

@@ -87,7 +87,15 @@ def test_a_value_of_a_field_is_exact() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "\u2013"), (0.0123, "12 ms"), (3.21, "3.2 s"), (75, "1 min 15 s"), (7200, "2 h"), (200_000, "2 d 7 h")],
+    [
+        (None, "\u2013"),
+        (0.0000042, "4.2 µs"),
+        (0.0123, "12 ms"),
+        (3.21, "3.2 s"),
+        (75, "1 min 15 s"),
+        (7200, "2 h"),
+        (200_000, "2 d 7 h"),
+    ],
 )
 def test_a_duration_has_two_units(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text

@@ -24,6 +24,7 @@ from stormproof import (
     ArrowBolt,
     BasicBolt,
     Bolt,
+    CatalogTable,
     CombinerAggregator,
     DeltaMap,
     DeltaSink,
@@ -987,6 +988,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             },
             "schema": [(lambda k=kind: k("s", schema="a strng"), f"{noun} s: .*{SCHEMA}")],
             "unit": [(lambda k=kind: k("s", unit="rows"), f"{noun} s: no message unit 'rows'; it is 'lines'")],
+            "metadata": [(lambda k=kind: k("s", metadata=("x",)), f"{noun} s: no metadata 'x'; known: ")],
             **{
                 name: [
                     (
@@ -1105,6 +1107,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             ),
         ],
         "name": [(lambda: FileSource("x", name=3), "source: name is 3; it must be text, such as")],
+        "storage_options": [(lambda: FileSource("s3://b/x", storage_options=3), "source x: storage_options is int")],
         "database": [
             (lambda: FileSource("x", database="x"), "source x: database is not a Postgres URL: it must begin with")
         ],
@@ -1152,6 +1155,12 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                 "sink 'o': refuse is .*; it must be a function, called as lambda row:",
             )
             for w in (3, "f")
+        ],
+    },
+    CatalogTable: {
+        "name": [
+            (lambda w=w: CatalogTable(w), "CatalogTable.*: (a table is named as|the name (is of catalog|stands for))")
+            for w in ("", "orders", 3, None, "lake.my orders", "unity.lake.orders", "delta.`/tmp/x`", len)
         ],
     },
     DeltaSink: {

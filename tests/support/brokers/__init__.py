@@ -29,6 +29,8 @@ class Broker(ABC):
     NAME: ClassVar[str]
     INSTALL: ClassVar[str]
     """The command that installs what is missing."""
+    START_S: ClassVar[float] = WAIT_S
+    """How long a start may take."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +75,7 @@ class Broker(ABC):
                 env={**os.environ, **self.environment()},
                 start_new_session=True,
             )
-        until(self._serves, f"{self.NAME} does not answer; its log: {self.log}")
+        until(self._serves, f"{self.NAME} does not answer; its log: {self.log}", self.START_S)
 
     def _serves(self) -> bool:
         assert self.process is not None

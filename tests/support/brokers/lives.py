@@ -147,9 +147,7 @@ class Life:
         """The payloads of dead letters."""
         with connect(self.database, application_name="tests") as connection:
             rows = connection.execute(
-                "select payload from stormproof.dead_letter d join stormproof.pending_subscription s"
-                " on s.id = d.subscription where s.subscription like %s order by payload",
-                (f"%{self.name}%",),
+                "select payload from stormproof.dead_letter where source = %s order by payload", (self.name,)
             ).fetchall()
         return [bytes(payload) for (payload,) in rows]
 

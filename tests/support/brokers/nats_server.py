@@ -75,6 +75,45 @@ class NatsServer(Broker):
 
         self.ask(put)
 
+    def left(self, stream: str) -> int:
+        """Messages that a consumer of the stream has not confirmed."""
+        found = self.ask(lambda jetstream: jetstream.consumers_info(stream))
+        return sum(int(one.num_pending) + int(one.num_ack_pending) for one in found)
+
+    def deliver_again(self, stream: str) -> None:
+        """Make each consumer of the stream anew: it begins at the stream's beginning."""
+
+        async def anew(jetstream: Any) -> None:
+            for one in await jetstream.consumers_info(stream):
+                await jetstream.delete_consumer(stream, one.name)
+                await jetstream.add_consumer(stream, one.config)
+
+        self.ask(anew)
+
+    def gives_all(self, stream: str) -> bool:
+        """Whether each message that is not confirmed can be had now: none waits for a client that is gone.
+
+        What is had is given back.
+        """
+
+        async def given(jetstream: Any) -> bool:
+            for one in await jetstream.consumers_info(stream):
+                unconfirmed = one.num_pending + one.num_ack_pending
+                if not unconfirmed:
+                    continue
+                pull = await jetstream.pull_subscribe_bind(consumer=one.name, stream=stream)
+                try:
+                    messages = await pull.fetch(unconfirmed, timeout=0.2)
+                except errors.TimeoutError:
+                    return False
+                for message in messages:
+                    await message.nak()
+                if len(messages) < unconfirmed:
+                    return False
+            return True
+
+        return bool(self.ask(given))
+
 
 async def _quiet(error: Exception) -> None:
     del error
@@ -132,8 +171,10 @@ class NatsHarness(CrashHarness):
         return DONE
 
     def left(self) -> int:
-        found = self.server.ask(lambda jetstream: jetstream.consumers_info(self.stream))
-        return sum(int(one.num_pending) + int(one.num_ack_pending) for one in found)
+        return self.server.left(self.stream)
+
+    def remove_but(self, messages: int) -> None:
+        self.server.ask(lambda jetstream: jetstream.purge_stream(self.stream, keep=messages))
 
     def deliver_again(self) -> None:
         """A server that is killed forgets what it was told last."""

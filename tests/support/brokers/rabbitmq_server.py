@@ -16,8 +16,7 @@ import pika.exceptions
 import pytest
 
 from stormproof import RabbitMQSource, RabbitMQStreamSource
-from stormproof.core.postgres.database import Database, connect
-from stormproof.testing import SourceHarness
+from stormproof.testing import PendingSourceHarness
 from support.brokers import Broker, free_port, listens, running, until
 from support.brokers.harness import BrokerHarness
 
@@ -198,15 +197,12 @@ class RabbitMQHarness(BrokerHarness):
 
 
 @dataclass
-class RabbitMQStreamHarness(SourceHarness):
-    """Over a stream of the test's own; time is moved in the rows, since the clock is the database's."""
+class RabbitMQStreamHarness(PendingSourceHarness[RabbitMQStreamSource]):
+    """Over a stream of the test's own, which `name` is the name of, too."""
 
-    database: Database
-    name: str
     server: RabbitMQServer = field(kw_only=True)
     options: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
     arguments: dict[str, object] = field(default_factory=dict[str, object], kw_only=True)
-    views: list[RabbitMQStreamSource] = field(default_factory=list[RabbitMQStreamSource], kw_only=True)
 
     def __post_init__(self) -> None:
         self.declare()
@@ -217,30 +213,6 @@ class RabbitMQStreamHarness(SourceHarness):
     def put(self, payloads: Sequence[bytes]) -> None:
         self.server.put(self.name, payloads)
 
-    def unsubscribed(self, **options: Any) -> RabbitMQStreamSource:
+    def made(self, **options: Any) -> RabbitMQStreamSource:
         given: dict[str, Any] = {"max_attempts": self.max_attempts, "rng": Random(1), **self.options, **options}
-        source = RabbitMQStreamSource(self.name, url=self.server.url, database=self.database, **given)
-        self.views.append(source)
-        return source
-
-    def view(self, subscription: str = "s", epoch: int = 1, **options: Any) -> RabbitMQStreamSource:
-        source = self.unsubscribed(**options)
-        source.subscribe(subscription, epoch)
-        return source
-
-    def expire(self) -> None:
-        self._execute(
-            "update stormproof.pending_slice set expires_at = clock_timestamp() where state = 'open' and MINE"
-        )
-
-    def wait_for_retries(self) -> None:
-        self._execute("update stormproof.pending_retry set not_before = clock_timestamp() where MINE")
-
-    def _execute(self, statement: str) -> None:
-        mine = f"subscription in (select id from stormproof.pending_subscription where source = '{self.name}')"
-        with connect(self.database, application_name="tests", autocommit=True) as connection:
-            connection.execute(statement.replace("MINE", mine).encode())
-
-    def close(self) -> None:
-        for view in self.views:
-            view.close()
+        return RabbitMQStreamSource(self.name, url=self.server.url, database=self.database, **given)

@@ -62,6 +62,17 @@ class RedisServer(Broker):
                 pipe.xadd(stream, {"payload": payload})
             return [id_.decode() for id_ in pipe.execute()]
 
+    def left(self, stream: str) -> int:
+        """Entries that a group of the stream has not confirmed."""
+        with self.client() as client:
+            return sum(int(group["pending"]) + int(group["lag"] or 0) for group in client.xinfo_groups(stream))
+
+    def deliver_again(self, stream: str) -> None:
+        """Set each group back to the stream's beginning."""
+        with self.client() as client:
+            for group in client.xinfo_groups(stream) if client.exists(stream) else ():
+                client.xgroup_setid(stream, group["name"], "0")
+
 
 def _program() -> str | None:
     if found := shutil.which("redis-server") or shutil.which("valkey-server"):
@@ -105,11 +116,11 @@ class RedisHarness(CrashHarness):
         return b"XACK"
 
     def left(self) -> int:
+        return self.server.left(self.name)
+
+    def remove_but(self, messages: int) -> None:
         with self.server.client() as client:
-            groups = client.xinfo_groups(self.name)
-        return sum(int(group["pending"]) + int(group["lag"] or 0) for group in groups)
+            client.xtrim(self.name, maxlen=messages, approximate=False)
 
     def deliver_again(self) -> None:
-        with self.server.client() as client:
-            for group in client.xinfo_groups(self.name):
-                client.xgroup_setid(self.name, group["name"], "0")
+        self.server.deliver_again(self.name)

@@ -16,6 +16,8 @@ from obstore.store import S3Store
 from support.brokers import Broker, free_port, listens, running
 
 KEY, SECRET, BUCKET = "test-key", "test-secret", "lake"
+OPEN = "open"
+"""Below this folder SeaweedFS asks for no signature, so a proxy may change a request's headers."""
 
 
 class S3Server(Broker):
@@ -38,6 +40,10 @@ class S3Server(Broker):
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_REGION": "us-east-1",
         }
+
+    def unsigned_options(self, port: int) -> dict[str, str]:
+        """The same below `OPEN`, with requests that are not signed."""
+        return {**self.options(port), "AWS_SKIP_SIGNATURE": "true"}
 
     def store(self) -> S3Store:
         """A client of the bucket that is not ours."""
@@ -84,7 +90,8 @@ class SeaweedFS(S3Server):
         (self.folder / "data").mkdir()
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         who = {"name": "test", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": actions}
-        (self.folder / "s3.json").write_text(json.dumps({"identities": [who]}))
+        anyone = {"name": "anonymous", "actions": [f"{may}:{BUCKET}/{OPEN}/*" for may in ("Read", "Write", "List")]}
+        (self.folder / "s3.json").write_text(json.dumps({"identities": [who, anyone]}))
 
     def command(self) -> Sequence[str]:
         program = _weed()

@@ -1,0 +1,341 @@
+"""Delta tables by their names in Spark's catalog: written as the tables in their folders are, and refused where that is not
+sound.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from support.queues import prepared_database
+from support.streams import ArrowFrames, Form, Handout, StreamCell
+from support.typed_rows import put
+from support.verdicts import verified
+
+from stormproof import CatalogTable, DeltaSink, exactly_once
+from stormproof.core.errors import PositionMismatch, SinkRefused, StormproofError, TopologyError, UsageError
+from stormproof.core.guarantee import Guarantee
+from stormproof.core.postgres.database import Database
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.features import FEATURES, Committer
+from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.preview import TableAction
+from stormproof.sinks.protocol import Sink, SinkIdentity, SinkProblem
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.int64())])
+UPSERT = SinkInput.for_upsert(SCHEMA, ("id",), ("v",))
+COLUMNS = "(id bigint, v bigint)"
+MANAGED = next(feature for feature in FEATURES if feature.name == "managed or catalog commits")
+QUERY = str(uuid.UUID(int=7))
+
+
+class Lake:
+    """A schema of the catalog, gone after the test."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark.newSession(), folder
+        self.schema = f"lake_{uuid.uuid4().hex}"
+        self.sql(f"create schema {self.schema} location '{folder / 'ware house'}'")
+
+    def sql(self, text: str) -> list[Any]:
+        return self.spark.sql(text).collect()
+
+    def make(self, table: str, clause: str = "") -> str:
+        self.sql(f"create table {self.schema}.{table} {COLUMNS} using delta {clause}")
+        return f"{self.schema}.{table}"
+
+    def sink(self, table: str = "orders", **arguments: Any) -> DeltaSink:
+        return DeltaSink(CatalogTable(f"{self.schema}.{table}"), **arguments)
+
+    def rows(self, table: str = "orders") -> Counter[tuple[int, int]]:
+        self.sql(f"refresh table {self.schema}.{table}")
+        return Counter(tuple(row) for row in self.sql(f"select id, v from {self.schema}.{table}"))
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
+    lake = Lake(spark, tmp_path)
+    yield lake
+    lake.sql(f"drop schema {lake.schema} cascade")
+
+
+def rows(*pairs: tuple[int, int]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(SCHEMA.names, pair, strict=True)) for pair in pairs], SCHEMA)
+
+
+def opened(sink: Sink, input_: SinkInput | None = None) -> DeltaSession:
+    session = sink.open(SinkIdentity("topology", "inc-1", sink.name), input_ or SinkInput(SCHEMA), 1)
+    assert isinstance(session, DeltaSession)
+    return session
+
+
+@pytest.mark.parametrize("where", ["managed", "external"])
+def test_a_table_is_written_by_its_name_and_read_by_it(lake: Lake, tmp_path: Path, where: str) -> None:
+    lake.make("orders", "" if where == "managed" else f"location '{tmp_path / 'else where'}'")
+    put(lake.sink(), rows((1, 1), (2, 2)))
+    assert lake.rows() == {(1, 1): 1, (2, 2): 1}
+    lake.sql(f"insert into {lake.schema}.orders values (9, 9)")  # others go on writing by the name
+    upsert = lake.sink(name="upsert", mode="upsert", key="id", order_by="v")
+    put(upsert, rows((1, 5), (2, 0), (3, 3)), UPSERT)
+    assert lake.rows() == {(1, 5): 1, (2, 2): 1, (3, 3): 1, (9, 9): 1}
+
+
+def test_a_name_is_spelled_as_in_sql(lake: Lake) -> None:
+    lake.make("My_Orders")
+    sink = DeltaSink(CatalogTable(f"Spark_Catalog.`{lake.schema.upper()}`.`my_orders`"))
+    assert sink.target == f"spark_catalog.{lake.schema}.my_orders"
+    assert str(CatalogTable("lake.`a ``b.c`")) == "spark_catalog.lake.`a ``b.c`"
+    put(sink, rows((1, 1)))
+    assert lake.rows("my_orders") == {(1, 1): 1}
+
+
+def test_spark_commits_where_the_tables_features_ask_for_it(lake: Lake) -> None:
+    lake.make("orders", "tblproperties ('delta.enableDeletionVectors' = 'true')")
+    sink = lake.sink(mode="upsert", key="id", order_by="v")
+    assert opened(sink, UPSERT).committer() is Committer.SPARK
+    put(sink, rows((1, 1), (2, 2)), UPSERT)
+    put(sink, rows((1, 4), (2, 0)), UPSERT, txid=2)
+    assert lake.rows() == {(1, 4): 1, (2, 2): 1}
+    assert "deletion vectors" in str(sink.committed_by(UPSERT))
+
+
+@pytest.mark.parametrize("how", [b"", b'{"commitInfo":', None], ids=["empty", "half", "zeros"])
+def test_a_torn_log_is_repaired_by_name_too(lake: Lake, tmp_path: Path, how: bytes | None) -> None:
+    """The catalog's entry is read, and not the table: Spark could not open it."""
+    lake.make("orders", f"location '{tmp_path / 'orders'}'")
+    put(lake.sink(), rows((1, 1)))
+    entries = sorted((tmp_path / "orders" / "_delta_log").glob("*.json"))
+    entries[-1].write_bytes(bytes(entries[-1].stat().st_size) if how is None else how)
+    session = opened(lake.sink())
+    assert session.held() is None  # the commit that the power loss took is to be made again
+
+
+# ---- what is refused, by name
+
+
+@pytest.mark.parametrize("feature", sorted(MANAGED.protocol))
+@pytest.mark.parametrize("by", ["name", "path"])
+def test_a_table_whose_catalog_takes_the_commits_is_refused(lake: Lake, tmp_path: Path, feature: str, by: str) -> None:
+    path = tmp_path / "orders"
+    lake.make("orders", f"location '{path}'")
+    entry = path / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            both = [feature] if feature.startswith("catalog") else []
+            action["protocol"] = {
+                "minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": both, "writerFeatures": [feature]
+            }  # fmt: skip
+    entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    (path / "_delta_log" / f"{0:020}.crc").unlink(missing_ok=True)
+    before = sorted(p.name for p in (path / "_delta_log").iterdir())
+    sink = lake.sink() if by == "name" else DeltaSink(path)
+    with pytest.raises(SinkRefused, match=rf"managed or catalog commits.*{feature}.*its catalog takes the commits"):
+        opened(sink)
+    assert sorted(p.name for p in (path / "_delta_log").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (None, r"is not there: make it with CREATE TABLE \.\.\. USING delta\. This Spark's catalog is in memory"),
+        ("create table {} (id bigint, v bigint) using parquet", "is a table of parquet, and no Delta table"),
+        ("create view {} as select 1 id, 2 v", "is a view, and no Delta table"),
+    ],
+    ids=["missing", "parquet", "view"],
+)
+def test_what_is_no_delta_table_is_refused(lake: Lake, made: str | None, said: str) -> None:
+    if made is not None:
+        lake.sql(made.format(f"{lake.schema}.orders"))
+    with pytest.raises(SinkRefused, match=said) as refused:
+        opened(lake.sink())
+    assert (refused.value.details.get("problem") == SinkProblem.TABLE_GONE) is (made is None)
+    preview = lake.sink().preview(SinkIdentity("topology", "inc-1", "s"), SinkInput(SCHEMA))
+    assert preview.action is TableAction.REFUSE
+
+
+def test_a_schema_that_is_missing_is_named(spark: SparkSession) -> None:
+    del spark  # the sink finds it: it is the process's
+    with pytest.raises(SinkRefused, match=r"table spark_catalog\.nowhere\.orders is not there"):
+        opened(DeltaSink(CatalogTable("nowhere.orders")))
+
+
+def test_a_session_catalog_that_may_commit_by_itself_is_refused(
+    lake: Lake, spark: SparkSession, tmp_path: Path
+) -> None:
+    lake.make("orders", f"location '{tmp_path / 'orders'}'")
+    name = "spark.sql.catalog.spark_catalog"
+    before = str(spark.conf.get(name))
+    spark.conf.set(name, "io.unitycatalog.spark.UCSingleCatalog")
+    try:
+        with pytest.raises(SinkRefused, match=r"catalog is io\.unitycatalog\.spark\.UCSingleCatalog, which may take"):
+            opened(lake.sink())
+    finally:
+        spark.conf.set(name, before)
+    assert [p.name for p in (tmp_path / "orders").iterdir()] == ["_delta_log"]
+
+
+def test_the_place_of_a_table_is_checked_when_it_is_known(lake: Lake, tmp_path: Path) -> None:
+    lake.make("orders", f"location '{tmp_path / 'a%20b'}'")
+    sink = lake.sink()
+    sink.check(SinkInput(SCHEMA), Guarantee.EXACTLY_ONCE)  # nothing is asked of the catalog
+    with pytest.raises(TopologyError, match="rename the folder"):
+        opened(sink)
+
+
+# ---- runs of a topology
+
+
+class Query:
+    """Micro-batches into one sink, by the ledger."""
+
+    def __init__(self, database: Database, folder: Path, *sinks: DeltaSink) -> None:
+        self.database = database
+        cell = StreamCell("named", Form.SINKS, folder, database)
+        self._function = exactly_once(*sinks, name="named", settings=cell.settings(), frames=ArrowFrames())
+
+    def put(self, number: int, *pairs: tuple[int, int]) -> None:
+        self._function(Handout(QUERY, lambda: rows(*pairs), SCHEMA), number)
+
+    def close(self) -> None:
+        self._function.close()
+
+
+@pytest.fixture
+def ledger(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
+    return prepared_database(database)
+
+
+@pytest.mark.postgres
+def test_a_table_by_name_is_written_once_and_audited_without_the_catalog(
+    lake: Lake, ledger: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.make("orders", f"location '{tmp_path / 'orders'}'")
+    for number in (0, 1, 1):  # each by a start of its own
+        query = Query(ledger, tmp_path, lake.sink())
+        query.put(number, (number, number))
+        query.close()
+    assert lake.rows() == {(0, 0): 1, (1, 1): 1}
+
+    def no_catalog(*_: object) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(CatalogTable, "folder", no_catalog)
+    report = verified("named", ledger)
+    assert report.clean, report
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("how", ["dropped and made again", "at another place"])
+def test_another_table_under_the_name_is_found(lake: Lake, ledger: Database, tmp_path: Path, how: str) -> None:
+    lake.make("orders", f"location '{tmp_path / 'orders'}'")
+    query = Query(ledger, tmp_path, lake.sink())
+    query.put(0, (0, 0))
+    query.close()
+    if how == "at another place":
+        lake.make("other", f"location '{tmp_path / 'other'}'")
+        lake.sql(f"alter table {lake.schema}.orders set location '{tmp_path / 'other'}'")
+    else:
+        lake.sql(f"drop table {lake.schema}.orders")
+        (tmp_path / "orders").rename(tmp_path / "old")
+        lake.make("orders", f"location '{tmp_path / 'orders'}'")
+    with pytest.raises((PositionMismatch, SinkRefused), match="orders"):
+        Query(ledger, tmp_path, lake.sink()).put(1, (1, 1))
+    assert lake.rows() == {}
+
+
+@pytest.mark.postgres
+def test_one_table_by_path_and_by_name_is_one_table(lake: Lake, ledger: Database, tmp_path: Path) -> None:
+    lake.make("orders", f"location '{tmp_path / 'orders'}'")
+    with pytest.raises(StormproofError, match=r"'a'.*'b'|'b'.*'a'"):
+        Query(ledger, tmp_path, lake.sink(name="a"), DeltaSink(tmp_path / "orders", name="b")).put(0, (0, 0))
+    with pytest.raises(StormproofError, match=r"'a'.*'b'|'b'.*'a'"):
+        Query(ledger, tmp_path, lake.sink(name="a"), lake.sink("ORDERS", name="b")).put(0, (0, 0))
+    assert lake.rows() == {}
+
+
+# ---- a catalog that lasts
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from stormproof import CatalogTable, DeltaSink
+from stormproof.core.engine.spark import spark_session
+from stormproof.core.settings import Settings
+from support.typed_rows import put
+
+home, step = Path(sys.argv[1]), sys.argv[2]
+session = spark_session(
+    Settings(master="local[1]", home=home),
+    spark__sql__catalogImplementation="hive",
+    spark__sql__warehouse__dir=str(home / "warehouse"),
+    spark__hadoop__javax__jdo__option__ConnectionURL=f"jdbc:derby:;databaseName={home}/metastore;create=true",
+)
+if step == "make":
+    session.sql("create schema lake")
+    session.sql("create table lake.orders (id bigint, v bigint) using delta")
+else:
+    rows = pa.table({"id": pa.array([1], pa.int64()), "v": pa.array([2], pa.int64())})
+    put(DeltaSink(CatalogTable("lake.orders")), rows)
+    print("found", [tuple(row) for row in session.sql("select id, v from lake.orders").collect()])
+session.stop()
+"""
+
+
+@pytest.mark.spark(own=True)
+@pytest.mark.timeout(900)  # two JVMs, each of which opens a metastore
+@pytest.mark.sampled(0.2)
+def test_a_catalog_in_a_database_outlasts_the_process(tmp_path: Path) -> None:
+    tests = str(Path(__file__).parents[1])
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n{PROGRAM}", str(tmp_path), step],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        for step in ("make", "write")
+    ]
+    assert [one.returncode for one in said] == [0, 0], said
+    assert "found [(1, 2)]" in said[1].stdout
+    assert DeltaTable(tmp_path / "warehouse" / "lake.db" / "orders").to_pyarrow_table().num_rows == 1
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("orders", "a table is named as 'SCHEMA.TABLE'"),
+        ("", "a table is named as 'SCHEMA.TABLE'"),
+        ("lake.", "a table is named as 'SCHEMA.TABLE'"),
+        ("lake.my orders", "in backquotes"),
+        ("a.b.c.d", "a table is named as 'SCHEMA.TABLE'"),
+        (3, "a table is named as 'SCHEMA.TABLE'"),
+        ("unity.lake.orders", "the name is of catalog 'unity'.*only Spark's session catalog.*Unity Catalog"),
+        ("delta.`/tmp/orders`", "the name stands for a path"),
+    ],
+)
+def test_other_names_are_refused(name: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        CatalogTable(name)

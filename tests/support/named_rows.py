@@ -1,0 +1,13 @@
+"""Rows with the columns that name their messages, as a task adds them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from stormproof.core.task.row_messages import message_columns, with_columns
+from stormproof.core.tracking.anchors import Anchors, MessageTable
+
+
+def with_messages(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:
+    """The rows with `MESSAGE_COLUMNS` behind their own."""
+    return with_columns(rows, message_columns(anchors, messages))
