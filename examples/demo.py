@@ -334,7 +334,8 @@ def tamper(database: Database) -> None:
 
 def show_replays(console: Console, folder: Path) -> list[str]:
     """What was replayed, and why."""
-    _, report = stormproof(folder, "audit", "replays", TOPOLOGY)
+    _, answer = stormproof(folder, "audit", "replays", TOPOLOGY)
+    report = answer["histories"]
     rows: list[tuple[object, ...]] = []
     kinds = Counter[tuple[str, str]]()
     ends: dict[tuple[str, str], Counter[str]] = {}
