@@ -39,6 +39,9 @@ ledger records folder and name: `stormproof audit`, `compact` and `vacuum` go by
 that was dropped and made again, or of a name that leads to another table, the start is refused, as of another table in the
 folder.
 
+A table that is missing is made by the first run, with `partition_by` and `properties`, in the folder that a managed table
+of that name would have, and registered as an external one: `DROP TABLE` leaves its folder there. The schema must be there.
+
 NAMES
 - The catalog is that of the engine's Spark, or with `engine="inline"` of one that is started for it. By default Spark's
   catalog is in memory and forgets its tables with the process. For one that lasts, set in `stormproof.toml`, for example,

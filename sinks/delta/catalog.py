@@ -1,13 +1,15 @@
 """Tables by name: where the catalog of the process's Spark says that a Delta table is.
 
 A name only leads to a folder. Of such a table the log in its folder is the truth, for the catalog as for everybody else, so
-it is claimed, read and written by its path. A catalog that takes the commits of its tables itself is another matter: it is
-refused by name, and so are its tables.
+it is made, claimed, read and written by its path. A catalog that takes the commits of its tables itself is another matter:
+it is refused by name, and so are its tables.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -15,9 +17,11 @@ from urllib.parse import unquote, urlsplit
 from stormproof.core.arguments import shown
 from stormproof.core.engine.spark_error import what_happened
 from stormproof.core.errors import SinkRefused, StoreUnavailable, UsageError
+from stormproof.sinks.delta.claims import is_claimed_by
 from stormproof.sinks.delta.folds import spark_quoted
-from stormproof.sinks.delta.spark import spark_of_process
-from stormproof.sinks.protocol import SinkProblem
+from stormproof.sinks.delta.loaded import is_table, load_table
+from stormproof.sinks.delta.spark import spark_literal, spark_of_process
+from stormproof.sinks.protocol import SinkIdentity, SinkProblem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +33,18 @@ DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 PLACES: Final = (
     ("managed table of the session catalog", "by its folder", ""),
     ("external table of the session catalog", "by its folder", ""),
-    ("table that is missing", "refused", "make it with `CREATE TABLE ... USING delta`"),
+    (
+        "table that is missing",
+        "made by the first run",
+        "as an external table, in the folder that a managed one would have",
+    ),
+    ("table that is missing, where the catalog is in memory", "refused", "the next process would not find it"),
+    (
+        "table that is missing, where that folder has a table",
+        "refused",
+        "it is somebody else's; register it under the name",
+    ),
+    ("schema that is missing", "refused", "make it with `CREATE SCHEMA`"),
     ("view", "refused", "name the table below it"),
     ("table of another format", "refused", "name a table that was made with USING delta"),
     (
@@ -51,7 +66,16 @@ _PART: Final = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
 _PATHS: Final = ("delta", "parquet")
 """What stands in a schema's place where SQL names a table by its path."""
 
-_MISSING: Final = ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND")
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folder of a table: a path, or a URL in an object store.
+
+    `is_registered`: the catalog has the table. Where it has not, it would be made there.
+    """
+
+    folder: str
+    is_registered: bool
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -63,7 +87,8 @@ class CatalogTable:
 
     When a run starts, the catalog of the process's Spark says in which folder the table is, and from then on the sink writes
     to that folder: guarantees, claims and committers are those of ``DeltaSink(path)``. Spark is that of the engine, or is
-    started for it, which takes 5 to 25 seconds. The table must be there.
+    started for it, which takes 5 to 25 seconds. A table that is missing is made, in the folder that the catalog has for it;
+    its schema must be there.
 
     Raises:
         UsageError: no such name, or one of another catalog. Those may take the commits of their tables themselves, as Unity
@@ -95,16 +120,88 @@ class CatalogTable:
     def __str__(self) -> str:
         return ".".join([SESSION_CATALOG, *(_shown(part) for part in (self.schema, self.table))])
 
-    def folder(self, where: str) -> str:
-        """Where the catalog says that the table is now: a path, or the URL of a folder in an object store.
+    def place(self, where: str) -> Place:
+        """Where the catalog says that the table is now, or would be.
 
         Nothing of the table itself is read, so that a log that a power loss tore can be found and repaired.
 
         Raises:
             SettingsError: Spark does not start.
-            SinkRefused: there is no such table, it is no Delta table, or the catalog's tables are not written by path.
+            SinkRefused: the name leads to something else, to a schema that is missing, or to tables that are not written by
+                path; or the table is missing in a catalog that is in memory, which would forget it.
             StoreUnavailable: the catalog does not answer.
         """
+        session, where = self._session(where)
+        found = self._entry(session, where)
+        if found is None:
+            if _forgets(session):
+                raise SinkRefused(
+                    f"{where} is not there, and is not made: this Spark's catalog is in memory and begins empty. For one "
+                    "that lasts set spark.sql.catalogImplementation=hive, or make the table with CREATE TABLE ... USING "
+                    "delta",
+                    problem=SinkProblem.TABLE_GONE,
+                )
+            with _asked(where):
+                would_be = self._catalog(session).defaultTablePath(self._identifier(session))
+                return Place(_as_path(str(would_be)), False)
+        view = str(found.tableType().name()) == "VIEW"
+        made: Any = found.provider()
+        provider = str(made.get()).lower() if made.isDefined() else "no provider"
+        if view or provider != "delta":
+            what = "a view" if view else f"a table of {provider}"
+            raise SinkRefused(f"{where} is {what}, and no Delta table; name a table that was made with USING delta")
+        return Place(_as_path(str(found.location().toString())), True)
+
+    def require_free(self, folder: str, identity: SinkIdentity, where: str, *, create: bool) -> None:
+        """Of a table that the catalog does not have: refuse to make it where it was there before, or is somebody else's.
+
+        Raises:
+            SinkRefused: not `create`; or `folder` has a Delta table that this life did not make.
+        """
+        if not create:
+            raise SinkRefused(
+                f"{where}: table {self} is not in the catalog any more. If it was dropped by mistake and its folder is "
+                f"whole, register it again: {self._statement(folder)}",
+                problem=SinkProblem.TABLE_GONE,
+            )
+        # A driver may have died when it had made the table, and not registered it: then that life's claim is in it.
+        if is_table(folder) and not is_claimed_by(load_table(folder), identity):
+            raise SinkRefused(
+                f"{where}: table {self} is not in the catalog, and the folder where it would be made has a Delta table "
+                f"already. Move that away, or write to it: {self._statement(folder)}"
+            )
+
+    def register(self, folder: str, where: str) -> None:
+        """Have the catalog know the table that was made in `folder`, as an external one.
+
+        Called again for the same folder, it does no harm: a driver may have died between the two.
+
+        Raises:
+            SinkRefused: another table has got the name meanwhile, or the catalog refuses.
+            StoreUnavailable: the catalog does not answer.
+        """
+        session, shown_as = self._session(where)
+        statement = self._statement(folder)
+        try:
+            with _asked(shown_as):
+                session.sql(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"{error.message}. The table was made in {folder} and is not in the catalog yet; the next start registers "
+                f"it, and so does: {statement}"
+            ) from error
+        place = self.place(where)
+        if place != Place(folder, True):
+            raise SinkRefused(
+                f"{shown_as} was made by somebody else meanwhile, in {place.folder}; this sink made one in {folder}, which "
+                "holds nothing yet: remove it, and start again"
+            )
+
+    def _statement(self, folder: str) -> str:
+        return f"CREATE TABLE {self} USING delta LOCATION {spark_literal(folder)}"
+
+    def _session(self, where: str) -> tuple[SparkSession, str]:
+        """The process's Spark, whose catalog leaves commits to the logs; and how errors call the table."""
         session = spark_of_process(where, "its name is looked up in Spark's catalog")
         where = f"{where}: table {self}"
         kind = str(session.conf.get(f"spark.sql.catalog.{SESSION_CATALOG}", "Spark's own"))
@@ -114,40 +211,51 @@ class CatalogTable:
                 f"spark.sql.catalog.{SESSION_CATALOG}={DELTA_CATALOG} is served. Use that one, or name the table's folder: "
                 "DeltaSink(path)"
             )
-        found = self._entry(session, where)
-        view = str(found.tableType().name()) == "VIEW"
-        made: Any = found.provider()
-        provider = str(made.get()).lower() if made.isDefined() else "no provider"
-        if view or provider != "delta":
-            what = "a view" if view else f"a table of {provider}"
-            raise SinkRefused(f"{where} is {what}, and no Delta table; name a table that was made with USING delta")
-        return _as_path(str(found.location().toString()))
+        return session, where
+
+    def _catalog(self, session: SparkSession) -> Any:
+        """The session's `org.apache.spark.sql.catalyst.catalog.SessionCatalog`."""
+        java: Any = session._jsparkSession  # pyright: ignore[reportPrivateUsage] - no public way
+        return java.sessionState().catalog()
+
+    def _identifier(self, session: SparkSession) -> Any:
+        java: Any = session._jsparkSession  # pyright: ignore[reportPrivateUsage] - no public way
+        quoted = f"{spark_quoted(self.schema)}.{spark_quoted(self.table)}"
+        return java.sessionState().sqlParser().parseTableIdentifier(quoted)
 
     def _entry(self, session: SparkSession, where: str) -> Any:
-        """The catalog's entry, an `org.apache.spark.sql.catalyst.catalog.CatalogTable`."""
-        from py4j.protocol import Py4JError
+        """The catalog's entry, an `org.apache.spark.sql.catalyst.catalog.CatalogTable`; None: there is no such table."""
         from pyspark.errors import AnalysisException
-        from pyspark.errors.exceptions.base import PySparkException
 
-        java: Any = session._jsparkSession  # pyright: ignore[reportPrivateUsage] - no public way
-        try:
-            state = java.sessionState()
-            name = state.sqlParser().parseTableIdentifier(f"{spark_quoted(self.schema)}.{spark_quoted(self.table)}")
-            return state.catalog().getTableMetadata(name)
-        except AnalysisException as error:
-            if error.getCondition() in _MISSING:
-                forgets = session.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory"
-                hint = (
-                    ". This Spark's catalog is in memory and begins empty; for one that lasts set "
-                    "spark.sql.catalogImplementation=hive"
-                )
-                raise SinkRefused(
-                    f"{where} is not there: make it with CREATE TABLE ... USING delta{hint if forgets else ''}",
-                    problem=SinkProblem.TABLE_GONE,
-                ) from error
-            raise StoreUnavailable(f"{where}: the catalog does not answer: {what_happened(str(error))}") from error
-        except (PySparkException, Py4JError) as error:
-            raise StoreUnavailable(f"{where}: the catalog does not answer: {what_happened(str(error))}") from error
+        with _asked(where):
+            try:
+                return self._catalog(session).getTableMetadata(self._identifier(session))
+            except AnalysisException as error:
+                if error.getCondition() == "SCHEMA_NOT_FOUND":
+                    raise SinkRefused(
+                        f"{where} is not there, nor is its schema: make that with CREATE SCHEMA {_shown(self.schema)}",
+                        problem=SinkProblem.TABLE_GONE,
+                    ) from error
+                if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
+                    return None
+                raise
+
+
+def _forgets(session: SparkSession) -> bool:
+    """Whether the catalog is in memory: it ends with the process."""
+    return session.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory"
+
+
+@contextmanager
+def _asked(where: str) -> Generator[None]:
+    """What the catalog's errors mean."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors.exceptions.base import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise StoreUnavailable(f"{where}: the catalog does not answer: {what_happened(str(error))}") from error
 
 
 def _parts(name: object) -> list[str] | None:

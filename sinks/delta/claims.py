@@ -37,6 +37,11 @@ def properties_of(identity: SinkIdentity) -> Mapping[str, str]:
     return {_name(identity): _CLAIMED}
 
 
+def is_claimed_by(table: DeltaTable, identity: SinkIdentity) -> bool:
+    """Whether this life has claimed the table."""
+    return table.metadata().configuration.get(_name(identity)) == _CLAIMED
+
+
 def other_claims(table: DeltaTable, identity: SinkIdentity) -> list[str]:
     """The other lives that have claimed the table."""
     found = {
@@ -74,7 +79,7 @@ class Claims:
         """
         for _ in range(CLAIM_TRIES_MAX):
             table = self._newest.load()
-            if self._is_put(table):
+            if is_claimed_by(table, self._identity):
                 durable.sync_version(self._log, table.version())
                 return ()
             strangers = tuple(life for life in self._other_lives(table) if life not in accepted)
@@ -87,14 +92,11 @@ class Claims:
         """Take this life's claim back; whether there was one. Raises as `put`."""
         for _ in range(CLAIM_TRIES_MAX):
             table = self._newest.load()
-            if not self._is_put(table):
+            if not is_claimed_by(table, self._identity):
                 return False
             if self._write(table, _RELEASED):
                 return True
         raise self._contended()
-
-    def _is_put(self, table: DeltaTable) -> bool:
-        return table.metadata().configuration.get(_name(self._identity)) == _CLAIMED
 
     def _other_lives(self, table: DeltaTable) -> list[str]:
         return other_claims(table, self._identity)

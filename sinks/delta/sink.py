@@ -35,7 +35,7 @@ from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.spark import spark_runs
 from stormproof.sinks.delta.stores import check_store
 from stormproof.sinks.delta.table_key import key_of_path, locate
-from stormproof.sinks.delta.torn import require_whole
+from stormproof.sinks.delta.torn import put_torn_aside, require_whole
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
@@ -81,7 +81,7 @@ class DeltaSink(Sink):
     looks whether the files are still the table's, and so does Spark's; the audit names such a version.
 
     In the place of `path` may stand ``CatalogTable("lake.orders")``, a table that Spark's catalog knows by name. Its folder
-    is looked up when a run starts; the table is not made.
+    is looked up when a run starts; where the table is missing, it is made and registered.
 
     `path` may be the URL of a folder in an object store (docs/sinks.md), which `storage_options` reach, as delta-rs names
     them. This process reaches everything below that URL with them from then on; they are in no text of this object.
@@ -268,9 +268,11 @@ class DeltaSink(Sink):
         The first commit fences older epochs: a stale driver of the same identity conflicts with it. A torn newest log entry
         is put aside.
         """
-        self._look_up()
-        create = create and self._table is None
+        unregistered = self._look_up()
         with opening(f"sink {identity.sink!r} ({self._path})", DeltaLog(self._path), input_.mode) as where:
+            if unregistered is not None:
+                put_torn_aside(DeltaLog(self._path), where)  # else whose table it is cannot be read
+                unregistered.require_free(self._path, identity, where, create=create)
             prepare_table(
                 self._path,
                 identity,
@@ -280,6 +282,8 @@ class DeltaSink(Sink):
                 partitions=self._partition_by,
                 settings=self._properties,
             )
+            if unregistered is not None:
+                unregistered.register(self._path, f"sink {identity.sink!r}")
             if input_.is_by_key:
                 files_at(self._staging).settle_folder(self._staging, private=True)
             session = self._session(identity, input_, epoch, reading=False)
@@ -296,14 +300,18 @@ class DeltaSink(Sink):
         """By the table's own log, or by what it would be made of."""
         del database
         try:
-            self._look_up()
+            unregistered = self._look_up()
+            if unregistered is not None:
+                where = f"sink {identity.sink!r} ({self._path})"
+                with opening(where, DeltaLog(self._path), input_.mode):
+                    unregistered.require_free(self._path, identity, where, create=True)
         except SinkRefused as refused:
             return TablePreview(TableAction.REFUSE, refused.message)
         preview = DeltaPreview(
             self._path, identity, input_, self._contract, self._committer, partitions=self._partition_by
         )
         if not is_table(self._path):
-            if self._table is not None:
+            if self._table is not None and unregistered is None:
                 return TablePreview(TableAction.REFUSE, f"{self._table}: there is no Delta table in {self._path}")
             return preview.of_new_table()
         try:
@@ -314,21 +322,28 @@ class DeltaSink(Sink):
     @property
     def _path(self) -> str:
         """The table's folder."""
-        return self._look_up() if self._found is None else self._found
+        if self._found is None:
+            self._look_up()
+        assert self._found is not None
+        return self._found
 
     @property
     def _staging(self) -> str:
         beside = os.path.join(os.path.dirname(self._path), STAGING_FOLDER, os.path.basename(self._path))
         return beside if self._staging_given is None else self._staging_given
 
-    def _look_up(self) -> str:
-        """Have the catalog say where the table is; a path is where it was. See `CatalogTable.folder`."""
-        if self._table is not None:
-            where = f"sink {self._name!r}"
-            found = self._table.folder(where)
-            self._take(found)
-            self._check_place(where)
-        return self._path
+    def _look_up(self) -> CatalogTable | None:
+        """Have the catalog say where the table is, or would be; a path is where it was. See `CatalogTable.place`.
+
+        Returns a table that is still to be registered.
+        """
+        if self._table is None:
+            return None
+        where = f"sink {self._name!r}"
+        found = self._table.place(where)
+        self._take(found.folder)
+        self._check_place(where)
+        return None if found.is_registered else self._table
 
     def _take(self, path: str) -> None:
         self._found = path

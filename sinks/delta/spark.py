@@ -176,7 +176,9 @@ class SparkCommitter:
     def set_property(self, name: str, value: str) -> None:
         """Set a table property."""
         with self._labelled(None, {}) as session:
-            session.sql(f"ALTER TABLE {self._sql_name} SET TBLPROPERTIES ({_literal(name)} = {_literal(value)})")
+            session.sql(
+                f"ALTER TABLE {self._sql_name} SET TBLPROPERTIES ({spark_literal(name)} = {spark_literal(value)})"
+            )
 
     def prepared_rows(
         self,
@@ -305,7 +307,8 @@ def _new_session(where: str) -> SparkSession:
     return session
 
 
-def _literal(text: str) -> str:
+def spark_literal(text: str) -> str:
+    """A text as SQL of Spark's writes it."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 

@@ -15,14 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from support.queues import prepared_database
 from support.streams import ArrowFrames, Form, Handout, StreamCell
 from support.typed_rows import put
 from support.verdicts import verified
 
 from stormproof import CatalogTable, DeltaSink, exactly_once
-from stormproof.core.errors import PositionMismatch, SinkRefused, StormproofError, TopologyError, UsageError
+from stormproof.core.errors import (
+    PositionMismatch,
+    SinkRefused,
+    StoreUnavailable,
+    StormproofError,
+    TopologyError,
+    UsageError,
+)
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
@@ -152,7 +159,7 @@ def test_a_table_whose_catalog_takes_the_commits_is_refused(lake: Lake, tmp_path
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (None, r"is not there: make it with CREATE TABLE \.\.\. USING delta\. This Spark's catalog is in memory"),
+        (None, "is not there, and is not made: this Spark's catalog is in memory and begins empty"),
         ("create table {} (id bigint, v bigint) using parquet", "is a table of parquet, and no Delta table"),
         ("create view {} as select 1 id, 2 v", "is a view, and no Delta table"),
     ],
@@ -170,7 +177,9 @@ def test_what_is_no_delta_table_is_refused(lake: Lake, made: str | None, said: s
 
 def test_a_schema_that_is_missing_is_named(spark: SparkSession) -> None:
     del spark  # the sink finds it: it is the process's
-    with pytest.raises(SinkRefused, match=r"table spark_catalog\.nowhere\.orders is not there"):
+    with pytest.raises(
+        SinkRefused, match=r"table spark_catalog\.nowhere\.orders is not there, .* CREATE SCHEMA nowhere"
+    ):
         opened(DeltaSink(CatalogTable("nowhere.orders")))
 
 
@@ -195,6 +204,98 @@ def test_the_place_of_a_table_is_checked_when_it_is_known(lake: Lake, tmp_path: 
     sink.check(SinkInput(SCHEMA), Guarantee.EXACTLY_ONCE)  # nothing is asked of the catalog
     with pytest.raises(TopologyError, match="rename the folder"):
         opened(sink)
+
+
+# ---- a table that is missing
+
+
+@pytest.fixture
+def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog counts as one that outlasts the process, so that a missing table is made."""
+    monkeypatch.setattr("stormproof.sinks.delta.catalog._forgets", lambda _: False)
+
+
+@pytest.mark.usefixtures("lasting")
+def test_a_missing_table_is_made_where_the_catalog_has_it(lake: Lake) -> None:
+    sink = lake.sink(partition_by="v", properties={"delta.appendOnly": "true"})
+    identity = SinkIdentity("topology", "inc-1", sink.name)
+    shown = sink.preview(identity, SinkInput(SCHEMA))
+    assert shown.action is TableAction.CREATE
+    assert "partitioned by v" in shown.changes[0]
+    assert lake.sql(f"show tables in {lake.schema}") == []  # a look makes nothing
+    assert not (lake.folder / "ware house" / "orders").exists()
+    put(sink, rows((1, 1), (2, 2)))
+    (detail,) = lake.sql(f"describe detail {lake.schema}.orders")
+    assert detail["location"].removeprefix("file:").replace("%20", " ") == str(lake.folder / "ware house" / "orders")
+    assert detail["partitionColumns"] == ["v"]
+    assert detail["properties"]["delta.appendOnly"] == "true"
+    lake.sql(f"insert into {lake.schema}.orders values (9, 9)")
+    put(lake.sink(), rows((3, 3)), txid=2)
+    assert lake.rows() == {(1, 1): 1, (2, 2): 1, (3, 3): 1, (9, 9): 1}
+
+
+@pytest.mark.usefixtures("lasting")
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_table_that_was_made_and_not_registered_is_registered_by_the_next_start(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, torn: bool
+) -> None:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CatalogTable, "register", dies)
+        with pytest.raises(KeyboardInterrupt):
+            opened(lake.sink())
+    if torn:  # by a power loss
+        (lake.folder / "ware house" / "orders" / "_delta_log" / f"{0:020}.json").write_bytes(b"")
+    assert lake.sql(f"show tables in {lake.schema}") == []
+    put(lake.sink(), rows((1, 1)))
+    assert lake.rows() == {(1, 1): 1}
+
+
+@pytest.mark.usefixtures("lasting")
+def test_a_table_in_the_place_of_a_missing_one_is_not_taken(lake: Lake) -> None:
+    path = lake.folder / "ware house" / "orders"
+    write_deltalake(str(path), rows((7, 7)))
+    identity = SinkIdentity("topology", "inc-1", "s")
+    shown = lake.sink().preview(identity, SinkInput(SCHEMA))
+    with pytest.raises(SinkRefused, match=r"has a Delta table already.*(CREATE TABLE .*)$") as refused:
+        opened(lake.sink())
+    assert shown.action is TableAction.REFUSE
+    assert lake.sql(f"show tables in {lake.schema}") == []
+    assert DeltaTable(path).version() == 0
+    lake.sql(refused.value.message[refused.value.message.index("CREATE TABLE") :])  # as the message says
+    put(lake.sink(), rows((1, 1)))
+    assert lake.rows() == {(1, 1): 1, (7, 7): 1}
+
+
+@pytest.mark.usefixtures("lasting")
+def test_a_table_that_somebody_makes_meanwhile_is_not_taken_for_ours(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    registers = CatalogTable.register
+
+    def late(table: CatalogTable, folder: str, where: str) -> None:
+        lake.make("orders", f"location '{tmp_path / 'theirs'}'")
+        registers(table, folder, where)
+
+    monkeypatch.setattr(CatalogTable, "register", late)
+    with pytest.raises(SinkRefused, match=r"was made by somebody else meanwhile, in .*theirs"):
+        opened(lake.sink())
+    assert DeltaTable(tmp_path / "theirs").version() == 0
+
+
+@pytest.mark.usefixtures("lasting")
+def test_a_catalog_that_refuses_leaves_a_start_that_can_be_made_again(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statement = CatalogTable._statement  # pyright: ignore[reportPrivateUsage] - what the catalog is told
+    with monkeypatch.context() as patched:
+        patched.setattr(CatalogTable, "_statement", lambda table, folder: statement(table, folder) + " no such clause")
+        with pytest.raises(StoreUnavailable, match="the next start registers it, and so does: CREATE TABLE"):
+            opened(lake.sink())
+    put(lake.sink(), rows((1, 1)))
+    assert lake.rows() == {(1, 1): 1}
 
 
 # ---- runs of a topology
@@ -235,7 +336,7 @@ def test_a_table_by_name_is_written_once_and_audited_without_the_catalog(
     def no_catalog(*_: object) -> str:
         raise AssertionError
 
-    monkeypatch.setattr(CatalogTable, "folder", no_catalog)
+    monkeypatch.setattr(CatalogTable, "place", no_catalog)
     report = verified("named", ledger)
     assert report.clean, report
 
@@ -257,6 +358,25 @@ def test_another_table_under_the_name_is_found(lake: Lake, ledger: Database, tmp
     with pytest.raises((PositionMismatch, SinkRefused), match="orders"):
         Query(ledger, tmp_path, lake.sink()).put(1, (1, 1))
     assert lake.rows() == {}
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("lasting")
+def test_a_table_that_was_made_and_dropped_is_not_made_again(lake: Lake, ledger: Database, tmp_path: Path) -> None:
+    query = Query(ledger, tmp_path, lake.sink())
+    query.put(0, (0, 0))
+    query.close()
+    path = lake.folder / "ware house" / "orders"
+    lake.sql(f"drop table {lake.schema}.orders")  # an external one: its folder stays
+    with pytest.raises(PositionMismatch, match="orders"):
+        Query(ledger, tmp_path, lake.sink()).put(1, (1, 1))
+    assert lake.sql(f"show tables in {lake.schema}") == []
+    lake.sql(f"create table {lake.schema}.orders using delta location '{path}'")
+    query = Query(ledger, tmp_path, lake.sink())
+    query.put(1, (1, 1))
+    query.close()
+    assert lake.rows() == {(0, 0): 1, (1, 1): 1}
+    assert verified("named", ledger).clean
 
 
 @pytest.mark.postgres
@@ -293,14 +413,15 @@ if step == "make":
     session.sql("create table lake.orders (id bigint, v bigint) using delta")
 else:
     rows = pa.table({"id": pa.array([1], pa.int64()), "v": pa.array([2], pa.int64())})
-    put(DeltaSink(CatalogTable("lake.orders")), rows)
-    print("found", [tuple(row) for row in session.sql("select id, v from lake.orders").collect()])
+    for name in ("orders", "made_by_us"):
+        put(DeltaSink(CatalogTable(f"lake.{name}")), rows, txid=int(step))
+        print(name, [tuple(row) for row in session.sql(f"select id, v from lake.{name}").collect()])
 session.stop()
 """
 
 
 @pytest.mark.spark(own=True)
-@pytest.mark.timeout(900)  # two JVMs, each of which opens a metastore
+@pytest.mark.timeout(900)  # three JVMs, each of which opens a metastore
 @pytest.mark.sampled(0.2)
 def test_a_catalog_in_a_database_outlasts_the_process(tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
@@ -313,11 +434,13 @@ def test_a_catalog_in_a_database_outlasts_the_process(tmp_path: Path) -> None:
             timeout=400,
             check=False,
         )
-        for step in ("make", "write")
+        for step in ("make", "1", "2")
     ]
-    assert [one.returncode for one in said] == [0, 0], said
-    assert "found [(1, 2)]" in said[1].stdout
-    assert DeltaTable(tmp_path / "warehouse" / "lake.db" / "orders").to_pyarrow_table().num_rows == 1
+    assert [one.returncode for one in said] == [0, 0, 0], said
+    for name in ("orders", "made_by_us"):
+        assert f"{name} [(1, 2)]\n" in said[1].stdout
+        assert f"{name} [(1, 2), (1, 2)]\n" in said[2].stdout
+        assert DeltaTable(tmp_path / "warehouse" / "lake.db" / name).to_pyarrow_table().num_rows == 2
 
 
 # ---- names
