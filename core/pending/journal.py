@@ -28,6 +28,9 @@ PAYLOAD_KEPT_S: Final = 3_600
 """Seconds for which payloads stay once their messages are resolved: at-most-once confirms a slice before it is read."""
 
 _TABLE: Final = f"{SCHEMA}.pending_message"
+_NUMBER_MAX: Final = 2**63 - 1
+_RANGES: Final = "unnest(%s::bigint[], %s::bigint[]) as r (low, high)"
+"""Numbers as `_ranges` gives them: a batch's are one range, or a few, where a list would be looked up number by number."""
 _COPIED: Final = pa.schema(
     [
         ("subscription", pa.int64()),
@@ -238,15 +241,20 @@ class Journal:
     def owed(self, numbers: Sequence[int]) -> list[int]:
         """Those of these messages whose server waits for a confirmation, ascending."""
         found = self._run(
-            f"select number from {_TABLE} where {MINE} and owed and number = any(%s) order by number",
+            f"select number from {_TABLE}, {_RANGES} where {MINE} and owed and number >= low and number < high"
+            " order by number",
+            *_ranges(numbers),
             *self._key,
-            list(numbers),
         )
         return [number for (number,) in found]
 
     def paid(self, numbers: Sequence[int]) -> None:
         """The server has the confirmations of these messages."""
-        self._run(f"update {_TABLE} set owed = false where {MINE} and number = any(%s)", *self._key, list(numbers))
+        self._run(
+            f"update {_TABLE} set owed = false from {_RANGES} where {MINE} and number >= low and number < high",
+            *_ranges(numbers),
+            *self._key,
+        )
 
     def sizes(self, first: int, stop: int) -> list[int]:
         """The bytes of messages, ascending by number."""
@@ -346,21 +354,37 @@ class Journal:
     def forget(self, horizon_s: float) -> None:
         """Forget messages that were resolved longer ago than the horizon, and payloads that nobody reads any more.
 
-        The newest stays: the next one is numbered behind it.
+        Both go from the lowest number on, up to the first message that is kept: what stands behind one that is not resolved
+        waits for it. The newest message stays: the next one is numbered behind it.
         """
+        first_kept = (
+            f"select number from {_TABLE} where {MINE} and (resolved_at is null or resolved_at >= clock_timestamp() -"
+            " make_interval(secs => %s))"
+        )
         self._run(
-            f"delete from {_TABLE} where {MINE} and resolved_at < clock_timestamp() - make_interval(secs => %s)"
-            f" and number < (select max(number) from {_TABLE} where {MINE})",
+            f"delete from {_TABLE} where {MINE} and number <"
+            f" (select least(max(number), ({first_kept} order by number limit 1)) from {_TABLE} where {MINE})",
+            *self._key,
             *self._key,
             horizon_s,
             *self._key,
         )
         self._run(
-            f"update {_TABLE} set payload = null where {MINE} and payload is not null"
-            " and resolved_at < clock_timestamp() - make_interval(secs => %s)",
+            f"update {_TABLE} set payload = null where {MINE} and payload is not null and number <"
+            f" coalesce(({first_kept} and payload is not null order by number limit 1), %s)",
+            *self._key,
             *self._key,
             min(PAYLOAD_KEPT_S, horizon_s),
+            _NUMBER_MAX,
         )
+
+
+def _ranges(numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Numbers as ranges: the first of each, and the one behind its last."""
+    found = np.unique(np.asarray(numbers, np.int64))
+    cuts = np.flatnonzero(np.diff(found) > 1) + 1
+    pieces = [piece for piece in np.split(found, cuts) if len(piece)]
+    return [int(piece[0]) for piece in pieces], [int(piece[-1]) + 1 for piece in pieces]
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,9 +123,11 @@ pending_message = Table(
         "suppressed", BigInteger, nullable=False, server_default=text("0"), comment="how often it came again after that"
     ),
     UniqueConstraint("subscription", "stable_id", name="pending_message_stable_id"),
-    Index("pending_message_owed", "subscription", "number", postgresql_where=text("owed")),
-    Index("pending_message_resolved", "subscription", "resolved_at", postgresql_where=text("resolved_at is not null")),
+    # No index has a column that changes when a message is resolved and then confirmed, and each page has room for another
+    # version of its rows: so both changes stay within the page (heap-only tuples).
+    Index("pending_message_payload", "subscription", "number", postgresql_where=text("payload is not null")),
     Index("pending_message_suppressed", "subscription", postgresql_where=text("suppressed > 0")),
+    postgresql_with={"fillfactor": 50},
     comment="what servers delivered that cannot open a set of messages a second time",
 )
 
