@@ -54,6 +54,53 @@ class StreamFacts:
     last: int
 
 
+class _Status(NamedTuple):
+    """What the server says in a message's place: that there are no more, or why it gives none."""
+
+    code: str
+    text: str
+
+
+class _Inbox:
+    """What the server sends to one subject, taken by the batch: a wait for each message would cost more than the message."""
+
+    def __init__(self, subject: str = "") -> None:
+        self.subject = subject
+        self._messages: list[Any] = []
+        self._status: _Status | None = None
+        self._wanted = 0
+        self._is_full = asyncio.Event()
+
+    async def put(self, message: Any) -> None:
+        """Called by the client for each message."""
+        status = (message.headers or {}).get("Status") if not message.data and not message.reply else None
+        if status is None:
+            self._messages.append(message)
+        else:
+            self._status = _Status(status, message.headers.get("Description", ""))
+        if self._status is not None or len(self._messages) >= self._wanted:
+            self._is_full.set()
+
+    async def take(self, limit: int) -> tuple[list[Any], _Status | None]:
+        """So many messages, or fewer and what the server says of the rest.
+
+        Raises:
+            TimeoutError: for some time, nothing came.
+        """
+        self._wanted = limit
+        while self._status is None and len(self._messages) < limit:
+            before = len(self._messages)
+            self._is_full.clear()
+            try:
+                await asyncio.wait_for(self._is_full.wait(), TIMEOUT_S)
+            except TimeoutError:
+                if len(self._messages) == before:
+                    raise
+        taken, self._messages = self._messages[:limit], self._messages[limit:]
+        status, self._status = self._status, None
+        return taken, status
+
+
 class Consumer:
     """One durable consumer of one stream, over a connection of its own. Every call may raise `StoreUnavailable`."""
 
@@ -71,7 +118,7 @@ class Consumer:
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._connection: Any = None
-        self._inbox: Any = None
+        self._inbox = _Inbox()
         self._closed: asyncio.Future[None] | None = None
         self._held: dict[str, None] = {}
         self.left: int | None = None
@@ -141,8 +188,12 @@ class Consumer:
                 },
             )
             self._closed = asyncio.get_running_loop().create_future()
-            self._inbox = await self._connection.subscribe(
-                self._connection.new_inbox(), pending_msgs_limit=_UNBOUNDED, pending_bytes_limit=_UNBOUNDED
+            self._inbox = _Inbox(self._connection.new_inbox())
+            await self._connection.subscribe(
+                self._inbox.subject,
+                cb=self._inbox.put,
+                pending_msgs_limit=_UNBOUNDED,
+                pending_bytes_limit=_UNBOUNDED,
             )
             asyncio.get_running_loop().create_task(self._keep(self._connection))
         return self._connection
@@ -267,22 +318,18 @@ class Consumer:
         body = json.dumps({"batch": limit, "no_wait": True}).encode()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self.name}"
         await connection.publish(subject, body, self._inbox.subject)
+        messages, status = await self._unless_lost(self._inbox.take(limit))
         pulled: list[Pulled] = []
-        while len(pulled) < limit:
-            message = await self._unless_lost(self._inbox.next_msg(timeout=TIMEOUT_S))
-            status = (message.headers or {}).get("Status") if not message.data else None
-            if status is None or message.reply:
-                facts = message.metadata
-                pulled.append(Pulled(facts.sequence.stream, message.reply, message.data, message))
-                self.left = facts.num_pending
-            elif status in _NO_MESSAGES:
-                self.left = 0
-                break
-            else:
-                text = f"{status} {(message.headers or {}).get('Description', '')}"
-                if not await self._is_there():
-                    raise self.gone()
-                raise self._nats.errors.Error(f"the server answers a pull with: {text}")
+        for message in messages:
+            facts = message.metadata
+            pulled.append(Pulled(facts.sequence.stream, message.reply, message.data, message))
+            self.left = facts.num_pending
+        if status is not None and status.code in _NO_MESSAGES:
+            self.left = 0
+        elif status is not None:
+            if not await self._is_there():
+                raise self.gone()
+            raise self._nats.errors.Error(f"the server answers a pull with: {status.code} {status.text}")
         self._held.update(dict.fromkeys(one.reply for one in pulled))
         return pulled, await self._stream_facts()
 
