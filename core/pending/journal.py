@@ -241,12 +241,12 @@ class Journal:
     def owed(self, numbers: Sequence[int]) -> list[int]:
         """Those of these messages whose server waits for a confirmation, ascending."""
         found = self._run(
-            f"select number from {_TABLE}, {_RANGES} where {MINE} and owed and number >= low and number < high"
-            " order by number",
+            f"select coalesce(array_agg(number order by number), '{{}}') from {_TABLE}, {_RANGES}"
+            f" where {MINE} and owed and number >= low and number < high",
             *_ranges(numbers),
             *self._key,
-        )
-        return [number for (number,) in found]
+        ).fetchone()
+        return [] if found is None else list(found[0])
 
     def paid(self, numbers: Sequence[int]) -> None:
         """The server has the confirmations of these messages."""

@@ -18,6 +18,7 @@ from stormproof.core.errors import StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.connector import Next
+from stormproof.core.pending.handles import Handles
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader, ReusedId
 from stormproof.core.pending.lost import Lost, with_lost
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
@@ -98,7 +99,7 @@ class RedeliveringSource(NumberedSource):
         self._horizon_s = horizon_s
         self._clock: Clock = clock or SystemClock()
         self._forgot_s = -math.inf
-        self._handles: dict[int, list[Any]] = {}
+        self._handles = Handles()
         self._at_most_once = False
         self._epoch = 0
         self._left: int | None = None
@@ -164,7 +165,7 @@ class RedeliveringSource(NumberedSource):
     def for_run(self, database: Database) -> Self:
         """The same source for one run, with handles of its own."""
         view = super().for_run(database)
-        view._handles = {}
+        view._handles = Handles()
         view._left = None
         return view
 
@@ -207,9 +208,9 @@ class RedeliveringSource(NumberedSource):
                 if not self._tells_first:
                     self.acknowledge([message.handle for message in received])
                 continue
-            for number, message in zip(numbers, received, strict=True):
-                self._handles.setdefault(number, []).append(message.handle)
-            self.pay()
+            self._handles.add(numbers, [message.handle for message in received])
+            if min(numbers) < stop:
+                self.pay()  # for what has come again
             if max(numbers) >= stop:
                 return  # else all of it is known here: what is new may stand behind it
 
@@ -264,11 +265,11 @@ class RedeliveringSource(NumberedSource):
         if not self._handles:
             return
         with self.rows() as rows:
-            owed = self._journal(rows.cursor).owed(list(self._handles))
+            owed = self._journal(rows.cursor).owed(self._handles.numbers())
         if not owed:
             return
         # The handles go first: whatever becomes of the call, they are used up, and a message still owed comes with others.
-        handles = [handle for number in owed for handle in self._handles.pop(number)]
+        handles = self._handles.pop(owed)
         failpoint("journal.before_acknowledge")
         self.acknowledge(handles)
         failpoint("journal.after_acknowledge")
@@ -295,7 +296,7 @@ class RedeliveringSource(NumberedSource):
         try:
             self.pay()
             if self._handles:
-                self.give_back([handle for handles in self._handles.values() for handle in handles])
+                self.give_back(self._handles.pop(self._handles.numbers()))
         except (
             StoreUnavailable
         ) as error:  # it costs nothing but time: the server delivers again what it does not hear of
