@@ -79,15 +79,20 @@ class Visit:
             raise UsageError(f"{name}={given[:40]!r} is no whole number from {low} to {high}")
         return int(given)
 
+    @property
+    def root(self) -> str:
+        """The path below which the page is mounted."""
+        return str(self.request.scope.get("root_path", ""))
+
     def link(self, name: str, /, **query: object) -> Markup:
         """The address of a route, below wherever the page is mounted; parameters that are None or empty are left out."""
         kept = {key: str(value) for key, value in query.items() if value is not None and value != ""}
-        path = self.request.scope.get("root_path", "") + self.site.path_of(name)
+        path = self.root + self.site.path_of(name)
         return escape(f"{path}?{urlencode(kept, errors='replace')}" if kept else path)
 
     def asset(self, name: str) -> Markup:
         """The address of a script, a style or a picture."""
-        return escape(f"{self.request.scope.get('root_path', '')}{ASSETS}{address(name)}")
+        return escape(f"{self.root}{ASSETS}{address(name)}")
 
     def here(self, **changed: object) -> Markup:
         """This address with other parameters: what is None is left out."""
@@ -97,6 +102,10 @@ class Visit:
     async def ask(self, question: Callable[[Opened], T], *key: Hashable, for_s: float | None = None) -> T:
         """A question to the ledger; the answer is shared by all who ask with the same key. See `LedgerReader.ask`."""
         return await self.site.reader.ask(question, key=(question.__qualname__, *key), for_s=for_s)
+
+    def part(self, template: str, /, **values: Any) -> Markup:
+        """A part of a page that is the same for everybody: it knows nothing of the person, and may be shared."""
+        return Markup(rendered(template, {**self.site.values, "link": self.link, "now": self.now, **values}))  # noqa: S704 - the template has escaped it
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
         """A page from a template."""

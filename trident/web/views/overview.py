@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from markupsafe import Markup
 from starlette.responses import Response
 
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.overview import Health, backlogs
 from stormproof.trident.audit.overview import overview as read
-from stormproof.trident.audit.status import DriverState
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
 
 BACKLOG_S = 15.0
 """What waits in the sources may be much to count: it is counted so often."""
-
-
-def _read(opened: Opened) -> tuple[Health, ...]:
-    return read(opened.audit)
 
 
 def _backlogs(opened: Opened) -> dict[str, Backlog | None]:
@@ -36,24 +34,28 @@ def grade(one: Health) -> str:
 
 async def overview(visit: Visit) -> Response:
     """The first page; those with problems first."""
-    found = await visit.ask(_read)
     waiting = await visit.site.reader.latest(_backlogs, key="backlogs", every_s=BACKLOG_S)
+
+    def content(opened: Opened) -> tuple[int, Markup]:
+        found = read(opened.audit)
+        return len(found), visit.part("overview_content.html", **_shown(found, waiting or {}))
+
+    number, shown = await visit.ask(content, visit.root)
+    return visit.page("overview.html", title="Overview", number=number, content=shown)
+
+
+def _shown(found: Sequence[Health], backlogs: Mapping[str, Backlog | None]) -> dict[str, Any]:
     order = ("bad", "warn", "ok", "idle")
-    shown = sorted(found, key=lambda one: (order.index(grade(one)) if grade(one) == "bad" else 1, one.name))
-    totals = Counter(grade(one) for one in found)
-    return visit.page(
-        "overview.html",
-        title="Overview",
-        topologies=shown,
-        backlogs=waiting or {},
-        grade=grade,
-        totals=totals,
-        running=sum(one.is_alive for one in found),
-        stopped=sum(one.driver is DriverState.STOPPED for one in found),
-        sums={
+    return {
+        "topologies": sorted(found, key=lambda one: (order.index(grade(one)) if grade(one) == "bad" else 1, one.name)),
+        "backlogs": backlogs,
+        "grade": grade,
+        "totals": Counter(grade(one) for one in found),
+        "running": sum(one.is_alive for one in found),
+        "sums": {
             "rate": sum(one.recent.messages_per_s for one in found if one.recent is not None and one.is_alive),
             "pending": sum(one.pending for one in found),
             "dead": sum(one.dead_letters for one in found),
             "rejects": sum(one.rejects for one in found),
         },
-    )
+    }
