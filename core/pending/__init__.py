@@ -13,7 +13,7 @@ of it, who reads it, and what a message's payload was. One whose messages have n
 | `connector` | what does a connector say of its messages |
 | `cutting`, `slice_position` | where is a slice cut or halved; how does the ledger keep a slice's position |
 | `letters` | what can an operator do with dead letters: edit, requeue, drop |
-| `journal` | which delivered messages are known, for servers that deliver again |
+| `journal`, `handles` | which delivered messages are known, for servers that deliver again; by what is each confirmed |
 | `rows`, `postgres_rows`, `tables` | which rows must a store keep; how does Postgres keep them |
 | `lost` | what did a server remove before it was received |
 | `batches` | how do messages become the record batches of a reader |

@@ -176,8 +176,12 @@ def test_whatever_happens_in_whatever_order_nothing_is_lost_or_doubled(
         blows = Blow(rng.choice(PLACES), event, rng.randint(1, 2)), Blow(rng.choice(PLACES), Action.KILL, 3)
         rounds.append(Ordeal(f"round {number}, {event}", (blows,)))
     with stand_on(postgres, broker, tmp_path, seed, "rounds") as stand:
-        for line in Chain(stand, shape_of(BUILDS[broker[0]]), ordeals_per_end=4).run(rounds):
+        chain = Chain(stand, shape_of(BUILDS[broker[0]]), ordeals_per_end=4)
+        for line in chain.run(rounds):
             print(line)
+        for event in EVENTS:
+            if not stand.tally[event]:  # each time its driver was killed before; now none is
+                print(chain.undergo(Ordeal(f"{event} alone", ((Blow(PLACES[0], event, 1),),))))
         stand.settle()
         print(stand.tally)
         assert all(stand.tally[event] for event in EVENTS), "else the rounds were about nothing"
