@@ -42,6 +42,9 @@ _NO_ANSWER: Final = frozenset(
 Partition = tuple[str, int]
 """Topic and number."""
 
+NONE_LATER: Final = -1
+"""The answer to a question by time, where no message is as late as that."""
+
 
 class Topic(NamedTuple):
     """What the cluster says of a topic: its id, which a topic of the same name that was made later does not have."""
@@ -248,7 +251,7 @@ class Asking:
     def at_time(self, partitions: Sequence[Partition], when: datetime) -> dict[Partition, int]:
         """The offsets of the first messages at or after a time; where there is none, the ends."""
         found = self._offsets(partitions, when)
-        later = [one for one, offset in found.items() if offset < 0]
+        later = [one for one, offset in found.items() if offset == NONE_LATER]
         return {**found, **self.ends(later)} if later else found
 
     def _offsets(
@@ -269,7 +272,16 @@ class Asking:
         with self._asked("the offsets of partitions could not be asked") as client:
             answers = client.list_offsets(wanted, isolation_level=level, request_timeout=self.cluster.answer_s)
             for partition, answer in answers.items():
-                found[(partition.topic, partition.partition)] = int(answer.result().offset)
+                offset = int(answer.result().offset)
+                # A connection that ends between question and answer may leave a partition without an offset or an error.
+                if offset < 0 and not (offset == NONE_LATER and isinstance(which, datetime)):
+                    raise StoreUnavailable(
+                        f"the offsets of partitions could not be asked at {self.cluster.servers}: no answer for partition "
+                        f"{partition.partition} of topic {partition.topic}",
+                        servers=self.cluster.servers,
+                        offset=offset,
+                    )
+                found[(partition.topic, partition.partition)] = offset
         return found
 
 
