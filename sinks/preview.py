@@ -52,6 +52,8 @@ class TablePreview:
     table_id: str | None = None
     other_lives: tuple[str, ...] = ()
     """Other lives that wrote to the table or claimed it, named as `SinkIdentity.other_life` does."""
+    dropped: str = ""
+    """Of a table that its catalog does not have: why a start refuses it, if the ledger knows it."""
     writer: SinkWriter | None = field(default=None, repr=False, compare=False)
 
 

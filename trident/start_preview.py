@@ -131,6 +131,8 @@ def table_of(sink: Sink, plan: Plan, view: LedgerView, name: str, database: Data
         why = bound.is_gone(sink.target).message
     elif bound is not None and found.table_id not in (None, bound.table_id):
         why = bound.is_another(sink.target, found.table_id or "").message
+    elif bound is not None and found.dropped:
+        why = found.dropped
     elif bound is None and set(found.other_lives) - view.adopted:
         life = min(set(found.other_lives) - view.adopted)
         why = (

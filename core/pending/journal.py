@@ -28,7 +28,6 @@ PAYLOAD_KEPT_S: Final = 3_600
 """Seconds for which payloads stay once their messages are resolved: at-most-once confirms a slice before it is read."""
 
 _TABLE: Final = f"{SCHEMA}.pending_message"
-_NUMBER_MAX: Final = 2**63 - 1
 _RANGES: Final = "unnest(%s::bigint[], %s::bigint[]) as r (low, high)"
 """Numbers as `_ranges` gives them: a batch's are one range, or a few, where a list would be looked up number by number."""
 _COPIED: Final = pa.schema(
@@ -357,26 +356,30 @@ class Journal:
         Both go from the lowest number on, up to the first message that is kept: what stands behind one that is not resolved
         waits for it. The newest message stays: the next one is numbered behind it.
         """
-        first_kept = (
+        newest, kept = self.stop() - 1, self._first_younger(horizon_s)
+        self._run(
+            f"delete from {_TABLE} where {MINE} and number < %s",
+            *self._key,
+            newest if kept is None else min(newest, kept),
+        )
+        kept = self._first_younger(min(PAYLOAD_KEPT_S, horizon_s), " and payload is not null")
+        self._run(
+            f"update {_TABLE} set payload = null where {MINE} and payload is not null and number < %s",
+            *self._key,
+            newest + 1 if kept is None else kept,
+        )
+
+    def _first_younger(self, age_s: float, more: str = "") -> int | None:
+        """The first message that is not resolved, or was not so long ago. Asked by itself: with the number as a constant
+        the planner knows how few rows lie below it.
+        """
+        found = self._run(
             f"select number from {_TABLE} where {MINE} and (resolved_at is null or resolved_at >= clock_timestamp() -"
-            " make_interval(secs => %s))"
-        )
-        self._run(
-            f"delete from {_TABLE} where {MINE} and number <"
-            f" (select least(max(number), ({first_kept} order by number limit 1)) from {_TABLE} where {MINE})",
+            f" make_interval(secs => %s)){more} order by number limit 1",
             *self._key,
-            *self._key,
-            horizon_s,
-            *self._key,
-        )
-        self._run(
-            f"update {_TABLE} set payload = null where {MINE} and payload is not null and number <"
-            f" coalesce(({first_kept} and payload is not null order by number limit 1), %s)",
-            *self._key,
-            *self._key,
-            min(PAYLOAD_KEPT_S, horizon_s),
-            _NUMBER_MAX,
-        )
+            age_s,
+        ).fetchone()
+        return None if found is None else int(found[0])
 
 
 def _ranges(numbers: Sequence[int]) -> tuple[list[int], list[int]]:

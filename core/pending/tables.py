@@ -124,7 +124,8 @@ pending_message = Table(
     ),
     UniqueConstraint("subscription", "stable_id", name="pending_message_stable_id"),
     # No index has a column that changes when a message is resolved and then confirmed, and each page has room for another
-    # version of its rows: so both changes stay within the page (heap-only tuples).
+    # version of its rows: so both changes stay within the page (heap-only tuples). New pages are half full for that. To
+    # forget a payload, once for each message and off the path of a batch, still writes the other indexes.
     Index("pending_message_payload", "subscription", "number", postgresql_where=text("payload is not null")),
     Index("pending_message_suppressed", "subscription", postgresql_where=text("suppressed > 0")),
     postgresql_with={"fillfactor": 50},

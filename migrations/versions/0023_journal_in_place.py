@@ -11,7 +11,13 @@ branch_labels = None
 depends_on = None
 
 
+def _alone() -> None:
+    """Keep drivers away from the beginning: one that writes while an index is made would lock out the change behind it."""
+    op.execute("lock table stormproof.pending_message in access exclusive mode")
+
+
 def upgrade() -> None:
+    _alone()
     op.create_index(
         "pending_message_payload",
         "pending_message",
@@ -26,6 +32,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    _alone()
     op.execute("alter table stormproof.pending_message reset (fillfactor)")
     op.create_index(
         "pending_message_owed",

@@ -7,6 +7,7 @@ it is refused by name, and so are its tables.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from urllib.parse import unquote, urlsplit
 from stormproof.core.arguments import shown
 from stormproof.core.engine.spark_error import what_happened
 from stormproof.core.errors import SinkRefused, StoreUnavailable, UsageError
+from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.claims import is_claimed_by
 from stormproof.sinks.delta.folds import spark_quoted
 from stormproof.sinks.delta.loaded import is_table, load_table
+from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.spark import spark_literal, spark_of_process
 from stormproof.sinks.protocol import SinkIdentity, SinkProblem
 
@@ -40,10 +43,11 @@ PLACES: Final = (
     ),
     ("table that is missing, where the catalog is in memory", "refused", "the next process would not find it"),
     (
-        "table that is missing, where that folder has a table",
+        "table that is missing, where that folder has files",
         "refused",
-        "it is somebody else's; register it under the name",
+        "they are somebody else's; a table there is registered by hand",
     ),
+    ("table that was dropped since", "refused", "with the statement that registers it again"),
     ("schema that is missing", "refused", "make it with `CREATE SCHEMA`"),
     ("view", "refused", "name the table below it"),
     ("table of another format", "refused", "name a table that was made with USING delta"),
@@ -156,20 +160,36 @@ class CatalogTable:
         """Of a table that the catalog does not have: refuse to make it where it was there before, or is somebody else's.
 
         Raises:
-            SinkRefused: not `create`; or `folder` has a Delta table that this life did not make.
+            SinkRefused: not `create`; or `folder` has files, and this life did not make them.
         """
+        is_there = is_table(folder)
+        if not create and is_there:
+            raise SinkRefused(self.dropped(folder, where))
         if not create:
             raise SinkRefused(
-                f"{where}: table {self} is not in the catalog any more. If it was dropped by mistake and its folder is "
-                f"whole, register it again: {self._statement(folder)}",
+                f"{where}: table {self} is not in the catalog any more, nor is it in its folder",
                 problem=SinkProblem.TABLE_GONE,
             )
         # A driver may have died when it had made the table, and not registered it: then that life's claim is in it.
-        if is_table(folder) and not is_claimed_by(load_table(folder), identity):
+        if is_there and not is_claimed_by(load_table(folder), identity):
             raise SinkRefused(
                 f"{where}: table {self} is not in the catalog, and the folder where it would be made has a Delta table "
                 f"already. Move that away, or write to it: {self._statement(folder)}"
             )
+        log = os.path.basename(DeltaLog(folder).folder)
+        others = [] if is_there else [name for name in files_at(folder).list(folder) if name != log]
+        if others:
+            raise SinkRefused(
+                f"{where}: table {self} is not in the catalog, and the folder where it would be made is not empty "
+                f"({shown(min(others))}, say): a VACUUM of the table would remove what is there. Move it away"
+            )
+
+    def dropped(self, folder: str, where: str) -> str:
+        """Why a table that is in its folder, and not in the catalog, is not written to."""
+        return (
+            f"{where}: table {self} is not in the catalog any more: it was dropped, and its folder is still there. To go on "
+            f"with it, register it again: {self._statement(folder)}"
+        )
 
     def register(self, folder: str, where: str) -> None:
         """Have the catalog know the table that was made in `folder`, as an external one.
@@ -177,8 +197,8 @@ class CatalogTable:
         Called again for the same folder, it does no harm: a driver may have died between the two.
 
         Raises:
-            SinkRefused: another table has got the name meanwhile, or the catalog refuses.
-            StoreUnavailable: the catalog does not answer.
+            SinkRefused: another table has got the name meanwhile.
+            StoreUnavailable: the catalog refuses, or does not answer.
         """
         session, shown_as = self._session(where)
         statement = self._statement(folder)
@@ -193,8 +213,8 @@ class CatalogTable:
         place = self.place(where)
         if place != Place(folder, True):
             raise SinkRefused(
-                f"{shown_as} was made by somebody else meanwhile, in {place.folder}; this sink made one in {folder}, which "
-                "holds nothing yet: remove it, and start again"
+                f"{shown_as} was made by somebody else meanwhile, in {place.folder}; this sink made one in {folder}. Keep "
+                "one of the two under that name, move the other away, and start again"
             )
 
     def _statement(self, folder: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 from urllib.parse import unquote
@@ -301,9 +302,17 @@ class DeltaSink(Sink):
         del database
         try:
             unregistered = self._look_up()
-            if unregistered is not None:
-                where = f"sink {identity.sink!r} ({self._path})"
-                with opening(where, DeltaLog(self._path), input_.mode):
+        except SinkRefused as refused:
+            return TablePreview(TableAction.REFUSE, refused.message)
+        where = f"sink {identity.sink!r} ({self._path})"
+        try:
+            with opening(where, DeltaLog(self._path), input_.mode):
+                require_whole(DeltaLog(self._path), where)
+        except SinkRefused as refused:
+            return TablePreview(TableAction.CANNOT_TELL, refused.message)
+        try:
+            with opening(where, DeltaLog(self._path), input_.mode):
+                if unregistered is not None:
                     unregistered.require_free(self._path, identity, where, create=True)
         except SinkRefused as refused:
             return TablePreview(TableAction.REFUSE, refused.message)
@@ -315,7 +324,8 @@ class DeltaSink(Sink):
                 return TablePreview(TableAction.REFUSE, f"{self._table}: there is no Delta table in {self._path}")
             return preview.of_new_table()
         try:
-            return preview.of_table(self.inspect(identity, input_))
+            found = preview.of_table(self.inspect(identity, input_))
+            return found if unregistered is None else replace(found, dropped=unregistered.dropped(self._path, where))
         except SinkRefused as refused:
             return TablePreview(TableAction.CANNOT_TELL, refused.message)
 

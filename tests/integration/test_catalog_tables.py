@@ -5,6 +5,7 @@ sound.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import uuid
@@ -248,6 +249,8 @@ def test_a_table_that_was_made_and_not_registered_is_registered_by_the_next_star
             opened(lake.sink())
     if torn:  # by a power loss
         (lake.folder / "ware house" / "orders" / "_delta_log" / f"{0:020}.json").write_bytes(b"")
+    shown = lake.sink().preview(SinkIdentity("topology", "inc-1", "s"), SinkInput(SCHEMA))
+    assert shown.action is (TableAction.CANNOT_TELL if torn else TableAction.REFUSE), "by another life it is refused"
     assert lake.sql(f"show tables in {lake.schema}") == []
     put(lake.sink(), rows((1, 1)))
     assert lake.rows() == {(1, 1): 1}
@@ -267,6 +270,19 @@ def test_a_table_in_the_place_of_a_missing_one_is_not_taken(lake: Lake) -> None:
     lake.sql(refused.value.message[refused.value.message.index("CREATE TABLE") :])  # as the message says
     put(lake.sink(), rows((1, 1)))
     assert lake.rows() == {(1, 1): 1, (7, 7): 1}
+
+
+@pytest.mark.usefixtures("lasting")
+def test_a_folder_with_files_of_another_kind_is_not_taken(lake: Lake) -> None:
+    """They would be no files of the table: a VACUUM removes them."""
+    path = lake.folder / "ware house" / "orders"
+    path.mkdir(parents=True)
+    (path / "part-0.parquet").write_bytes(b"theirs")
+    shown = lake.sink().preview(SinkIdentity("topology", "inc-1", "s"), SinkInput(SCHEMA))
+    with pytest.raises(SinkRefused, match=r"is not empty \('part-0\.parquet', say\): a VACUUM"):
+        opened(lake.sink())
+    assert shown.action is TableAction.REFUSE
+    assert [one.name for one in path.iterdir()] == ["part-0.parquet"]
 
 
 @pytest.mark.usefixtures("lasting")
@@ -362,16 +378,30 @@ def test_another_table_under_the_name_is_found(lake: Lake, ledger: Database, tmp
 
 @pytest.mark.postgres
 @pytest.mark.usefixtures("lasting")
+def test_a_table_whose_folder_is_gone_is_not_made_again(lake: Lake, ledger: Database, tmp_path: Path) -> None:
+    query = Query(ledger, tmp_path, lake.sink())
+    query.put(0, (0, 0))
+    query.close()
+    lake.sql(f"drop table {lake.schema}.orders")
+    shutil.rmtree(lake.folder / "ware house" / "orders")
+    with pytest.raises(PositionMismatch, match=r"the table spark_catalog\..*\.orders is gone"):
+        Query(ledger, tmp_path, lake.sink()).put(1, (1, 1))
+    assert not (lake.folder / "ware house" / "orders").exists()
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("lasting")
 def test_a_table_that_was_made_and_dropped_is_not_made_again(lake: Lake, ledger: Database, tmp_path: Path) -> None:
     query = Query(ledger, tmp_path, lake.sink())
     query.put(0, (0, 0))
     query.close()
     path = lake.folder / "ware house" / "orders"
     lake.sql(f"drop table {lake.schema}.orders")  # an external one: its folder stays
-    with pytest.raises(PositionMismatch, match="orders"):
+    with pytest.raises(SinkRefused, match=rf"was dropped.*register it again: CREATE TABLE .*{path}'") as refused:
         Query(ledger, tmp_path, lake.sink()).put(1, (1, 1))
     assert lake.sql(f"show tables in {lake.schema}") == []
-    lake.sql(f"create table {lake.schema}.orders using delta location '{path}'")
+    statement = refused.value.message[refused.value.message.index("CREATE TABLE") :]
+    lake.sql(statement[: statement.index(f"{path}'") + len(f"{path}'")])
     query = Query(ledger, tmp_path, lake.sink())
     query.put(1, (1, 1))
     query.close()

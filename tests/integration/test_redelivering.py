@@ -231,6 +231,31 @@ def test_within_the_horizon_a_message_is_known_and_after_it_a_new_one(harness: T
     assert harness.execute("select number from stormproof.pending_message where MINE order by 1") == [(1,), (2,)]
 
 
+def test_what_stands_behind_an_unresolved_message_is_kept_until_that_is_resolved(harness: ToyHarness) -> None:
+    clock = ManualClock()
+    source = ToySource(harness.name, harness.server, database=harness.database, horizon_s=3_600, clock=clock)
+    harness.views.append(source)
+    source.subscribe("s", 1)
+    harness.put([b"a", b"b", b"c"])
+    assert opened(source, A, Limit(1)) == [b"a"]
+    assert opened(source, B, Limit(2)) == [b"b", b"c"]
+    source.confirm(B)
+
+    def kept_after_two_hours() -> list[tuple[int, bool]]:
+        harness.execute(
+            "update stormproof.pending_message set resolved_at = resolved_at - make_interval(hours => 2) where MINE"
+        )
+        clock.advance(60)
+        source.maintain()
+        return harness.execute(
+            "select number, payload is not null from stormproof.pending_message where MINE order by 1"
+        )
+
+    assert kept_after_two_hours() == [(0, True), (1, True), (2, True)]
+    source.confirm(A)
+    assert kept_after_two_hours() == [(2, False)], "the newest stays, without its payload"
+
+
 # ---- drivers that die
 
 

@@ -63,6 +63,18 @@ def test_the_migrations_make_what_the_code_says(database: Database) -> None:
     engine.dispose()
 
 
+def test_pages_of_a_journal_have_room_for_what_changes_and_no_index_has_it(database: Database) -> None:
+    """What the comparison with the code does not see: a table's storage parameters, and the columns of a predicate."""
+    prepared_database(database)
+    with connect(database, application_name="tests") as connection:
+        asked = "select reloptions from pg_class where oid = 'stormproof.pending_message'::regclass"
+        assert connection.execute(asked).fetchone() == (["fillfactor=50"],)
+        asked = "select indexdef from pg_indexes where schemaname = 'stormproof' and tablename = 'pending_message'"
+        indexes = [str(text) for (text,) in connection.execute(asked)]
+    assert len(indexes) == 4
+    assert not [text for text in indexes if "owed" in text or "resolved_at" in text]
+
+
 def test_the_revisions_are_those_that_alembic_finds() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
