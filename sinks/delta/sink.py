@@ -304,18 +304,15 @@ class DeltaSink(Sink):
             unregistered = self._look_up()
         except SinkRefused as refused:
             return TablePreview(TableAction.REFUSE, refused.message)
-        where = f"sink {identity.sink!r} ({self._path})"
-        try:
-            with opening(where, DeltaLog(self._path), input_.mode):
-                require_whole(DeltaLog(self._path), where)
-        except SinkRefused as refused:
-            return TablePreview(TableAction.CANNOT_TELL, refused.message)
-        try:
-            with opening(where, DeltaLog(self._path), input_.mode):
-                if unregistered is not None:
+        where, action = f"sink {identity.sink!r} ({self._path})", TableAction.CANNOT_TELL
+        if unregistered is not None:
+            try:
+                with opening(where, DeltaLog(self._path), input_.mode):
+                    require_whole(DeltaLog(self._path), where)
+                    action = TableAction.REFUSE
                     unregistered.require_free(self._path, identity, where, create=True)
-        except SinkRefused as refused:
-            return TablePreview(TableAction.REFUSE, refused.message)
+            except SinkRefused as refused:
+                return TablePreview(action, refused.message)
         preview = DeltaPreview(
             self._path, identity, input_, self._contract, self._committer, partitions=self._partition_by
         )
