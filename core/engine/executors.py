@@ -199,7 +199,9 @@ def wait_for_executors(session: SparkSession, clock: Clock, within_s: float) -> 
                 f"no executor of {master} has come to the driver ({host}) within {within_s:.0f} s. No message was opened. "
                 "See there whether the cluster has free cores and memory for one executor (spark.executor.cores, "
                 f"spark.executor.memory), and whether the executors' machines reach the driver by the name {host} "
-                "(spark.driver.host); an executor's own log says why it ended",
+                "(spark.driver.host); an executor's own log says why it ended. A standalone master that was started anew "
+                "without spark.deploy.recoveryMode, or that lost its connection to the driver, gives this driver no "
+                "executor any more: start the run again",
                 host=str(host),
                 error="no executor",
             )

@@ -1,15 +1,79 @@
-"""A topology on a standalone cluster of Spark whose hosts share no disk: exactly once, and compared from a third host."""
+"""A standalone cluster of Spark whose hosts share no disk: exactly once, whatever dies, and compared from a third host.
+
+One driver runs for all faults; each test puts a batch of its own, strikes while both workers are at work on it, and compares
+everything that was put since the beginning.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
-from support.cluster.spark_cluster import Cluster, cluster
+from support.cluster.faults import FAULTS, strike
+from support.cluster.hosts import Host
+from support.cluster.numbers import Numbers
+from support.cluster.spark_cluster import SPARE, Cluster, cluster
 from support.cluster.words import Words, lines_of
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1_800)]
+
+EVERY_RUN = pytest.mark.sampled(1.0)
+ONE_A_RUN = pytest.mark.sampled(1 / len(FAULTS))
+BY_NAME = pytest.mark.sampled(0.0)
+"""Some ten seconds to a minute each: a run takes the first test and one fault."""
+
+MESSAGES, PAUSE_S = 24, 0.4
+ROUNDS = 100
+FENCED = 3
+
+
+@dataclass(slots=True)
+class Life:
+    """A topology, and its driver as it is now."""
+
+    words: Words
+    host: str
+    driver: subprocess.Popen[bytes]
+    batches: int = 0
+
+    def batch(self, rng: random.Random) -> None:
+        """Put a batch that takes some seconds; its tasks are at work on both workers when this returns."""
+        if self.driver.poll() is not None:
+            self.driver = self.words.start_driver(self.words.cluster.drivers[self.host])
+        self.batches += 1
+        tag = f"batch{self.batches}"
+        self.words.put(lines_of(rng, MESSAGES), pause_s=PAUSE_S, tag=tag)
+        self.words.until_at_work(tag, self.driver)
+
+    def move(self) -> subprocess.Popen[bytes]:
+        """Start a driver on the other host; the one before."""
+        before, self.host = self.driver, self.third().name
+        self.driver = self.words.start_driver(self.words.cluster.drivers[self.host])
+        return before
+
+    def third(self) -> Host:
+        """A host that does not drive."""
+        return next(host for name, host in self.words.cluster.drivers.items() if name != self.host)
+
+    def settle(self) -> None:
+        """Wait until all is committed, and compare."""
+        self.words.until_committed(self.driver)
+        self.words.check(self.third())
+
+    def end(self) -> None:
+        """End the driver, if it runs: its executors are free for another one."""
+        end(self.driver)
+
+
+def end(driver: subprocess.Popen[bytes]) -> None:
+    if driver.poll() is None:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +83,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.sampled(0.0, pool="cluster")
+@EVERY_RUN
 def test_words_are_counted_once_by_executors_that_share_no_disk_with_the_driver(hosts: Cluster, seed: int) -> None:
-    """Appended and folded in Delta tables of an object store, and folded in Postgres; the package comes by `pack`."""
+    """Appended and folded in Delta tables of an object store, folded and kept in Postgres; the package comes by `pack`."""
     words = Words.on(hosts)
     first, third = hosts.drivers.values()
     words.pack(first)
@@ -34,3 +98,109 @@ def test_words_are_counted_once_by_executors_that_share_no_disk_with_the_driver(
         asks = ("-c", "import stormproof.core.settings")
         assert worker.run("/mnt/venv/bin/python", *asks).returncode != 0, "a worker has the package by itself"
         assert not (worker.folder / words.name).exists(), "a worker has the driver's disk"
+
+
+@BY_NAME
+def test_a_structured_stream_is_applied_once(hosts: Cluster) -> None:
+    """Its driver is killed between the two sinks of a micro-batch, and goes on from its checkpoint."""
+    numbers = Numbers.on(hosts)
+    first, third = hosts.drivers.values()
+    numbers.words.pack(first)
+    status, told = numbers.run(first, batches=2, STORMPROOF_FAILPOINT="commit.after_sink=kill@3")
+    assert status != 0, told
+    assert numbers.tables(third)["append"] != numbers.tables(third)["numbers"], "it died elsewhere"
+    status, told = numbers.run(first, batches=5)
+    assert status == 0, told[-4000:]
+    numbers.check(third, batches=5)
+
+
+@BY_NAME
+def test_a_batch_that_is_applied_twice_is_seen(hosts: Cluster, seed: int) -> None:
+    """The control: at-least-once, and a driver that dies between two sinks."""
+    words = Words.on(hosts, guarantee="at-least-once")
+    first, third = hosts.drivers.values()
+    words.pack(first)
+    words.put(lines_of(random.Random(seed), 20))
+    run = ("run", "words.py:topology", "--until-idle")
+    status, _, _ = words.ended(first, *run, STORMPROOF_FAILPOINT="commit.after_sink=kill")
+    assert status != 0
+    status, _, told = words.ended(first, *run)
+    assert status == 0, told[-4000:]
+    with pytest.raises(AssertionError):
+        words.check(third)
+
+
+@BY_NAME
+def test_a_message_that_hangs_is_blamed_on_a_cluster_as_elsewhere(hosts: Cluster) -> None:
+    """The control: where a message is at fault, these checks see that it was blamed."""
+    words = Words.on(hosts, timeout="message_timeout_s = 8")
+    words.pack(hosts.drivers["driver1"])
+    words.put([["a"]], pause_s=1000, tag="hangs")
+    driver = words.start_driver(hosts.drivers["driver1"])
+    try:
+        words.until_blamed(driver)
+    finally:
+        end(driver)
+
+
+@pytest.fixture(scope="module")
+def life(hosts: Cluster) -> Iterator[Life]:
+    """A driver that runs for all tests below. It has both workers: no other driver runs beside it."""
+    words = Words.on(hosts)
+    first = hosts.drivers["driver1"]
+    words.pack(first)
+    made = Life(words, first.name, words.start_driver(first))
+    yield made
+    made.end()
+
+
+@ONE_A_RUN
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_in_a_batch(life: Life, seed: int, fault: str) -> None:
+    life.batch(random.Random(f"{seed} {fault}"))
+    strike(life.words, life.host, [fault])
+    life.settle()
+
+
+@BY_NAME
+def test_a_driver_on_another_host_takes_over(life: Life, seed: int) -> None:
+    """The driver's machine is switched off in a batch, and comes back without a driver."""
+    life.batch(random.Random(seed))
+    cluster = life.words.cluster
+    cluster.drivers[life.host].switch_off()
+    life.driver.wait(60)
+    cluster.heal()
+    life.move()
+    life.settle()
+
+
+@BY_NAME
+def test_a_driver_that_was_cut_off_is_fenced(life: Life, seed: int) -> None:
+    """The driver's machine loses its network in a batch; another driver takes over; the first one writes nothing more.
+
+    Spark's master does not notice that the first one is gone, and keeps its executors for it: the second one needs cores
+    that are free.
+    """
+    life.batch(random.Random(seed))
+    words = life.words
+    words.cluster.network.pull_cable(words.cluster.drivers[life.host])
+    words.cluster.start_worker(SPARE)
+    try:
+        before = life.move()
+        words.until_committed(life.driver)
+        words.cluster.heal()
+        assert before.wait(300) == FENCED, "the status of the driver that was cut off"
+        life.settle()
+    finally:
+        words.cluster.stop_worker(SPARE)
+
+
+@BY_NAME
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_two_faults_at_once(life: Life, seed: int, number: int) -> None:
+    rng = random.Random(f"{seed} {number}")
+    names = rng.sample(list(FAULTS), 2)
+    print(f"seed {seed}, round {number}: {names}")
+    life.batch(rng)
+    strike(life.words, life.host, names)
+    life.settle()

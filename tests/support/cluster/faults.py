@@ -43,7 +43,7 @@ def worker_switched_off(cluster: Cluster, _: str) -> None:
 
 
 def master_killed(cluster: Cluster, _: str) -> None:
-    """The master; a new one knows nothing of the application."""
+    """The master; a new one finds the application on its disk."""
     assert cluster.master.kill("master.Master")
 
 

@@ -1,7 +1,7 @@
 """A standalone cluster of Spark on hosts of a network, without a shared disk, beside a Postgres and an object store.
 
-Seven hosts: `postgres`, `store` (S3), `master`, `worker1`, `worker2`, `driver1`, `driver2`. Workers have Spark and this
-package's dependencies, but neither the package nor the repository; it comes with the driver, by `stormproof pack`.
+Eight hosts: `postgres`, `store` (S3), `master`, `worker1`, `worker2`, `spare`, `driver1`, `driver2`. Workers have Spark and
+this package's dependencies, but neither the package nor the repository; it comes with the driver, by `stormproof pack`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ S3_PORT: Final = 8333
 MASTER_PORT: Final = 7077
 START_S: Final = 180.0
 WORKERS: Final = ("worker1", "worker2")
+SPARE: Final = "spare"
+"""A worker that runs only where a test starts it: a driver takes as many executors as `WORKERS` are at the most."""
 DRIVERS: Final = ("driver1", "driver2")
 EXECUTOR_MB: Final = 700
+RECOVERY: Final = "FILESYSTEM"
+"""How a master that is started anew knows running applications."""
 
 
 _PUTS: Final = """
@@ -153,6 +157,7 @@ class Cluster:
         self.store = HostedStore(network.host("store", serves))
         self.master = network.host("master", works)
         self.workers = {name: network.host(name, works) for name in WORKERS}
+        self.spare = network.host(SPARE, works)
         self.drivers = {name: network.host(name, drives) for name in DRIVERS}
         self.java_home = java
         self._databases = 0
@@ -169,7 +174,7 @@ class Cluster:
         until(lambda: self.alive_workers() == len(WORKERS), "the workers do not come to the master", START_S)
 
     def start_master(self) -> None:
-        """Start the master, which remembers nothing of an earlier one."""
+        """Start the master; it knows the applications of an earlier one, as that of `deploy/systemd` does."""
         self._daemon(self.master, "master.Master", "--port", str(MASTER_PORT), "--webui-port", "8080")
 
     def start_worker(self, name: str) -> None:
@@ -184,7 +189,13 @@ class Cluster:
             "--webui-port",
             "8081",
         )
-        self._daemon(self.workers[name], "worker.Worker", *offered, f"spark://master:{MASTER_PORT}")
+        host = self.spare if name == SPARE else self.workers[name]
+        self._daemon(host, "worker.Worker", *offered, f"spark://master:{MASTER_PORT}")
+
+    def stop_worker(self, name: str) -> None:
+        """End a worker that `heal` would not start again, and its executors."""
+        assert name == SPARE
+        self.spare.kill("worker.Worker")
 
     def _daemon(self, host: Host, name: str, *arguments: str) -> None:
         spark = self.spark_home
@@ -196,6 +207,7 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             # A worker that does not answer is given up, and one that lost its master comes back, within seconds.
             "SPARK_DAEMON_JAVA_OPTS": f"{SHORT_LIVED} -Dspark.worker.timeout=12",
+            "SPARK_MASTER_OPTS": f"-Dspark.deploy.recoveryMode={RECOVERY} -Dspark.deploy.recoveryDirectory={DISK}/known",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         program = (f"{spark}/bin/spark-class", f"org.apache.spark.deploy.{name}", "--host", host.name)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from psycopg.rows import dict_row
+
 from stormproof.core.postgres.database import Database
 from support.brokers import until
 from support.brokers.s3_server import BUCKET
@@ -20,13 +22,13 @@ from support.databases import at
 from support.queues import prepared_database, put
 
 WAIT_S: Final = 600.0
-TABLES: Final = ("append", "fold", "counts")
+TABLES: Final = ("append", "fold", "counts", "kept")
 AT_WORK: Final = "at-work"
 """The folder on a worker's disk in which tasks say that they run."""
 
 TOPOLOGY: Final = '''
 import os, time
-from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
+from stormproof import DeltaSink, PostgresMap, PostgresQueue, PostgresSink, StateSink, Topology, count
 
 LAKE, DISK = {lake!r}, {disk!r}
 
@@ -40,11 +42,11 @@ def split(line):
     return words
 
 def topology():
-    t = Topology("words")
+    t = Topology("words", {guarantee!r})
     words = t.stream("lines", PostgresQueue("lines")).flat_map(split, "line", schema="word string")
     words.into(DeltaSink(LAKE + "/append", name="append"))
     words.group_by("word").persistent_aggregate(n=count()).into(
-        DeltaSink(LAKE + "/fold", name="fold"), PostgresSink("counts")
+        DeltaSink(LAKE + "/fold", name="fold"), PostgresSink("counts"), StateSink("kept", PostgresMap("kept"))
     )
     return t
 '''
@@ -65,24 +67,24 @@ spark.executor.extraJavaOptions = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 spark.submit.pyFiles = "{package}"
 spark.pyspark.python = "{python}"
 spark.sql.shuffle.partitions = "2"
+spark.cores.max = "{cores}"
 
 [storage_options]
 {options}
 """
 
 READS: Final = """
-import json, sys
-from collections import Counter
+import json, os, sys
 from deltalake import DeltaTable
-lake, options = sys.argv[1], json.loads(sys.argv[2])
-found = {}
-for name in ("append", "fold"):
+lake, options, *names = sys.argv[1:]
+options, found = json.loads(options), dict()
+for name in names:
     where = lake + "/" + name
-    rows = []
+    found[name] = []
     if DeltaTable.is_deltatable(where, storage_options=options):
-        rows = DeltaTable(where, storage_options=options).to_pyarrow_table().to_pylist()
-    found[name] = [[row["word"], row.get("n", 1)] for row in rows]
-print(json.dumps(found))
+        found[name] = DeltaTable(where, storage_options=options).to_pyarrow_table().to_pylist()
+print(json.dumps(found), flush=True)
+os._exit(0)  # a thread of pyarrow that waits for Python at its end would abort the process
 """
 """By delta-rs alone."""
 
@@ -107,25 +109,26 @@ class Words:
         return f"s3://{BUCKET}/{self.name}"
 
     @staticmethod
-    def on(cluster: Cluster, topology: str = TOPOLOGY, **more: str) -> Words:
+    def on(cluster: Cluster, program: str = TOPOLOGY, guarantee: str = "exactly-once", **more: str) -> Words:
         """A new one, with a database and a folder in the store of its own; every driver's host has its files."""
         made = Words(cluster, cluster.fresh_database())
         prepared_database(made.database)
         for host in cluster.drivers.values():
-            made.install(host, topology, more)
+            made.install(host, program.format(lake=made.lake, disk=DISK, guarantee=guarantee), more)
         return made
 
-    def install(self, host: Host, topology: str, more: Mapping[str, str]) -> None:
-        """Put the topology and its settings on a host's disk."""
+    def install(self, host: Host, program: str, more: Mapping[str, str]) -> None:
+        """Put a program, which makes the topology, and its settings on a host's disk."""
         options = "\n".join(f'{key} = "{value}"' for key, value in self.cluster.store.options().items())
         folder = host.folder / self.name
         folder.mkdir()
-        (folder / "words.py").write_text(topology.format(lake=self.lake, disk=DISK))
+        (folder / "words.py").write_text(program)
         text = SETTINGS.format(
             database=self.cluster.postgres.address(self.name),
             lake=self.lake,
             host=host.address,
             memory=EXECUTOR_MB,
+            cores=len(WORKERS),
             package=f"{DISK}/package.zip",
             python=f"{VENV}/bin/python",
             options=options,
@@ -157,10 +160,10 @@ class Words:
         program = ("sh", "-c", 'cd "$0" && exec "$@"', f"{DISK}/{self.name}", f"{VENV}/bin/python", "-m", "stormproof")
         return host.inside(*program, *arguments, environment=given)
 
-    def ended(self, host: Host, *arguments: str, seconds: float = 300.0) -> tuple[int, Any, str]:
+    def ended(self, host: Host, *arguments: str, seconds: float = 300.0, **environment: str) -> tuple[int, Any, str]:
         """Run a command to its end: its status, what it printed as JSON, and what it said."""
         done = subprocess.run(
-            [*self.command(host, *arguments, "--json")],
+            self.command(host, *arguments, "--json", **environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -211,21 +214,32 @@ class Words:
 
     def tables(self, host: Host) -> dict[str, Counter[str]]:
         """How often each word stands in each table; a fold has each word once."""
-        options = json.dumps(self.cluster.store.options())
-        done = host.run(f"{VENV}/bin/python", "-c", READS, self.lake, options, seconds=180)
-        assert done.returncode == 0, done.stderr
-        rows: dict[str, list[list[Any]]] = json.loads(done.stdout)
-        with at(self.database) as connection:
-            is_there = connection.execute("select to_regclass('counts')").fetchone() != (None,)
-            rows["counts"] = (
-                [list(row) for row in connection.execute("select word, n from counts").fetchall()] if is_there else []
-            )
+        rows = self.delta_rows(host, "append", "fold") | self.postgres_rows("counts", "kept")
         found: dict[str, Counter[str]] = {}
         for name, some in rows.items():
             found[name] = Counter()
-            for word, n in some:
+            for row in some:
+                word = row["word"]
                 assert name == "append" or word not in found[name], f"{word!r} stands in {name} twice"
-                found[name][word] += n
+                found[name][word] += row.get("n", 1)
+        return found
+
+    def delta_rows(self, host: Host, *names: str) -> dict[str, list[dict[str, Any]]]:
+        """The rows of Delta tables, as a host reads them from the store."""
+        options = json.dumps(self.cluster.store.options())
+        done = host.run(f"{VENV}/bin/python", "-c", READS, self.lake, options, *names, seconds=180)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+        return found
+
+    def postgres_rows(self, *names: str) -> dict[str, list[dict[str, Any]]]:
+        """The rows of Postgres tables."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        with at(self.database) as connection, connection.cursor(row_factory=dict_row) as cursor:
+            for name in names:
+                cursor.execute("select to_regclass(%s) is not null as is_there", (name,))
+                is_there = cursor.fetchone() == {"is_there": True}
+                found[name] = cursor.execute(f"select * from {name}".encode()).fetchall() if is_there else []
         return found
 
     def check(self, host: Host) -> None:
