@@ -22,12 +22,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     # Only now: they import Spark, which a wrong argument should not wait for.
     from benchmarks.appends import JDBC
-    from benchmarks.from_kafka import rival_jars
+    from benchmarks.maven_jars import kafka_jars, s3a_jars
     from benchmarks.registry import FIGURES
     from benchmarks.workbench import Workbench
 
     console = Console(stderr=True)
-    bench = Workbench((JDBC,) if "P12" in options.figures else (), rival_jars() if "P15" in options.figures else ())
+    bench = Workbench(
+        (JDBC,) if "P12" in options.figures else (),
+        (
+            *(kafka_jars() if "P15" in options.figures else ()),
+            *(s3a_jars() if "P18" in options.figures else ()),
+        ),
+    )
     results: list[Result] = []
     try:
         for name in options.figures:

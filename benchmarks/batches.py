@@ -13,6 +13,7 @@ from benchmarks.corpus import WORDS_IN_SENTENCE, Corpus
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
+from benchmarks.places import Place, for_spark, on_disk
 from benchmarks.word_count import by_bolt, row_wise, split, vectorised, word_count
 from benchmarks.workbench import Stepper, Workbench, delta_total, require_total, timed
 from stormproof.core.arrow_compute import pc
@@ -39,13 +40,17 @@ def counting(
     folds: bool,
     words: Callable[[Stream], Stream] = vectorised,
     engine: Engine | None = None,
+    place: Place | None = None,
 ) -> Generator[Stepper]:
     """A word count from Parquet to a new Delta table, whose content is checked at the end."""
-    table, source = bench.path("counts"), RepeatedParquet(bench.unused("parquet"), corpus)
-    topology = word_count(bench.unused("count"), source, DeltaSink(table), words=words, folds=folds)
+    place = place or on_disk(bench)
+    table, source = place.table(bench, "counts"), RepeatedParquet(bench.unused("parquet"), corpus)
+    sink = DeltaSink(table, storage_options=place.options)
+    topology = word_count(bench.unused("count"), source, sink, words=words, folds=folds)
     with bench.stepping(topology, guarantee, corpus.messages, engine=engine) as stepper:
         yield stepper
-    require_total(delta_total(table), stepper.batches * corpus.words, f"the Delta table of {topology.name}")
+    found = delta_total(table, options=place.options)
+    require_total(found, stepper.batches * corpus.words, f"the Delta table of {topology.name}")
 
 
 def plain_counts(bench: Workbench, corpus: Corpus) -> DataFrame:
@@ -55,17 +60,18 @@ def plain_counts(bench: Workbench, corpus: Corpus) -> DataFrame:
 
 
 @contextmanager
-def against_parquet(bench: Workbench, sentences: int, goal: Goal) -> Generator[Case]:
+def against_parquet(bench: Workbench, sentences: int, goal: Goal, place: Place | None = None) -> Generator[Case]:
     """P1a: appended counts, beside untracked Parquet."""
-    corpus, out = bench.corpus(sentences), bench.path("plain")
-    with counting(bench, corpus, folds=False) as ours:
+    place = place or on_disk(bench)
+    corpus, out = bench.corpus(sentences), for_spark(place.table(bench, "plain"))
+    with counting(bench, corpus, folds=False, place=place) as ours:
         yield Case(
-            key=f"P1a@{size_name(sentences)}",
+            key=f"P1a{place.suffix}@{size_name(sentences)}",
             title=f"exactly-once word count to Delta, {size_name(sentences)} words; plain Spark to untracked Parquet",
             unit=Unit.SECONDS,
             goal=goal,
             ours=ours.seconds,
-            theirs=lambda: timed(lambda: plain_counts(bench, corpus).write.mode("append").parquet(str(out))),
+            theirs=lambda: timed(lambda: plain_counts(bench, corpus).write.mode("append").parquet(out)),
         )
 
 
@@ -98,32 +104,31 @@ def against_merge(bench: Workbench, sentences: int, goal: Goal) -> Generator[Cas
 
 
 @contextmanager
-def against_append(bench: Workbench, sentences: int, goal: Goal) -> Generator[Case]:
+def against_append(bench: Workbench, sentences: int, goal: Goal, place: Place | None = None) -> Generator[Case]:
     """P1b-append: appended counts, beside Spark's own append to Delta."""
-    corpus, out = bench.corpus(sentences), bench.path("appended")
-    with counting(bench, corpus, folds=False) as ours:
+    place = place or on_disk(bench)
+    corpus, out = bench.corpus(sentences), for_spark(place.table(bench, "appended"))
+    with counting(bench, corpus, folds=False, place=place) as ours:
         yield Case(
-            key="P1b-append",
+            key=f"P1b-append{place.suffix}",
             title=f"exactly-once word count appended to Delta, {size_name(sentences)} words; plain Spark append",
             unit=Unit.SECONDS,
             goal=goal,
             ours=ours.seconds,
-            theirs=lambda: timed(
-                lambda: plain_counts(bench, corpus).write.format("delta").mode("append").save(str(out))
-            ),
+            theirs=lambda: timed(lambda: plain_counts(bench, corpus).write.format("delta").mode("append").save(out)),
         )
 
 
 @contextmanager
-def against_untracked(bench: Workbench, sentences: int, goal: Goal) -> Generator[Case]:
+def against_untracked(bench: Workbench, sentences: int, goal: Goal, place: Place | None = None) -> Generator[Case]:
     """P2: the same topology under exactly-once and under at-most-once."""
-    corpus = bench.corpus(sentences)
+    corpus, place = bench.corpus(sentences), place or on_disk(bench)
     with (
-        counting(bench, corpus, Guarantee.EXACTLY_ONCE, folds=False) as tracked,
-        counting(bench, corpus, Guarantee.AT_MOST_ONCE, folds=False) as untracked,
+        counting(bench, corpus, Guarantee.EXACTLY_ONCE, folds=False, place=place) as tracked,
+        counting(bench, corpus, Guarantee.AT_MOST_ONCE, folds=False, place=place) as untracked,
     ):
         yield Case(
-            key=f"P2@{size_name(sentences)}",
+            key=f"P2{place.suffix}@{size_name(sentences)}",
             title=f"word count to Delta, {size_name(sentences)} words: exactly-once; at-most-once",
             unit=Unit.SECONDS,
             goal=goal,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -18,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import WARM_UPS, Case
+from benchmarks.maven_jars import ROOT, kafka_jars
 from benchmarks.workbench import Workbench, require_total
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.kafka import KafkaSource
@@ -27,22 +26,9 @@ from stormproof.trident.stream import Topology
 if TYPE_CHECKING:
     from support.brokers.kafka import KafkaBroker
 
-ROOT: Final = Path(__file__).parents[1]
-JARS: Final = ROOT / ".brokers" / "kafka-spark"
-"""Spark's Kafka source and what it needs."""
 PARTITIONS: Final = 4
 MESSAGE_BYTES: Final = 100
 POLLING_MS: Final = 500
-
-
-def rival_jars() -> tuple[Path, ...]:
-    """The jars of Spark's Kafka source, copied by Maven at the first use; none where that fails."""
-    if not (JARS / ".done").exists() and shutil.which("mvn") is not None:
-        pom = ROOT / "tools" / "kafka" / "spark.xml"
-        command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={JARS}"]
-        if subprocess.run(command, check=False).returncode == 0:
-            (JARS / ".done").touch()
-    return tuple(sorted(JARS.glob("*.jar"))) if (JARS / ".done").exists() else ()
 
 
 @contextmanager
@@ -180,7 +166,7 @@ def _made(folder: Path) -> Path:
 
 def p15(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
     """The cases of P15; none where a broker or its rival cannot be had."""
-    missing = _kind().missing() or (None if rival_jars() else "Spark's Kafka source (Maven copies it)")
+    missing = _kind().missing() or (None if kafka_jars() else "Spark's Kafka source (Maven copies it)")
     if missing is not None:
         sys.stderr.write(f"P15 is left out: {missing} is not installed; install it with: {_kind().INSTALL}\n")
         return

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from benchmarks.corpus import WORDS_IN_SENTENCE, sentences
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
+from benchmarks.places import Place, for_spark, on_disk
 from benchmarks.word_count import row_wise, word_count
 from benchmarks.workbench import Workbench, delta_total, require_total
 from stormproof.core.guarantee import Guarantee
@@ -29,17 +30,17 @@ POLLING_MS = 500
 
 
 @contextmanager
-def micro_batches(bench: Workbench, lines: pa.Array) -> Generator[Iterator[float]]:
+def micro_batches(bench: Workbench, lines: pa.Array, place: Place) -> Generator[Iterator[float]]:
     """A streaming query that counts the words of each file it finds; gives the seconds of one batch after another.
 
     What a user writes today: MERGE into Delta, an upsert by psycopg. Exactly-once it is not. The figure is the batch's
     own time, from the offsets to the commit, as the query reports it.
     """
-    folder, table, checkpoint = bench.path("stream"), bench.path("streamed"), bench.path("checkpoint")
-    counts, session = bench.unused("streamed"), bench.rival_session
+    folder, checkpoint, written = bench.path("stream"), bench.path("checkpoint"), place.table(bench, "streamed")
+    counts, session, table = bench.unused("streamed"), bench.rival_session, for_spark(written)
     folder.mkdir()
     session.conf.set("spark.sql.streaming.pollingDelay", str(POLLING_MS))
-    session.createDataFrame([], "word string, n long").write.format("delta").save(str(table))
+    session.createDataFrame([], "word string, n long").write.format("delta").save(table)
     pq.write_table(pa.table({"line": lines}), bench.folder / "stream.parquet")
     with bench.connect() as connection:
         connection.execute(f"create table {counts} (word text primary key, n bigint not null)".encode())
@@ -80,22 +81,22 @@ def micro_batches(bench: Workbench, lines: pa.Array) -> Generator[Iterator[float
             yield batches()
         finally:
             query.stop()
-    require_total(delta_total(table), done * MESSAGES * WORDS_IN_SENTENCE, "the rival's Delta table")
+    total = delta_total(written, options=place.options)
+    require_total(total, done * MESSAGES * WORDS_IN_SENTENCE, "the rival's Delta table")
 
 
 @contextmanager
-def against_micro_batch(bench: Workbench) -> Generator[Case]:
+def against_micro_batch(bench: Workbench, goal: Goal, place: Place | None = None) -> Generator[Case]:
     """Both sides count the same 1,000 sentences into both stores."""
-    lines = sentences(MESSAGES)
+    lines, place = sentences(MESSAGES), place or on_disk(bench)
     payloads = [line.encode() for line in lines.to_pylist()]
     queue = PostgresQueue(bench.unused("queue"), "line string", database=bench.database)
-    table = bench.path("counts")
-    topology = word_count(
-        bench.unused("small"), queue, DeltaSink(table), PostgresSink(bench.unused("counts")), words=row_wise
-    )
+    table = place.table(bench, "counts")
+    sinks = (DeltaSink(table, storage_options=place.options), PostgresSink(bench.unused("counts")))
+    topology = word_count(bench.unused("small"), queue, *sinks, words=row_wise)
     with (
         bench.stepping(topology, Guarantee.EXACTLY_ONCE, MESSAGES) as stepper,
-        micro_batches(bench, lines) as theirs,
+        micro_batches(bench, lines, place) as theirs,
     ):
 
         def ours() -> float:
@@ -103,18 +104,19 @@ def against_micro_batch(bench: Workbench) -> Generator[Case]:
             return stepper.step().steps_ms["total"] / 1_000
 
         yield Case(
-            key="P5",
+            key=f"P5{place.suffix}",
             title="1,000 messages from open to committed in Delta and Postgres; foreachBatch with MERGE and psycopg",
             unit=Unit.SECONDS,
-            goal=Goal(ratio=0.25, own=0.3),
+            goal=goal,
             ours=ours,
             theirs=lambda: next(theirs),
             pairs_factor=PAIRS_FACTOR,
             shows_p99=True,
         )
-    require_total(delta_total(table), stepper.batches * MESSAGES * WORDS_IN_SENTENCE, "the Delta table")
+    total = delta_total(table, options=place.options)
+    require_total(total, stepper.batches * MESSAGES * WORDS_IN_SENTENCE, "the Delta table")
 
 
 def p5(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
     """The cases of P5."""
-    yield against_micro_batch(bench)
+    yield against_micro_batch(bench, Goal(ratio=0.25, own=0.3))

@@ -29,6 +29,7 @@ TITLES = {
     "P15": "messages from Kafka to Delta exactly once, beside Spark's Kafka source",
     "P16": "messages from RabbitMQ, Redis and NATS to Delta exactly once, beside their clients' plain loops",
     "P17": "a driver's messages/s, and the ledger's processor time, with the page open in 20 tabs",
+    "P18": "P1, P2 and P5 with tables in an object store, beside Spark that writes there by s3a",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
     "in-flight": "four batches in flight, beside one",
     "verdicts": "a verdict a message, beside one a batch",

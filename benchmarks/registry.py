@@ -14,6 +14,7 @@ from benchmarks.from_queue import p1q
 from benchmarks.groupings import groupings
 from benchmarks.harness import Figure
 from benchmarks.in_flight import in_flight
+from benchmarks.in_store import p18
 from benchmarks.latency import p5
 from benchmarks.main_job import p3, p4
 from benchmarks.page import p17
@@ -41,6 +42,7 @@ FIGURES: dict[str, Figure] = {
     "P15": p15,
     "P16": p16,
     "P17": p17,
+    "P18": p18,
     "groupings": groupings,
     "in-flight": in_flight,
     "verdicts": verdicts,

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -179,12 +179,12 @@ def require_total(found: int, wanted: int, what: str) -> None:
         raise RuntimeError(f"{what} has {found} instead of {wanted}")
 
 
-def delta_total(path: Path, column: str = "n") -> int:
+def delta_total(path: str | Path, column: str = "n", options: Mapping[str, str] | None = None) -> int:
     """The sum of a Delta table's column."""
     from stormproof.core.arrow_compute import pc
 
+    table = DeltaTable(str(path), storage_options=dict(options or {}))
     total = sum(
-        pc.sum(table).as_py() or 0
-        for table in DeltaTable(str(path)).to_pyarrow_dataset().to_table(columns=[column]).itercolumns()
+        pc.sum(values).as_py() or 0 for values in table.to_pyarrow_dataset().to_table(columns=[column]).itercolumns()
     )
     return int(total)

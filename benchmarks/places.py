@@ -1,0 +1,72 @@
+"""Where both sides of a measurement keep their tables: a folder of this machine, or an object store."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from benchmarks.maven_jars import ROOT
+from benchmarks.workbench import Workbench
+
+if TYPE_CHECKING:
+    from support.brokers.s3_server import SeaweedFS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`suffix` is what a figure's key has in addition there; `options` are how delta-rs reaches it."""
+
+    root: str
+    suffix: str = ""
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def table(self, bench: Workbench, what: str) -> str:
+        """The address of a table that nothing has yet."""
+        return f"{self.root}/{bench.unused(what)}"
+
+
+def for_spark(address: str) -> str:
+    """The same address as Spark's writers name it."""
+    return f"s3a{address.removeprefix('s3')}" if address.startswith("s3://") else address
+
+
+def on_disk(bench: Workbench) -> Place:
+    """The measurement's own folder."""
+    return Place(str(bench.folder))
+
+
+@contextmanager
+def in_a_store(bench: Workbench) -> Generator[Place]:
+    """SeaweedFS on this machine, which the tests use, too; the rival's session is told how to reach it."""
+    folder = bench.path("store")
+    folder.mkdir()
+    server = seaweed()(folder)
+    server.prepare()
+    try:
+        server.start()
+        options = server.options()
+        settings = {
+            "endpoint": options["AWS_ENDPOINT_URL"],
+            "endpoint.region": options["AWS_REGION"],
+            "access.key": options["AWS_ACCESS_KEY_ID"],
+            "secret.key": options["AWS_SECRET_ACCESS_KEY"],
+            "path.style.access": "true",
+            "connection.ssl.enabled": "false",
+        }
+        for name, value in settings.items():
+            bench.rival_session.conf.set(f"fs.s3a.{name}", value)
+        yield Place(f"{server.url}/bench", "-store", options)
+    finally:
+        server.kill()
+
+
+def seaweed() -> type[SeaweedFS]:
+    """The tests' server."""
+    if (tests := str(ROOT / "tests")) not in sys.path:
+        sys.path.append(tests)
+    from support.brokers.s3_server import SeaweedFS
+
+    return SeaweedFS
