@@ -30,6 +30,7 @@ TITLES = {
     "P16": "messages from RabbitMQ, Redis and NATS to Delta exactly once, beside their clients' plain loops",
     "P17": "a driver's messages/s, and the ledger's processor time, with the page open in 20 tabs",
     "P18": "P1, P2 and P5 with tables in an object store, beside Spark that writes there by s3a",
+    "P19": "four executors beside two with as many cores; a batch of 1,000 tasks, beside plain Spark",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
     "in-flight": "four batches in flight, beside one",
     "verdicts": "a verdict a message, beside one a batch",

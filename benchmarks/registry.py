@@ -20,6 +20,7 @@ from benchmarks.main_job import p3, p4
 from benchmarks.page import p17
 from benchmarks.pending import p8
 from benchmarks.queue_reads import p7
+from benchmarks.scale import p19
 from benchmarks.upserts import p13
 
 FIGURES: dict[str, Figure] = {
@@ -43,6 +44,7 @@ FIGURES: dict[str, Figure] = {
     "P16": p16,
     "P17": p17,
     "P18": p18,
+    "P19": p19,
     "groupings": groupings,
     "in-flight": in_flight,
     "verdicts": verdicts,
