@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 from support.cluster.faults import FAULTS, strike
-from support.cluster.hosts import Host
+from support.cluster.hosts import Host, part
 from support.cluster.numbers import Numbers
 from support.cluster.spark_cluster import SPARE, Cluster, cluster
 from support.cluster.words import Words, lines_of
@@ -98,6 +98,27 @@ def test_words_are_counted_once_by_executors_that_share_no_disk_with_the_driver(
         asks = ("-c", "import stormproof.core.settings")
         assert worker.run("/mnt/venv/bin/python", *asks).returncode != 0, "a worker has the package by itself"
         assert not (worker.folder / words.name).exists(), "a worker has the driver's disk"
+
+
+@BY_NAME
+def test_the_doctor_asks_every_executor_and_names_the_host_that_lacks_something(hosts: Cluster) -> None:
+    """Nothing at first; then one worker does not reach the database, and then the other one not the store."""
+    words = Words.on(hosts)
+    first, (one, other) = hosts.drivers["driver1"], hosts.workers.values()
+    words.pack(first)
+    status, report, told = words.ended(first, "doctor", "--cluster")
+    assert status == 0, (report, told)
+    assert sorted(answer["host"] for answer in report["executors"]) == [one.name, other.name]
+    for host, lost, what in ((one, hosts.postgres.host, "database"), (other, hosts.store.host, "staging")):
+        part(host, lost)
+        try:
+            status, report, told = words.ended(first, "doctor", "--cluster")
+        finally:
+            hosts.heal()
+        bad = [check for check in report["checks"] if not check["ok"]]
+        assert status == 1, (report, told)
+        assert [host.name in check["name"] for check in bad] == [True], bad
+        assert what in str(bad[0]), bad
 
 
 @BY_NAME
