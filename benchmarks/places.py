@@ -12,7 +12,7 @@ from benchmarks.maven_jars import ROOT
 from benchmarks.workbench import Workbench
 
 if TYPE_CHECKING:
-    from support.brokers.s3_server import SeaweedFS
+    from support.brokers.object_store import SeaweedFS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,6 @@ def seaweed() -> type[SeaweedFS]:
     """The tests' server."""
     if (tests := str(ROOT / "tests")) not in sys.path:
         sys.path.append(tests)
-    from support.brokers.s3_server import SeaweedFS
+    from support.brokers.object_store import SeaweedFS
 
     return SeaweedFS

@@ -35,7 +35,7 @@ pytest_plugins = [
     "support.brokers.nats_server",
     "support.brokers.rabbitmq_server",
     "support.brokers.redis_server",
-    "support.brokers.s3_server",
+    "support.brokers.object_store",
 ]
 # Else a case that fails shows no values.
 pytest.register_assert_rewrite("stormproof.testing.sources", "stormproof.testing.states")

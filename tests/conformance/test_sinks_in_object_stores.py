@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from support.brokers.s3_server import S3Server
+from support.brokers.object_store import ObjectStore
 from support.sink_harness import ObjectStoreHarness
 
 from stormproof.testing import SinkConformance
@@ -13,5 +13,5 @@ from stormproof.testing import SinkConformance
 
 class TestDeltaInAnObjectStore(SinkConformance):
     @pytest.fixture(params=["append", "upsert", "fold"])
-    def harness(self, request: pytest.FixtureRequest, s3_server: S3Server) -> ObjectStoreHarness:
-        return ObjectStoreHarness(request.param, f"{s3_server.url}/{uuid.uuid4().hex}", s3_server.options())
+    def harness(self, request: pytest.FixtureRequest, object_store: ObjectStore) -> ObjectStoreHarness:
+        return ObjectStoreHarness(request.param, f"{object_store.url}/{uuid.uuid4().hex}", object_store.options())

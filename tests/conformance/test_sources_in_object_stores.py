@@ -12,7 +12,7 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.brokers.s3_server import S3Server
+from support.brokers.object_store import ObjectStore
 from support.queues import prepared_database
 from support.source_harness import FileHarness
 
@@ -25,7 +25,7 @@ from stormproof.testing import SourceConformance, SourceHarness
 class StoredFilesHarness(FileHarness):
     """Each put is a new object."""
 
-    server: S3Server | None = None
+    server: ObjectStore | None = None
 
     def put(self, payloads: Sequence[bytes]) -> None:
         assert self.server is not None
@@ -43,12 +43,12 @@ class StoredFilesHarness(FileHarness):
 class TestFilesInAnObjectStore(SourceConformance):
     @pytest.fixture(params=["parquet", "text"])
     def harness(
-        self, request: pytest.FixtureRequest, database: Database, s3_server: S3Server, tmp_path: Path
+        self, request: pytest.FixtureRequest, database: Database, object_store: ObjectStore, tmp_path: Path
     ) -> Iterator[SourceHarness]:
-        url = f"{s3_server.url}/{uuid.uuid4().hex}"
-        use_storage(url, s3_server.options())
+        url = f"{object_store.url}/{uuid.uuid4().hex}"
+        use_storage(url, object_store.options())
         harness = StoredFilesHarness(
-            prepared_database(database), "stored", tmp_path, request.param, url=url, server=s3_server
+            prepared_database(database), "stored", tmp_path, request.param, url=url, server=object_store
         )
         yield harness
         harness.close()

@@ -17,7 +17,7 @@ import psutil
 import pyspark
 import pytest
 from deltalake import DeltaTable
-from support.brokers.s3_server import S3Server
+from support.brokers.object_store import ObjectStore
 from support.command_line import CommandLine, command_line_in
 from support.queues import prepared_database, put
 
@@ -110,25 +110,25 @@ def test_an_executor_that_dies_costs_no_message_and_blames_none(
 
 @pytest.mark.sampled(0.3, pool="long")
 def test_tables_in_an_object_store_outlive_an_executor_that_dies(
-    words: Callable[..., CommandLine], s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    words: Callable[..., CommandLine], object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The executors put their files where the driver finds them; the options come from the driver's setting."""
-    lake = f"{s3_server.url}/{uuid.uuid4().hex}"
-    monkeypatch.setenv("STORMPROOF_STORAGE_OPTIONS", json.dumps(s3_server.options()))
+    lake = f"{object_store.url}/{uuid.uuid4().hex}"
+    monkeypatch.setenv("STORMPROOF_STORAGE_OPTIONS", json.dumps(object_store.options()))
     command = words(True, lake)
     run = [sys.executable, "-m", "stormproof", "run", "words.py:in_store", "--until-idle", "--json"]
     report, told = ended([*run, "--conf", "spark.executor.memory=800m"], STORMPROOF_MASTER=EXECUTORS)
     assert Path("died").exists()
     should = Counter(word for line in LINES for word in line.split())
     made = {
-        name: DeltaTable(f"{lake}/{name}", storage_options=s3_server.options()).to_pyarrow_table().to_pylist()
+        name: DeltaTable(f"{lake}/{name}", storage_options=object_store.options()).to_pyarrow_table().to_pylist()
         for name in ("words", "counts")
     }
     assert Counter(row["word"] for row in made["words"]) == should
     assert Counter({row["word"]: row["n"] for row in made["counts"]}) == should
     assert (report["messages"], report["failed"], report["dead_letters"]) == (len(LINES), 0, 0)
-    assert s3_server.options()["AWS_SECRET_ACCESS_KEY"] not in told
-    default_storage(s3_server.options)  # as a new process reads the setting
+    assert object_store.options()["AWS_SECRET_ACCESS_KEY"] not in told
+    default_storage(object_store.options)  # as a new process reads the setting
     assert command("audit", "verify", "words")["violations"] == []
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import obstore
 import psycopg
 import pytest
-from support.brokers.s3_server import S3Server
+from support.brokers.object_store import ObjectStore
 from support.crashes import KILLED, Cell, run_driver
 from support.lossy_store import Loss, LossyStore
 from support.queues import prepared_database
@@ -35,21 +35,21 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 PLACE = "place.json"
 
 
-def put(server: S3Server, prefix: str, name: str, payloads: list[bytes]) -> None:
+def put(server: ObjectStore, prefix: str, name: str, payloads: list[bytes]) -> None:
     obstore.put(server.store(), f"{prefix}/{name}", b"".join(line + b"\n" for line in payloads))
 
 
-def names(server: S3Server, prefix: str) -> list[str]:
+def names(server: ObjectStore, prefix: str) -> list[str]:
     return sorted(meta["path"] for chunk in obstore.list(server.store(), prefix=prefix) for meta in chunk)
 
 
 @pytest.fixture
-def place(s3_server: S3Server) -> tuple[S3Server, str, str]:
+def place(object_store: ObjectStore) -> tuple[ObjectStore, str, str]:
     """The server, a prefix in its bucket, and the prefix's URL."""
     prefix = uuid.uuid4().hex
-    url = f"{s3_server.url}/{prefix}"
-    use_storage(url, s3_server.options())
-    return s3_server, prefix, url
+    url = f"{object_store.url}/{prefix}"
+    use_storage(url, object_store.options())
+    return object_store, prefix, url
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def place(s3_server: S3Server) -> tuple[S3Server, str, str]:
     ],
 )
 def test_a_pattern_finds_what_it_finds_on_a_disk(
-    place: tuple[S3Server, str, str], tmp_path: Path, pattern: str, found: list[str]
+    place: tuple[ObjectStore, str, str], tmp_path: Path, pattern: str, found: list[str]
 ) -> None:
     server, prefix, url = place
     for name in ("a.txt", "b.csv", "in/c.txt", "in/deep/d.txt", "in/.hidden/e.txt", ".f.txt"):
@@ -80,7 +80,7 @@ def test_a_pattern_finds_what_it_finds_on_a_disk(
 
 
 def test_an_object_that_was_changed_is_refused_by_its_content(
-    place: tuple[S3Server, str, str], database: Database
+    place: tuple[ObjectStore, str, str], database: Database
 ) -> None:
     """As large as before and, as the store tells it, of the same second."""
     server, prefix, url = place
@@ -140,7 +140,7 @@ POINTS = ("task.after_file", "prepare.after", "postgres.after_rows", "postgres.a
 
 @pytest.mark.parametrize("lossy", [False, True], ids=["", "answers-lost"])
 def test_drivers_killed_over_files_in_a_store_are_exact_and_leave_nothing_there(
-    place: tuple[S3Server, str, str], database: Database, tmp_path: Path, *, lossy: bool
+    place: tuple[ObjectStore, str, str], database: Database, tmp_path: Path, *, lossy: bool
 ) -> None:
     """With `lossy` the store's answer to each driver's first prepared file is lost, too: its client puts it again."""
     server, prefix, url = place
@@ -166,7 +166,7 @@ def test_drivers_killed_over_files_in_a_store_are_exact_and_leave_nothing_there(
 @pytest.mark.sampled(0.3, pool="long")
 @pytest.mark.spark(own=True)
 def test_micro_batches_staged_in_a_store_are_taken_once(
-    place: tuple[S3Server, str, str], database: Database, tmp_path: Path
+    place: tuple[ObjectStore, str, str], database: Database, tmp_path: Path
 ) -> None:
     """By the settings alone; the driver dies when a micro-batch is in the store, and not registered yet."""
     server, prefix, url = place

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.brokers.s3_server import OPEN, S3Server
+from support.brokers.object_store import OPEN, ObjectStore, S3Server
 from support.lossy_store import unconditional
 from support.sink_harness import ObjectStoreHarness
 
@@ -17,12 +17,12 @@ from stormproof.sinks.delta.log import DeltaLog
 
 
 @pytest.fixture
-def harness(s3_server: S3Server) -> Iterator[ObjectStoreHarness]:
-    if not s3_server.TAKES_UNSIGNED:
-        pytest.skip(f"{s3_server.NAME} wants every request signed, and a proxy that changes one cannot sign it")
-    with unconditional(s3_server.port) as port:
-        url = f"{s3_server.url}/{OPEN}/{uuid.uuid4().hex}"
-        yield ObjectStoreHarness("append", url, s3_server.unsigned_options(port))
+def harness(object_store: ObjectStore) -> Iterator[ObjectStoreHarness]:
+    if not isinstance(object_store, S3Server) or not object_store.TAKES_UNSIGNED:
+        pytest.skip(f"{object_store.NAME} wants every request signed, and a proxy that changes one cannot sign it")
+    with unconditional(object_store.port) as port:
+        url = f"{object_store.url}/{OPEN}/{uuid.uuid4().hex}"
+        yield ObjectStoreHarness("append", url, object_store.unsigned_options(port))
 
 
 def test_a_store_without_conditional_puts_is_refused_and_nothing_is_made(harness: ObjectStoreHarness) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from support.brokers.s3_server import S3Server
+from support.brokers.object_store import ObjectStore
 from support.crashes import KILLED, Cell, run_driver
 from support.operated import Operated
 from support.plants import APPENDS, EVERY, FOUND, TABLES, can_be, plant
@@ -215,13 +215,13 @@ def test_rows_of_sinks_that_make_no_digests_are_said_and_files_are_compared_all_
     assert left_out == {"delta": [], "postgres": [f"txids 1-4: {why}"]}
 
 
-def test_tables_in_an_object_store_are_compared(run: Operated, s3_server: S3Server) -> None:
-    url = f"{s3_server.url}/{uuid.uuid4().hex}"
-    use_storage(url, s3_server.options())
+def test_tables_in_an_object_store_are_compared(run: Operated, object_store: ObjectStore) -> None:
+    url = f"{object_store.url}/{uuid.uuid4().hex}"
+    use_storage(url, object_store.options())
     run.run(build_in_store(replace(run.cell, name="stored"), url))
     report = run.command("audit", "verify", "stored", "--deep", status=4)  # the source cannot be asked
     assert [(table["sink"], table["left_out"]) for table in report["tables"]] == [("delta", [])]
-    found = DeltaTable(f"{url}/plain", storage_options=s3_server.options())
+    found = DeltaTable(f"{url}/plain", storage_options=object_store.options())
     found.update(predicate="at = 0", updates={"made": "'forged'"})
     assert run.command("audit", "verify", "stored", "--deep", status=1)["violations"]
 

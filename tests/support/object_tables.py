@@ -16,7 +16,7 @@ from stormproof.core.storage.address import use_storage
 from stormproof.core.storage.object_files import NewObject, ObjectFiles, key_of, root_of
 from stormproof.trident.audit import SinkOpener, opener_for
 from stormproof.trident.steps import Steps
-from support.brokers.s3_server import S3Server
+from support.brokers.object_store import ObjectStore
 from support.contents import counted
 from support.crashes import Cell
 from support.sabotage import replace_in
@@ -27,7 +27,7 @@ APPEND, FOLD = SINKS = ("append", "fold")
 _FILE: Final = "store.json"
 
 
-def give_store(cell: Cell, server: S3Server, prefix: str, port: int | None = None) -> None:
+def give_store(cell: Cell, server: ObjectStore, prefix: str, port: int | None = None) -> None:
     """Tell the drivers and this process where the cell's tables are; by `port` where a proxy stands before the server."""
     told = {"url": f"{server.url}/{prefix}", "options": server.options(port), "direct": server.options()}
     (cell.folder / _FILE).write_text(json.dumps(told))

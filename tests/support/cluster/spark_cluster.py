@@ -20,7 +20,7 @@ from stormproof.core.engine.java import find_java
 from stormproof.core.postgres.binaries import find_binaries, run_as
 from stormproof.core.postgres.database import Database
 from support.brokers import skip_where_missing, until
-from support.brokers.s3_server import BUCKET, KEY, SECRET, SeaweedFS
+from support.brokers.object_store import BUCKET, KEY, SECRET, SeaweedFS
 from support.cluster.hosts import DISK, Host, Image, Network, skip_where_hosts_cannot_be_made
 from support.databases import at, create_database
 from support.jvm import SHORT_LIVED

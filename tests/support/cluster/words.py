@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 
 from stormproof.core.postgres.database import Database
 from support.brokers import until
-from support.brokers.s3_server import BUCKET
+from support.brokers.object_store import BUCKET
 from support.cluster.hosts import DISK, Host
 from support.cluster.spark_cluster import EXECUTOR_MB, VENV, WORKERS, Cluster
 from support.databases import at

