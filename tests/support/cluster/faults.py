@@ -77,6 +77,31 @@ def store_killed(cluster: Cluster, _: str) -> None:
     cluster.store.kill()
 
 
+def driver_and_master_parted(cluster: Cluster, driver: str) -> None:
+    """The driver does not reach Spark's master; its executors it does."""
+    part(cluster.drivers[driver], cluster.master)
+
+
+def worker_and_master_parted(cluster: Cluster, _: str) -> None:
+    """The master gives the worker up, and tells the driver that its executor is lost, which is alive."""
+    part(cluster.workers["worker2"], cluster.master)
+
+
+def database_killed(cluster: Cluster, _: str) -> None:
+    """The database's server: ledger, queue, and tables."""
+    cluster.postgres.kill()
+
+
+def driver_and_database_parted(cluster: Cluster, driver: str) -> None:
+    """The driver does not reach its ledger; the tasks read on."""
+    part(cluster.drivers[driver], cluster.postgres.host)
+
+
+def worker_and_database_parted(cluster: Cluster, _: str) -> None:
+    """A worker's tasks do not reach the queue."""
+    part(cluster.workers["worker2"], cluster.postgres.host)
+
+
 FAULTS: Final[dict[str, tuple[Fault, float]]] = {
     "an executor killed": (executor_killed, 0.0),
     "PySpark's daemon killed": (python_killed, 0.0),
@@ -90,6 +115,11 @@ FAULTS: Final[dict[str, tuple[Fault, float]]] = {
     "a worker parted from the store": (worker_and_store_parted, CUT_S),
     "the driver parted from the store": (driver_and_store_parted, CUT_S),
     "the store killed": (store_killed, 15.0),
+    "the driver parted from the master": (driver_and_master_parted, CUT_S),
+    "a worker parted from the master": (worker_and_master_parted, CUT_S),
+    "the database killed": (database_killed, 10.0),
+    "the driver parted from the database": (driver_and_database_parted, CUT_S),
+    "a worker parted from the database": (worker_and_database_parted, CUT_S),
 }
 """Each fault, and how many seconds it lasts."""
 

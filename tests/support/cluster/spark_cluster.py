@@ -129,6 +129,15 @@ class HostedPostgres:
             return False
         return True
 
+    def kill(self) -> None:
+        """SIGKILL to all of its processes."""
+        self.host.kill("postgres")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether its server runs."""
+        return next(self.host.processes("postgres", "-D"), None) is not None
+
     def local(self, name: str) -> Database:
         """A database, for this process: by the socket on the host's disk."""
         where = {"host": str(self.host.folder), "port": str(POSTGRES_PORT), "user": "postgres", "dbname": name}
@@ -235,7 +244,7 @@ class Cluster:
         return name
 
     def heal(self) -> None:
-        """Whatever was cut, killed or switched off of network, store, master and workers is there again."""
+        """Whatever was cut, killed or switched off of network, servers, master and workers is there again."""
         hosts = list(self.network.hosts.values())
         for host in hosts:
             if not host.is_on:
@@ -250,6 +259,8 @@ class Cluster:
                 self.start_worker(name)
         if not next(self.store.host.processes("weed"), None):
             self.store.start()
+        if not self.postgres.is_on:
+            self.postgres.start()
 
 
 @contextmanager
