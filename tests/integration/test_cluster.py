@@ -28,6 +28,7 @@ BY_NAME = pytest.mark.sampled(0.0)
 """Some ten seconds to a minute each: a run takes the first test and one fault."""
 
 MESSAGES, PAUSE_S = 24, 0.4
+BATCHES_MAX = 20
 ROUNDS = 100
 FENCED = 3
 
@@ -42,13 +43,20 @@ class Life:
     batches: int = 0
 
     def batch(self, rng: random.Random) -> None:
-        """Put a batch that takes some seconds; its tasks are at work on both workers when this returns."""
+        """Put a batch that takes some seconds; its tasks are at work on both workers when this returns.
+
+        Spark needs up to a minute to replace an executor that was lost while the master was away, and batches run on the
+        other one meanwhile: then it is another batch's turn.
+        """
         if self.driver.poll() is not None:
             self.driver = self.words.start_driver(self.words.cluster.drivers[self.host])
-        self.batches += 1
-        tag = f"batch{self.batches}"
-        self.words.put(lines_of(rng, MESSAGES), pause_s=PAUSE_S, tag=tag)
-        self.words.until_at_work(tag, self.driver)
+        for _ in range(BATCHES_MAX):
+            self.batches += 1
+            tag = f"batch{self.batches}"
+            self.words.put(lines_of(rng, MESSAGES), pause_s=PAUSE_S, tag=tag)
+            if self.words.until_at_work(tag, self.driver):
+                return
+        raise AssertionError("no batch runs on both workers")
 
     def move(self) -> subprocess.Popen[bytes]:
         """Start a driver on the other host; the one before."""

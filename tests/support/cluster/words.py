@@ -183,14 +183,15 @@ class Words:
                 start_new_session=True,
             )
 
-    def until_at_work(self, tag: str, driver: subprocess.Popen[bytes]) -> None:
-        """Wait until both workers have a task at messages of this name."""
+    def until_at_work(self, tag: str, driver: subprocess.Popen[bytes]) -> bool:
+        """Wait until both workers have a task at messages of this name; False if all is committed without that."""
 
         def they_are() -> bool:
             assert driver.poll() is None, "the driver has ended"
             return self.at_work(tag) == list(WORKERS)
 
-        until(they_are, f"no task works on {tag}", WAIT_S)
+        until(lambda: they_are() or self.committed() == self.messages, f"no task works on {tag}", WAIT_S)
+        return they_are() and self.committed() < self.messages
 
     def until_committed(self, driver: subprocess.Popen[bytes]) -> None:
         """Wait until every message that was put is committed."""
