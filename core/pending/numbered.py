@@ -12,7 +12,7 @@ import numpy as np
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.rows import At, PendingRows
-from stormproof.core.pending.slice_position import even_bounds, expectation_of
+from stormproof.core.pending.slice_position import even_bounds, expectation_of_range
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader, SourcePreview
@@ -94,7 +94,7 @@ class NumberedSource(PendingSource):
         """The lowest numbers of the range."""
         first, stop = range_of(at)
         end, size = self.cut(first, stop, limit, cursor)
-        expected = expectation_of(np.arange(first, end, dtype=np.int64), seed)
+        expected = expectation_of_range(first, end, seed)
         return Piece(
             {"range": [first, end]}, end - first, size, expected, {"range": [end, stop]} if end < stop else None
         )
@@ -108,8 +108,7 @@ class NumberedSource(PendingSource):
     def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
         """From the numbers alone."""
         del cursor
-        ids = np.arange(*range_of(at), dtype=np.int64)
-        return expectation_of(ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids, seed)
+        return expectation_of_range(*range_of(at), seed, excluded)
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """From the position on, by `stop` and `reader`: these must only look."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,11 +14,25 @@ from stormproof.core.pending.rows import At, Retry, SliceRow
 from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.core.tracking.share import tokens, xor_reduce
 
+BLOCK: Final = 8_192
+"""Tokens that are made at once. They stay in a core's cache, and the driver's memory does not grow with a batch."""
+
 
 def expectation_of(ids: Sequence[int] | Rows, seed: int) -> Expectation:
     """Number and XOR of the tokens of these messages."""
-    numbers = np.asarray(ids, np.int64)
-    return Expectation(len(numbers), xor_reduce(tokens(numbers, seed)) if len(numbers) else 0)
+    numbers, xor = np.asarray(ids, np.int64), 0
+    for begin in range(0, len(numbers), BLOCK):
+        xor ^= xor_reduce(tokens(numbers[begin : begin + BLOCK], seed))
+    return Expectation(len(numbers), xor)
+
+
+def expectation_of_range(first: int, stop: int, seed: int, excluded: Collection[int] = ()) -> Expectation:
+    """The same of the numbers from `first` up to `stop`, without those that are left out; in constant memory."""
+    left_out = expectation_of([number for number in excluded if first <= number < stop], seed)
+    xor = left_out.xor
+    for begin in range(first, stop, BLOCK):
+        xor ^= xor_reduce(tokens(np.arange(begin, min(begin + BLOCK, stop), dtype=np.int64), seed))
+    return Expectation(stop - first - left_out.messages, xor)
 
 
 def even_bounds(first: int, stop: int, parts: int) -> list[int]:
