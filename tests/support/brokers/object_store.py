@@ -29,6 +29,8 @@ OPEN = "open"
 class ObjectStore(Broker):
     """A server of objects, with one bucket or container."""
 
+    SECRET: ClassVar[str]
+    """What nothing may show."""
     TAKES_UNSIGNED: ClassVar[bool] = False
     """Whether it takes requests that are not signed, below `OPEN`."""
 
@@ -57,6 +59,8 @@ class ObjectStore(Broker):
 
 class S3Server(ObjectStore):
     """A server of S3."""
+
+    SECRET: ClassVar[str] = SECRET
 
     @property
     def endpoint(self) -> str:
@@ -186,9 +190,7 @@ class Azurite(ObjectStore):
     NAME: ClassVar[str] = "Azurite"
     INSTALL: ClassVar[str] = "npm install -g azurite@3.37.0"  # 3.35 ignores from which name on a listing is asked for
     ACCOUNT: ClassVar[str] = "devstoreaccount1"
-    ACCOUNT_KEY: ClassVar[str] = (
-        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # public
-    )
+    SECRET: ClassVar[str] = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # noqa: S105 - public
 
     @classmethod
     def missing(cls) -> str | None:
@@ -205,7 +207,7 @@ class Azurite(ObjectStore):
     def options(self, port: int | None = None) -> dict[str, str]:
         return {
             "AZURE_STORAGE_ACCOUNT_NAME": self.ACCOUNT,
-            "AZURE_STORAGE_ACCOUNT_KEY": self.ACCOUNT_KEY,
+            "AZURE_STORAGE_ACCOUNT_KEY": self.SECRET,
             "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port or self.port}/{self.ACCOUNT}",
             "AZURE_ALLOW_HTTP": "true",
         }
@@ -214,7 +216,7 @@ class Azurite(ObjectStore):
         return AzureStore(
             BUCKET,
             account_name=self.ACCOUNT,
-            account_key=self.ACCOUNT_KEY,
+            account_key=self.SECRET,
             endpoint=f"http://127.0.0.1:{self.port}/{self.ACCOUNT}",
             client_options={"allow_http": True},
             retry_config={"max_retries": 0},
@@ -229,7 +231,7 @@ class Azurite(ObjectStore):
         named = {"x-ms-date": now, "x-ms-version": "2021-08-06"}
         signed = [*("PUT", *[""] * 11), *(f"{name}:{value}" for name, value in named.items())]
         signed += [f"/{self.ACCOUNT}/{self.ACCOUNT}/{BUCKET}", "restype:container"]
-        digest = hmac.new(base64.b64decode(self.ACCOUNT_KEY), "\n".join(signed).encode(), hashlib.sha256).digest()
+        digest = hmac.new(base64.b64decode(self.SECRET), "\n".join(signed).encode(), hashlib.sha256).digest()
         named["Authorization"] = f"SharedKey {self.ACCOUNT}:{base64.b64encode(digest).decode()}"
         connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
