@@ -28,7 +28,7 @@ BY_NAME = pytest.mark.sampled(0.0)
 """Some ten seconds to a minute each: a run takes the first test and one fault."""
 
 MESSAGES, PAUSE_S = 24, 0.4
-BATCHES_MAX = 20
+BATCHES_MAX, STARTS_MAX = 9, 2
 ROUNDS = 100
 FENCED = 3
 
@@ -46,16 +46,19 @@ class Life:
         """Put a batch that takes some seconds; its tasks are at work on both workers when this returns.
 
         Spark needs up to a minute to replace an executor that was lost while the master was away, and batches run on the
-        other one meanwhile: then it is another batch's turn.
+        other one meanwhile: then it is another batch's turn. A master that recovers while an executor ends may count its
+        core for ever, and replace it never: then the driver is started anew.
         """
-        if self.driver.poll() is not None:
-            self.driver = self.words.start_driver(self.words.cluster.drivers[self.host])
-        for _ in range(BATCHES_MAX):
-            self.batches += 1
-            tag = f"batch{self.batches}"
-            self.words.put(lines_of(rng, MESSAGES), pause_s=PAUSE_S, tag=tag)
-            if self.words.until_at_work(tag, self.driver):
-                return
+        for _ in range(STARTS_MAX):
+            if self.driver.poll() is not None:
+                self.driver = self.words.start_driver(self.words.cluster.drivers[self.host])
+            for _ in range(BATCHES_MAX):
+                self.batches += 1
+                tag = f"batch{self.batches}"
+                self.words.put(lines_of(rng, MESSAGES), pause_s=PAUSE_S, tag=tag)
+                if self.words.until_at_work(tag, self.driver):
+                    return
+            self.end()
         raise AssertionError("no batch runs on both workers")
 
     def move(self) -> subprocess.Popen[bytes]:
