@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +27,8 @@ log = logging.getLogger("stormproof.sink")
 
 IsDead: TypeAlias = Callable[[int, int, str], bool]
 """Whether nothing can need a prepared file any more, by its txid, attempt and name."""
+
+Answer = TypeVar("Answer")
 
 ASKED_AT_ONCE: Final = 16
 """Files that an object store is asked for at the same time."""
@@ -68,27 +70,39 @@ def parse_prepared_name(name: str) -> PreparedName | None:
     return PreparedName(match["incarnation"], int(match["txid"]), int(match["attempt"]), int(match["task"]))
 
 
-def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, digests: bool = False) -> None:
+def require_files(
+    directory: str,
+    files: Sequence[PreparedFile],
+    *,
+    where: str,
+    digests: bool = False,
+    states: Sequence[FileState | None] | None = None,
+) -> None:
     """Check that every prepared file is there with its size, and with its digest where `digests` asks for that.
+
+    `states` are what `states_of` has just answered, if it was asked.
 
     Raises:
         SinkRefused: some files are missing or changed; names them.
     """
-    wrong = list[str]()
-    for file, state in zip(files, _states(directory, files), strict=True):
+
+    def fault(file: PreparedFile, state: FileState | None) -> str | None:
         path = os.path.join(directory, file.path)
         if state is None:
-            wrong.append(f"{path} is missing")
-        elif state.size != file.bytes:
-            wrong.append(f"{path} has {state.size} bytes instead of {file.bytes}")
-        elif digests:
-            try:
-                found = file_digest(path)
-            except FileNotFoundError:
-                wrong.append(f"{path} is missing")
-                continue
-            if found != file.digest:
-                wrong.append(f"{path} has digest {found} instead of {file.digest}")
+            return f"{path} is missing"
+        if state.size != file.bytes:
+            return f"{path} has {state.size} bytes instead of {file.bytes}"
+        if not digests:
+            return None
+        try:
+            found = file_digest(path)
+        except FileNotFoundError:
+            return f"{path} is missing"
+        return None if found == file.digest else f"{path} has digest {found} instead of {file.digest}"
+
+    known = states_of(directory, files) if states is None else states
+    at_once = _at_once if digests else map
+    wrong = [text for text in at_once(fault, files, known) if text is not None]
     if wrong:
         raise SinkRefused(
             f"{where}: {len(wrong)} of {len(files)} prepared files are not as prepared: {'; '.join(wrong[:5])}; "
@@ -100,16 +114,22 @@ def require_files(directory: str, files: Sequence[PreparedFile], *, where: str, 
 
 def unreached(directory: str, files: Sequence[PreparedFile]) -> list[str]:
     """The paths of those files that are not there with their size."""
-    states = zip(files, _states(directory, files), strict=True)
+    states = zip(files, states_of(directory, files), strict=True)
     return [os.path.join(directory, file.path) for file, now in states if now is None or now.size != file.bytes]
 
 
-def _states(directory: str, files: Sequence[PreparedFile]) -> list[FileState | None]:
+def states_of(directory: str, files: Sequence[PreparedFile]) -> list[FileState | None]:
+    """Each file as it is now; None where it is gone. An object store is asked for several at once."""
     store, paths = files_at(directory), [os.path.join(directory, file.path) for file in files]
-    if store.is_local or len(paths) < 2:
-        return [store.stat(path) for path in paths]
+    return [store.stat(path) for path in paths] if store.is_local else _at_once(store.stat, paths)
+
+
+def _at_once(ask: Callable[..., Answer], *given: Sequence[Any]) -> list[Answer]:
+    """The answers in order; what each waits for, the others need not."""
+    if len(given[0]) < 2:
+        return [*map(ask, *given)]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
-        return list(threads.map(store.stat, paths))
+        return list(threads.map(ask, *given))
 
 
 def file_digest(path: str) -> str:

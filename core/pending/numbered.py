@@ -61,18 +61,21 @@ class NumberedSource(PendingSource):
         del cursor
         return 0
 
-    def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
+    def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int] | None:
         """The bytes of the messages from `first` on, ascending; it may end before `stop` once they are above the limit.
 
-        By default they are not known, and count as 0.
+        None, as by default: they are not known, and count as 0.
         """
-        del limit, cursor
-        return [0] * (stop - first)
+        del first, stop, limit, cursor
+        return None
 
     def cut(self, first: int, stop: int, limit: Limit, cursor: Any) -> tuple[int, int]:
         """Where the limit ends a range of messages, at least one message on, and its bytes up to there."""
         stop = min(stop, first + max(1, limit.messages))
-        total = np.cumsum(self.sizes(first, stop, limit, cursor)[: stop - first])
+        sizes = self.sizes(first, stop, limit, cursor)
+        if sizes is None:
+            return stop, 0
+        total = np.cumsum(sizes[: stop - first])
         kept = max(1, int(np.searchsorted(total, limit.bytes, side="right")))
         return first + kept, int(total[kept - 1])
 

@@ -19,6 +19,7 @@ from deltalake.transaction import AddAction
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.abilities import Compaction
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.contract import SchemaContract
@@ -57,6 +58,7 @@ from stormproof.sinks.staging import (
     remove_guards,
     remove_staged,
     require_files,
+    states_of,
     sweep_folder,
     sweep_guards,
     unreached,
@@ -238,10 +240,11 @@ class _PreparedRows(RowsToPut):
         adopts = by is Committer.DELTA_RS and not self.input.is_by_key
         if adopts:
             self._require_partitions(table, transaction, where)
+        states = states_of(self.directory, transaction.files)
         # The driver under which files to adopt were written need not read them again. Files that are not adopted are read
         # anyway, and files that outlived their driver may have changed: in both cases their digests are compared.
-        digests = not adopts or self._outlived_its_driver(transaction)
-        require_files(self.directory, transaction.files, where=where, digests=digests)
+        digests = not adopts or any(state is None or state.modified_ns < self.opened_ns for state in states)
+        require_files(self.directory, transaction.files, where=where, digests=digests, states=states)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
@@ -311,19 +314,13 @@ class _PreparedRows(RowsToPut):
                     column=wrong[0],
                 )
 
-    def _outlived_its_driver(self, transaction: PreparedTransaction) -> bool:
-        """Whether one of the files is older than this session."""
-        for file in transaction.files:
-            state = files_at(self.directory).stat(os.path.join(self.directory, file.path))
-            if state is None or state.modified_ns < self.opened_ns:
-                return True
-        return False
-
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Adopt the files, or merge their rows."""
         if not self.input.is_by_key:
             put_back(self.directory, transaction.files)
-            adopt_files(table, [self._add_action(file) for file in transaction.files if file.rows], properties)
+            filled = [file for file in transaction.files if file.rows]
+            states = states_of(self.directory, filled)
+            adopt_files(table, [*map(_add_action, filled, states)], properties)
             put_back(self.directory, transaction.files)  # up to the log entry a VACUUM may have taken them
             return
         if transaction.rows == 0:
@@ -368,15 +365,15 @@ class _PreparedRows(RowsToPut):
         else:
             spark.append(frame, label)
 
-    def _add_action(self, file: PreparedFile) -> AddAction:
-        state = files_at(self.directory).stat(os.path.join(self.directory, file.path))
-        if state is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
-        return AddAction(
-            file.path,
-            file.bytes,
-            partition_values(file),
-            state.modified_ns // 1_000_000,
-            data_change=True,
-            stats=file.statistics,
-        )
+
+def _add_action(file: PreparedFile, state: FileState | None) -> AddAction:
+    if state is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.path)
+    return AddAction(
+        file.path,
+        file.bytes,
+        partition_values(file),
+        state.modified_ns // 1_000_000,
+        data_change=True,
+        stats=file.statistics,
+    )

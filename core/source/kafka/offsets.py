@@ -19,6 +19,8 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.lineage import ShownIds
 from stormproof.core.pending.rows import At
+from stormproof.core.pending.slice_position import expectation_of, expectation_of_range
+from stormproof.core.source.protocol import Expectation
 
 OFFSET_BITS: Final = 48
 """A partition that takes a million messages a second is full after nine years."""
@@ -95,11 +97,16 @@ class OffsetRange:
 
     def head(self, messages: int, size: int) -> OffsetRange:
         """Its first messages; it ends behind the last of them."""
+        if self.gaps is None:
+            kept_messages = min(messages, self.messages)
+            return replace(self, stop=self.start + kept_messages, messages=kept_messages, bytes=size)
         kept = self.offsets[:messages]
         return OffsetRange.of(replace(self, stop=int(kept[-1]) + 1), kept, size, assumed=self.assumed)
 
     def rest(self, messages: int, size: int) -> OffsetRange:
         """What `head` of as many messages leaves."""
+        if self.gaps is None:
+            return replace(self, start=self.start + messages, messages=self.messages - messages, bytes=size)
         offsets = self.offsets
         later = replace(self, start=int(offsets[messages - 1]) + 1)
         return OffsetRange.of(later, offsets[messages:], size, assumed=self.assumed)
@@ -154,3 +161,20 @@ def at_of_ranges(ranges: Sequence[OffsetRange], reach: Json) -> At:
 def ids_of(ranges: Sequence[OffsetRange]) -> Rows:
     """The numbers of all messages of a slice, ascending."""
     return np.concatenate([one.ids for one in ranges]) if ranges else np.zeros(0, np.int64)
+
+
+def expectation_of_ranges(
+    ranges: Sequence[OffsetRange], seed: int, excluded: frozenset[int] = frozenset()
+) -> Expectation:
+    """Number and XOR of the tokens of a slice's messages without those left out; ranges without gaps need no memory."""
+    messages, xor = 0, 0
+    for one in ranges:
+        if one.gaps is None:
+            first = number_of(one.place, one.start)
+            part = expectation_of_range(first, first + one.messages, seed, excluded)
+        else:
+            ids = one.ids
+            kept = ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids
+            part = expectation_of(kept, seed)
+        messages, xor = messages + part.messages, xor ^ part.xor
+    return Expectation(messages, xor)

@@ -20,7 +20,7 @@ from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
-from stormproof.core.pending.slice_position import even_bounds, expectation_of
+from stormproof.core.pending.slice_position import even_bounds
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import Probe
@@ -45,6 +45,7 @@ from stormproof.core.source.kafka.offsets import (
     OffsetRange,
     PlaceIds,
     at_of_ranges,
+    expectation_of_ranges,
     ids_of,
     number_of,
     place_and_offset,
@@ -326,8 +327,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
     def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
         """From the offsets that were counted when the slice was opened."""
         del cursor
-        ids = ids_of(ranges_of(at))
-        return expectation_of(ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids, seed)
+        return expectation_of_ranges(ranges_of(at), seed, excluded)
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
         """Readers of about equally many messages each."""
@@ -439,7 +439,7 @@ class KafkaProbe:
 
 def _piece(ranges: Sequence[OffsetRange], reach: Any, seed: int) -> Piece:
     messages, size = sum(one.messages for one in ranges), sum(one.bytes for one in ranges)
-    return Piece(at_of_ranges(ranges, reach), messages, size, expectation_of(ids_of(ranges), seed), None)
+    return Piece(at_of_ranges(ranges, reach), messages, size, expectation_of_ranges(ranges, seed), None)
 
 
 def _between(ranges: Sequence[OffsetRange], first: int, stop: int) -> tuple[OffsetRange, ...]:

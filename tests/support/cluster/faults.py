@@ -13,12 +13,14 @@ from support.cluster.words import Words
 Fault: TypeAlias = Callable[[Cluster, str], None]
 """Done to a cluster, whose driver is on the host of this name. `Cluster.heal` repairs it, but for the driver's host."""
 
+MACHINE_OFF: Final = "a worker's machine off"
+
 CUT_S: Final = 25.0
 """How long what is cut stays so: longer than Spark's time-out with our settings (20 s)."""
 
 
 def executor_killed(cluster: Cluster, _: str) -> None:
-    """The JVM of an executor, as by the kernel when memory is short."""
+    """The JVM of an executor, as by the kernel when memory is short; its Python daemon ends soon after it."""
     assert cluster.workers["worker1"].kill("CoarseGrainedExecutorBackend")
 
 
@@ -103,11 +105,11 @@ def worker_and_database_parted(cluster: Cluster, _: str) -> None:
 
 
 FAULTS: Final[dict[str, tuple[Fault, float]]] = {
-    "an executor killed": (executor_killed, 0.0),
     "PySpark's daemon killed": (python_killed, 0.0),
+    "an executor killed": (executor_killed, 0.0),
     "a worker killed": (worker_killed, 5.0),
     "a worker's cable out": (worker_unplugged, CUT_S),
-    "a worker's machine off": (worker_switched_off, CUT_S),
+    MACHINE_OFF: (worker_switched_off, CUT_S),
     "the master killed": (master_killed, 5.0),
     "driver and worker parted": (driver_and_worker_parted, CUT_S),
     "the driver not heard by a worker": (driver_not_heard, CUT_S),
@@ -121,13 +123,18 @@ FAULTS: Final[dict[str, tuple[Fault, float]]] = {
     "the driver parted from the database": (driver_and_database_parted, CUT_S),
     "a worker parted from the database": (worker_and_database_parted, CUT_S),
 }
-"""Each fault, and how many seconds it lasts."""
+"""Each fault, and how many seconds it lasts. Two at once are done in this order: an executor takes its daemon along."""
 
 
 def strike(words: Words, driver: str, names: list[str]) -> None:
-    """Do these faults at once, and repair them when the longest one is over."""
-    for name in names:
-        FAULTS[name][0](words.cluster, driver)
-    # The length of a fault, not a wait for something.
-    threading.Event().wait(max(FAULTS[name][1] for name in names))
-    words.cluster.heal()
+    """Do these faults at once, and repair them when the longest one is over.
+
+    What is cut or killed on a machine comes before the machine's own end.
+    """
+    try:
+        for name in sorted(names, key=lambda name: (name == MACHINE_OFF, [*FAULTS].index(name))):
+            FAULTS[name][0](words.cluster, driver)
+        # The length of a fault, not a wait for something.
+        threading.Event().wait(max(FAULTS[name][1] for name in names))
+    finally:
+        words.cluster.heal()
