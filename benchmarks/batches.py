@@ -63,7 +63,13 @@ def plain_counts(bench: Workbench, corpus: Corpus) -> DataFrame:
 def against_parquet(bench: Workbench, sentences: int, goal: Goal, place: Place | None = None) -> Generator[Case]:
     """P1a: appended counts, beside untracked Parquet."""
     place = place or on_disk(bench)
-    corpus, out = bench.corpus(sentences), for_spark(place.table(bench, "plain"))
+    corpus, out, writes = bench.corpus(sentences), for_spark(place.table(bench, "plain")), 0
+
+    def write() -> None:
+        nonlocal writes
+        plain_counts(bench, corpus).write.mode("append").parquet(out)
+        writes += 1
+
     with counting(bench, corpus, folds=False, place=place) as ours:
         yield Case(
             key=f"P1a{place.suffix}@{size_name(sentences)}",
@@ -71,8 +77,10 @@ def against_parquet(bench: Workbench, sentences: int, goal: Goal, place: Place |
             unit=Unit.SECONDS,
             goal=goal,
             ours=ours.seconds,
-            theirs=lambda: timed(lambda: plain_counts(bench, corpus).write.mode("append").parquet(out)),
+            theirs=lambda: timed(write),
         )
+    found = bench.rival_session.read.schema("word string, n long").parquet(out).agg(F.sum("n")).collect()[0][0]
+    require_total(found, writes * corpus.words, "the rival's Parquet files")
 
 
 @contextmanager
@@ -107,7 +115,13 @@ def against_merge(bench: Workbench, sentences: int, goal: Goal) -> Generator[Cas
 def against_append(bench: Workbench, sentences: int, goal: Goal, place: Place | None = None) -> Generator[Case]:
     """P1b-append: appended counts, beside Spark's own append to Delta."""
     place = place or on_disk(bench)
-    corpus, out = bench.corpus(sentences), for_spark(place.table(bench, "appended"))
+    corpus, written, writes = bench.corpus(sentences), place.table(bench, "appended"), 0
+
+    def write() -> None:
+        nonlocal writes
+        plain_counts(bench, corpus).write.format("delta").mode("append").save(for_spark(written))
+        writes += 1
+
     with counting(bench, corpus, folds=False, place=place) as ours:
         yield Case(
             key=f"P1b-append{place.suffix}",
@@ -115,8 +129,10 @@ def against_append(bench: Workbench, sentences: int, goal: Goal, place: Place | 
             unit=Unit.SECONDS,
             goal=goal,
             ours=ours.seconds,
-            theirs=lambda: timed(lambda: plain_counts(bench, corpus).write.format("delta").mode("append").save(out)),
+            theirs=lambda: timed(write),
         )
+    total = delta_total(written, options=place.options)
+    require_total(total, writes * corpus.words, "the rival's Delta table")
 
 
 @contextmanager

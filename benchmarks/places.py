@@ -6,13 +6,20 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.maven_jars import ROOT
 from benchmarks.workbench import Workbench
 
 if TYPE_CHECKING:
     from support.brokers.object_store import SeaweedFS
+
+
+COMMITTER: Final = {
+    "spark.sql.sources.commitProtocolClass": "org.apache.spark.internal.io.cloud.PathOutputCommitProtocol",
+    "spark.sql.parquet.output.committer.class": "org.apache.spark.internal.io.cloud.BindingParquetOutputCommitter",
+}
+"""How Spark writes Parquet files to S3 without renames, each of which is a copy there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +61,13 @@ def in_a_store(bench: Workbench) -> Generator[Place]:
             "access.key": options["AWS_ACCESS_KEY_ID"],
             "secret.key": options["AWS_SECRET_ACCESS_KEY"],
             "path.style.access": "true",
+            "committer.name": "magic",
             "connection.ssl.enabled": "false",
         }
         for name, value in settings.items():
             bench.rival_session.conf.set(f"fs.s3a.{name}", value)
+        for name, value in COMMITTER.items():
+            bench.rival_session.conf.set(name, value)
         yield Place(f"{server.url}/bench", "-store", options)
     finally:
         server.kill()

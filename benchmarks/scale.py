@@ -33,7 +33,8 @@ MESSAGES: Final = 1_000_000
 """Of a batch, and of a file."""
 FILES: Final = 11
 CORES: Final = 4
-EXECUTOR_MB: Final = 1_200
+EXECUTOR_MB, OVERHEAD_MB = 1_300, 300
+"""Of a worker for each core that it has: the same heap in all, however many executors share it."""
 START_S, BATCH_S = 300.0, 600.0
 
 TASKS: Final = 1_000
@@ -54,6 +55,7 @@ def driver_of(bench: Workbench, place: Place, executors: int) -> Generator[tuple
         "options": json.dumps(dict(place.options)),
         "messages": str(MESSAGES),
         "parallelism": str(CORES),
+        "memory": f"{EXECUTOR_MB * CORES // executors - OVERHEAD_MB}m",
     }
     command = [sys.executable, "-m", "benchmarks.scale_driver", json.dumps(given)]
     with line_process(command, bench.path("driver"), start_s=START_S) as process:
@@ -76,7 +78,7 @@ def by_executors(bench: Workbench, place: Place) -> Generator[Case]:
             return MESSAGES / float(process.ask("step", BATCH_S))
 
         yield Case(
-            key="P19-executors@10M",
+            key="P19-executors@1M",
             title="messages/s of ten words from Parquet files in an object store, counted into Delta there and into "
             "Postgres, exactly-once, by 4 executors of a core; by 2 executors of 2 cores",
             unit=Unit.MESSAGES,

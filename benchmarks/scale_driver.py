@@ -38,7 +38,9 @@ def main() -> None:
     source = FileSource(given["lines"], name="lines", storage_options=options, database=database)
     sinks = (DeltaSink(given["counts"], name="delta", storage_options=options), PostgresSink(given["table"]))
     topology = word_count(given["name"], source, *sinks)
-    engine = SparkEngine(spark_session(settings, spark__driver__memory="2g"), parallelism)
+    engine = SparkEngine(
+        spark_session(settings, spark__driver__memory="2g", spark__executor__memory=given["memory"]), parallelism
+    )
     limits = RunOptions(guarantee=Guarantee.EXACTLY_ONCE, limit=Limit(messages, LIMIT_BYTES), message_timeout_s=600.0)
     with driver(topology, settings=settings, engine=engine, options=limits) as coordinator:
         coordinator.recover(sweep=True)
