@@ -11,7 +11,7 @@ from benchmarks.figures import Goal
 from benchmarks.harness import Case
 from benchmarks.latency import against_micro_batch
 from benchmarks.maven_jars import s3a_jars
-from benchmarks.places import in_a_store, seaweed
+from benchmarks.places import in_a_store, seaweed, tell_spark
 from benchmarks.workbench import Workbench
 
 
@@ -22,6 +22,7 @@ def p18(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
         sys.stderr.write(f"P18 is left out: {missing} is not installed\n")
         return
     with in_a_store(bench) as place:
+        tell_spark(bench, place)
         yield against_parquet(bench, SMALL, Goal(ratio=1.15), place)
         yield against_append(bench, SMALL, Goal(ratio=0.5), place)
         yield against_untracked(bench, SMALL, Goal(ratio=1.15), place)

@@ -47,30 +47,34 @@ def on_disk(bench: Workbench) -> Place:
 
 @contextmanager
 def in_a_store(bench: Workbench) -> Generator[Place]:
-    """SeaweedFS on this machine, which the tests use, too; the rival's session is told how to reach it."""
+    """SeaweedFS on this machine, which the tests use, too."""
     folder = bench.path("store")
     folder.mkdir()
     server = seaweed()(folder)
     server.prepare()
     try:
         server.start()
-        options = server.options()
-        settings = {
-            "endpoint": options["AWS_ENDPOINT_URL"],
-            "endpoint.region": options["AWS_REGION"],
-            "access.key": options["AWS_ACCESS_KEY_ID"],
-            "secret.key": options["AWS_SECRET_ACCESS_KEY"],
-            "path.style.access": "true",
-            "committer.name": "magic",
-            "connection.ssl.enabled": "false",
-        }
-        for name, value in settings.items():
-            bench.rival_session.conf.set(f"fs.s3a.{name}", value)
-        for name, value in COMMITTER.items():
-            bench.rival_session.conf.set(name, value)
-        yield Place(f"{server.url}/bench", "-store", options)
+        yield Place(f"{server.url}/bench", "-store", server.options())
     finally:
         server.kill()
+
+
+def tell_spark(bench: Workbench, place: Place) -> None:
+    """Tell the rival's session how to reach the store."""
+    options = place.options
+    settings = {
+        "endpoint": options["AWS_ENDPOINT_URL"],
+        "endpoint.region": options["AWS_REGION"],
+        "access.key": options["AWS_ACCESS_KEY_ID"],
+        "secret.key": options["AWS_SECRET_ACCESS_KEY"],
+        "path.style.access": "true",
+        "committer.name": "magic",
+        "connection.ssl.enabled": "false",
+    }
+    for name, value in settings.items():
+        bench.rival_session.conf.set(f"fs.s3a.{name}", value)
+    for name, value in COMMITTER.items():
+        bench.rival_session.conf.set(name, value)
 
 
 def seaweed() -> type[SeaweedFS]:
