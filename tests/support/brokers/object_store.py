@@ -263,5 +263,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def object_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     """One server for the session, that of `--object-store`; a test takes a prefix of its own."""
-    with running(KINDS[request.config.getoption("object_store")], tmp_path_factory) as server:
+    kind = str(request.config.getoption("object_store"))
+    with running(KINDS[kind], tmp_path_factory) as server:
         yield server
