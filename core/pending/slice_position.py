@@ -18,9 +18,11 @@ BLOCK: Final = 8_192
 """Tokens that are made at once. They stay in a core's cache, and the driver's memory does not grow with a batch."""
 
 
-def expectation_of(ids: Sequence[int] | Rows, seed: int) -> Expectation:
-    """Number and XOR of the tokens of these messages."""
+def expectation_of(ids: Sequence[int] | Rows, seed: int, excluded: Collection[int] = ()) -> Expectation:
+    """Number and XOR of the tokens of these messages, without those that are left out."""
     numbers, xor = np.asarray(ids, np.int64), 0
+    if excluded:
+        numbers = numbers[~np.isin(numbers, np.fromiter(excluded, np.int64))]
     for begin in range(0, len(numbers), BLOCK):
         xor ^= xor_reduce(tokens(numbers[begin : begin + BLOCK], seed))
     return Expectation(len(numbers), xor)

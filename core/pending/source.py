@@ -188,7 +188,7 @@ class PendingSource(Connector):
         row, retries = self._row_of(slice_.position)
         seed = signed(seed)
         if row.at is None:
-            return expectation_of([retry.id for retry in retries if retry.id not in excluded], seed)
+            return expectation_of([retry.id for retry in retries], seed, excluded)
         with self._store.rows(self._who(), tx) as rows:
             return self.expected(row.at, seed, excluded, rows.cursor)
 

@@ -173,8 +173,6 @@ def expectation_of_ranges(
             first = number_of(one.place, one.start)
             part = expectation_of_range(first, first + one.messages, seed, excluded)
         else:
-            ids = one.ids
-            kept = ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids
-            part = expectation_of(kept, seed)
+            part = expectation_of(one.ids, seed, excluded)
         messages, xor = messages + part.messages, xor ^ part.xor
     return Expectation(messages, xor)

@@ -268,8 +268,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
         """From the offsets that were seen when the slice was opened."""
         del cursor
-        ids = self._range(at).offsets
-        return expectation_of(ids[~np.isin(ids, np.fromiter(excluded, np.int64))] if excluded else ids, seed)
+        return expectation_of(self._range(at).offsets, seed, excluded)
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
         """Readers of about equally many messages each."""

@@ -31,6 +31,10 @@ class ObjectStore(Broker):
 
     SECRET: ClassVar[str]
     """What nothing may show."""
+    STORED: ClassVar[int]
+    """The status of a PUT that took place."""
+    TAKEN: ClassVar[int]
+    """The status of a PUT on the condition that its name is free, where it is not."""
     TAKES_UNSIGNED: ClassVar[bool] = False
     """Whether it takes requests that are not signed, below `OPEN`."""
 
@@ -61,6 +65,8 @@ class S3Server(ObjectStore):
     """A server of S3."""
 
     SECRET: ClassVar[str] = SECRET
+    STORED: ClassVar[int] = 200
+    TAKEN: ClassVar[int] = 412
 
     @property
     def endpoint(self) -> str:
@@ -189,6 +195,8 @@ class Azurite(ObjectStore):
 
     NAME: ClassVar[str] = "Azurite"
     INSTALL: ClassVar[str] = "npm install -g azurite@3.37.0"  # 3.35 ignores from which name on a listing is asked for
+    STORED: ClassVar[int] = 201
+    TAKEN: ClassVar[int] = 409
     ACCOUNT: ClassVar[str] = "devstoreaccount1"
     SECRET: ClassVar[str] = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # noqa: S105 - public
 

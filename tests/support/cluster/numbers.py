@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from support.cluster.hosts import DISK, Host
-from support.cluster.spark_cluster import VENV, Cluster
+from support.cluster.hosts import Host
+from support.cluster.spark_cluster import Cluster
 from support.cluster.words import Words
 
 ROWS: Final = 100
@@ -55,10 +55,8 @@ class Numbers:
 
     def run(self, host: Host, batches: int, **environment: str) -> tuple[int, str]:
         """Let a driver run until so many micro-batches are applied since the beginning: its status, and what it said."""
-        given = {"PYTHONDONTWRITEBYTECODE": "1", "JAVA_HOME": str(self.words.cluster.java_home), **environment}
-        program = ("sh", "-c", 'cd "$0" && exec "$@"', f"{DISK}/{self.words.name}", f"{VENV}/bin/python", "words.py")
         done = subprocess.run(
-            host.inside(*program, str(batches), environment=given),
+            self.words.python(host, "words.py", str(batches), **environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -156,8 +156,12 @@ class Words:
 
     def command(self, host: Host, *arguments: str, **environment: str) -> list[str]:
         """The command line, on a host that has the repository."""
+        return self.python(host, "-m", "stormproof", *arguments, **environment)
+
+    def python(self, host: Host, *arguments: str, **environment: str) -> list[str]:
+        """Python there, in the folder of this topology."""
         given = {"PYTHONDONTWRITEBYTECODE": "1", "JAVA_HOME": str(self.cluster.java_home), **environment}
-        program = ("sh", "-c", 'cd "$0" && exec "$@"', f"{DISK}/{self.name}", f"{VENV}/bin/python", "-m", "stormproof")
+        program = ("sh", "-c", 'cd "$0" && exec "$@"', f"{DISK}/{self.name}", f"{VENV}/bin/python")
         return host.inside(*program, *arguments, environment=given)
 
     def ended(self, host: Host, *arguments: str, seconds: float = 300.0, **environment: str) -> tuple[int, Any, str]:
