@@ -149,7 +149,9 @@ class RepeatedParquet(Source):
         del epoch, tx
         return ()
 
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+    def split(
+        self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
+    ) -> None:
         """Not in a measurement."""
         raise UsageError("a measurement's batch failed twice")
 

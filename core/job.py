@@ -24,7 +24,8 @@ class Job:
     left out, since they failed in an earlier attempt. `per_message` routes shares to ackers, which take a verdict for each
     message. `pulse` is where tasks report their progress (see `stormproof.core.pulse`); None: they do not.
     `careful` makes row-wise functions also note the message in hand there, for a batch whose job died before. `messages`
-    is how many messages the readers give; None: nobody knows.
+    is how many messages the readers give; None: nobody knows. `named_max` is how many failed messages the tasks of a stage
+    name together, about; None: all. They count those beyond it.
     """
 
     plan: Plan
@@ -40,6 +41,7 @@ class Job:
     pulse: Place | None = None
     careful: bool = False
     messages: int | None = None
+    named_max: int | None = None
 
     @property
     def key(self) -> JobKey:

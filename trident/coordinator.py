@@ -29,7 +29,7 @@ from stormproof.core.job import Job
 from stormproof.core.machine_faults import own_faults
 from stormproof.core.message import FailureReason, MessageFailure
 from stormproof.core.source.protocol import Source
-from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
+from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.writer import WritesNothing
@@ -534,6 +534,7 @@ class Coordinator:
             per_message=attempt.per_message,
             careful=attempt.careful,
             messages=opened.slice.expected.messages,
+            named_max=FAILED_MAX if self._options.guarantee.tracked else None,
         )
         batch.job = job.key
         lease = None if self._options.guarantee is Guarantee.AT_MOST_ONCE else opened.lease
@@ -588,6 +589,7 @@ class Coordinator:
                     outcome.reason,
                     divide=opened.slice,
                     alone=outcome.alone,
+                    parts=outcome.parts,
                     steps_ms=batch.steps_ms,
                 )
                 return replace(batch.result(TxnState.ABORTED), cause=cause, reason=outcome.reason)

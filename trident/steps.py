@@ -507,11 +507,12 @@ class Steps:
         *,
         divide: Slice | None = None,
         alone: Sequence[int] = (),
+        parts: int = 2,
         steps_ms: Mapping[str, float] = NO_TIMES,
     ) -> None:
         """Give the messages back, whole or in parts, and end the txid. Its number is never used again.
 
-        `divide` is a slice that is to be opened in parts: each message in `alone` by itself, or else in two halves.
+        `divide` is a slice that is to be opened in parts: each message in `alone` by itself, or else in `parts`.
         `steps_ms` is how long its steps took, where that is known.
 
         Where the source is in another database, the ledger's row comes first: recovery gives back an open lease of an ended
@@ -522,18 +523,20 @@ class Steps:
             self._end(tx, txid, TxnState.ABORTED, cause, reason, steps_ms)
             joined = self.joined(tx)
             if joined is not None:
-                self._give_back(lease, divide, alone, joined)
+                self._give_back(lease, divide, alone, joined, parts)
             failpoint("abort.in_transaction")
         self.observer.given_up(txid, TxnState.ABORTED, cause, reason)
         if joined is None:
-            self._give_back(lease, divide, alone, None)
+            self._give_back(lease, divide, alone, None, parts)
         failpoint("abort.after")
 
-    def _give_back(self, lease: Lease, divide: Slice | None, alone: Sequence[int], joined: object | None) -> None:
+    def _give_back(
+        self, lease: Lease, divide: Slice | None, alone: Sequence[int], joined: object | None, parts: int
+    ) -> None:
         if divide is None:
             self.source.abort(lease, joined)
         else:
-            self.source.split(divide, lease, alone, joined)
+            self.source.split(divide, lease, alone, joined, parts)
 
     def _end(
         self, tx: Tx, txid: int, state: TxnState, cause: TxnCause, reason: str, steps_ms: Mapping[str, float]

@@ -54,15 +54,18 @@ class SliceCutter:
             row = self._shrunk(row, piece)
         return slice_of(self._rows.open(row, lease), piece.expected, retries[:kept])
 
-    def divide(self, row: SliceRow, alone: Sequence[int]) -> None:
-        """Cut a slice behind each place where a suspect begins or ends; all parts are returned, and come in their order."""
+    def divide(self, row: SliceRow, alone: Sequence[int], parts: int = 2) -> None:
+        """Cut a slice behind each place where a suspect begins or ends, or in parts of one size where there are no suspects.
+
+        All parts are returned, and come in their order.
+        """
         if row.at is None:
             retries, suspects = self._rows.retries(row.id), set(alone)
             places: Sequence[int] = [place for place, retry in enumerate(retries) if retry.id in suspects]
         else:
             retries, places = (), self._connector.places(row.at, alone, self._rows.cursor) if alone else ()
         done, rest, gone = 0, row, 0
-        for number, end in enumerate((*inner_ends(row.messages, places), row.messages)):
+        for number, end in enumerate((*inner_ends(row.messages, places, parts), row.messages)):
             of_part = retries[done:end]
             limit = Limit(end - done, max(1, row.bytes + 1))
             piece, _ = self._head(rest, of_part, limit, 0)
@@ -96,13 +99,13 @@ class SliceCutter:
         return small
 
 
-def inner_ends(messages: int, suspects: Iterable[int]) -> list[int]:
+def inner_ends(messages: int, suspects: Iterable[int], parts: int = 2) -> list[int]:
     """The ordinals at which a slice of this many messages is cut, ascending.
 
     Each suspect (its ordinal in the slice, from 0) becomes a part of its own; so does what lies between two suspects.
-    Without suspects the slice is cut in halves, the first of which is the larger one; a single message is not cut.
+    Without suspects the slice is cut in `parts`, of which the first ones may be larger by one; a single message is not cut.
     """
     cuts = {end for suspect in suspects for end in (suspect, suspect + 1)} - {0, messages}
     if not cuts and messages > 1:
-        return [math.ceil(messages / 2)]
+        return sorted({math.ceil(messages * part / parts) for part in range(1, parts)} - {messages})
     return sorted(cuts)

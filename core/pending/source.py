@@ -313,8 +313,10 @@ class PendingSource(Connector):
             if not rows.give_back(lease):
                 self._explain(rows.fate(lease), who, lease, lapsed=False)
 
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
-        """Return the lease's messages in parts: suspects alone, else two halves; a single message is returned whole."""
+    def split(
+        self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
+    ) -> None:
+        """Return the lease's messages in parts: suspects alone, else `parts` of one size. A single message returns whole."""
         del slice_
         who = self._who()
         with self._store.rows(who, tx) as rows:
@@ -324,7 +326,7 @@ class PendingSource(Connector):
             elif row.messages <= 1:
                 rows.give_back(lease)
             else:
-                SliceCutter(self, rows, who.subscription).divide(replace(row, deaths=min(row.deaths, 1)), alone)
+                SliceCutter(self, rows, who.subscription).divide(replace(row, deaths=min(row.deaths, 1)), alone, parts)
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
         """Every lease, mine from here on; an open one of an older epoch counts a death."""

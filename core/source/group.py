@@ -391,22 +391,24 @@ class SourceGroup(Source):
         self._holders = holders
         return tuple(holders)
 
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+    def split(
+        self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
+    ) -> None:
         """Return the lease's messages in parts: one for each spout; where it holds one spout only, that source's parts.
 
         A spout with messages that `alone` names is split further at once.
         """
-        parts = self._attached(slice_.position)
+        attached = self._attached(slice_.position)
         suspects = _by_index(alone)
         known = self._holders.get(lease.owner, ())
-        for member, part in parts:
+        for member, part in attached:
             mine = suspects.get(member.index, ())
-            if mine or len(parts) == 1:
-                member.source.split(part, lease, mine, tx)
+            if mine or len(attached) == 1:
+                member.source.split(part, lease, mine, tx, parts)
             else:
                 member.source.abort(lease, tx)
             if member in known:  # else the call is a repetition
-                member.parts += 2 * len(mine) + 1 if mine or len(parts) > 1 else 2
+                member.parts += 2 * len(mine) + 1 if mine or len(attached) > 1 else parts
         self._holders.pop(lease.owner, None)
 
     def _holding(self, lease: Lease) -> tuple[_Member, ...]:

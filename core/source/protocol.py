@@ -396,10 +396,13 @@ class Source(Protocol):
         """Return the lease's messages; no failure is counted."""
         ...
 
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+    def split(
+        self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
+    ) -> None:
         """Return the lease's messages in parts that are opened one by one; no failure is counted.
 
         Each message that `alone` names becomes a part of its own, and so do the messages between two of them. Where
-        `alone` names none of the slice's messages, the parts are two halves.
+        `alone` names none of the slice's messages, there are `parts` of about one size, or a part a message where there are
+        fewer.
         """
         ...

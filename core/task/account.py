@@ -26,13 +26,15 @@ class Account:
     """One task's account; its `report` goes to the driver.
 
     `ackers` is the number of acker tasks, 0 where only the whole batch gets a verdict. Where there are any, the account also
-    keeps the notices for them: the init of each message, and the shares that were acked or that ended in a failure.
+    keeps the notices for them: the init of each message, and the shares that were acked or that ended in a failure. It names
+    `named_max` messages that failed early, and as many that failed late; it only counts the others. None: it names all.
     """
 
-    def __init__(self, stage: int, task: int, ackers: int) -> None:
+    def __init__(self, stage: int, task: int, ackers: int, named_max: int | None = None) -> None:
         self.report = TaskReport(stage, task)
         self.messages = MessageTable()
         self._ackers = ackers
+        self._named_max = named_max
         self._late: dict[int, Failed] = {}
         self._together: list[npt.NDArray[np.int64]] = []
         self._inits: list[pa.RecordBatch] = []
@@ -98,6 +100,9 @@ class Account:
             if passage.is_early(message):
                 passage.failed.setdefault(message, failed)
                 continue
+            if message not in self._late and self._is_enough(len(self._late)):
+                self.report.unnamed += 1
+                continue
             self._late.setdefault(message, failed)
             if anchors.share is not None:
                 share = anchors.share[pair : pair + 1]
@@ -120,6 +125,8 @@ class Account:
         for message, failed in sorted(passage.failed.items()):
             if untracked is not None and untracked[message - passage.first]:
                 self.report.unanchored += 1
+            elif self._is_enough(len(self.report.failures)):
+                self.report.unnamed += 1
             else:
                 self.report.failures.append(self._named(message, failed))
 
@@ -155,6 +162,9 @@ class Account:
             values = as_signed(np.bitwise_xor.reduceat(shares, starts))
             acks = pa.RecordBatch.from_arrays([pa.array(ids), pa.array(values)], schema=ACK_SCHEMA)
             yield from sender.notices(ACK, acks, acker_of(ids, ackers), ackers)
+
+    def _is_enough(self, named: int) -> bool:
+        return self._named_max is not None and named >= self._named_max
 
     def _named(self, message: int, failed: Failed) -> MessageFailure:
         at = np.array([message])

@@ -31,7 +31,9 @@ def judged(part: StageJob, task: int, incoming: Iterable[pa.RecordBatch]) -> pa.
     named = np.isin(ids, bad)
     known = dict(zip(ids[named].tolist(), origins[named].tolist(), strict=True))
     error = "its ack val is not zero: a tuple of it was lost or doubled on the way"
-    for id_ in bad.tolist():
+    named_max = len(bad) if part.named_max is None else part.named_max
+    report.unnamed = max(len(bad) - named_max, 0)
+    for id_ in bad[:named_max].tolist():
         report.lost.append(
             MessageFailure(MessageId(id_), known.get(id_, 0), Token(0), FailureReason.LOST, "acker", error)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from stormproof.core.graph.plan import CombineNode, SendNode, StagePlan, WriteNode
 from stormproof.core.job import Job
@@ -12,6 +13,9 @@ from stormproof.core.pulse.wire import Place
 from stormproof.core.sink import SinkWriter, TaskContext
 from stormproof.core.source.protocol import Decoder, SliceReader
 
+NAMED_IN_TASK_MIN: Final = 200
+"""So many failed messages are named by a task at least, however many tasks there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageJob:
@@ -19,7 +23,7 @@ class StageJob:
 
     `plan` None is the stage of the ackers, which exists in per-message mode only; `ackers` is its number of tasks, else 0.
     `tasks` has the number of tasks of every stage. `parallelism` is the number of tasks behind an exchange for which none
-    was asked.
+    was asked. `named_max` is how many failed messages a task names; None: all.
     """
 
     stage: int
@@ -38,6 +42,7 @@ class StageJob:
     parallelism: int = 1
     resources: Mapping[str, object] = field(default_factory=dict[str, object])
     shown_ids: ShownIds | None = None
+    named_max: int | None = None
 
 
 def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
@@ -65,6 +70,7 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
             parallelism=parallelism,
             resources={} if plan is None or not plan.reads_state else resources,
             shown_ids=job.plan.shown_ids,
+            named_max=None if job.named_max is None else max(job.named_max // tasks[number], NAMED_IN_TASK_MIN),
         )
         if number == 0:
             part = replace(part, decoders=job.plan.decoders, readers=job.readers, excluded=job.excluded)

@@ -38,6 +38,7 @@ class TaskReport:
     late_xor: int = 0
     lost: list[MessageFailure] = field(default_factory=list[MessageFailure])
     together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    unnamed: int = 0
     unanchored: int = 0
     counts: Counts = field(default_factory=Counts)
     heard: str = ""
@@ -123,6 +124,7 @@ def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms
         late_xor=xor_signed(r.late_xor for r in reports),
         together=np.concatenate([r.together for r in reports]) if reports else np.empty((0, 2), np.int64),
         lost=tuple(f for r in reports for f in r.lost),
+        unnamed=sum(r.unnamed for r in reports),
         unanchored=sum(r.unanchored for r in reports),
         counts=total(r.counts for r in reports),
     )

@@ -74,7 +74,7 @@ class _Task:
         self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None, observe: Observer | None
     ) -> None:
         self._part, self._plan, self._task, self._pulse = part, plan, task, pulse
-        self._account = Account(part.stage, task, part.ackers)
+        self._account = Account(part.stage, task, part.ackers, part.named_max)
         last = part.stage == len(part.tasks) - 1
         self._sender = None if last else Sender(task, part.tasks[part.stage + 1], self._account.messages)
         self._ends = Ends(part, plan, task, pulse, self._account, self._sender)

@@ -7,6 +7,7 @@ outcome. No batch goes on for ever: each way in which an attempt can end leads t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
@@ -43,6 +44,13 @@ UNVERIFIED_MAX: Final = 3
 
 RERUNS_MAX: Final = 3
 """How often a batch runs again without messages that failed late; then it is divided."""
+
+FAILED_MAX: Final = 20_000
+"""How many failed messages of a batch are dealt with at once, about. A batch in which more fail goes back in parts, so that
+neither the driver's memory nor a transaction grows with the number of failures."""
+
+PARTS_MAX: Final = 1_000
+"""A batch in which too many messages fail goes back in this many parts at most; what is too large still is divided again."""
 
 _LOOK_UP_ROWS: Final = 10_000
 _SHOWN_BYTES: Final = 1_000
@@ -225,6 +233,9 @@ class BatchRunner:
         self._breaker.reported()
         if self._guarantee.tracked:
             report = self._without_shortages(batch, report)
+            if report.unnamed:
+                named = [*report.failures, *report.late, *report.lost]
+                return _too_many(batch, named, len(named) + report.unnamed)
         attempt, tracked = batch.attempt, self._guarantee.tracked
         wrong = mismatches(report, attempt.expected, tracked=tracked, per_message=attempt.per_message)
         match self._guarantee:
@@ -296,6 +307,8 @@ class BatchRunner:
             return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
         if report.lost and self._all_lost(batch, report):
             return self._does_not_add_up(batch, wrong or (_NOBODY_COMPLETE,))
+        if len(touched) > FAILED_MAX:
+            return _too_many(batch, named, len(named) + len(touched))
         returned = self._returned(batch, named, touched)
         if len(returned) != len(touched):
             missing = sorted(touched.keys() - {failure.id for failure in returned})
@@ -418,6 +431,19 @@ def _complete(batch: _InHand, report: JobReport) -> Complete:
 def _divided(batch: _InHand, end: AttemptEnd, error: str, alone: tuple[int, ...] = ()) -> Divided:
     how = f"{len(alone)} suspects set apart" if alone else "halved"
     return Divided(end, f"{how} after {end}: {error}", alone, batch.attempt.number)
+
+
+def _too_many(batch: _InHand, failures: Sequence[MessageFailure], number: int) -> Divided:
+    """Back in parts of which each has about half of the failures that are dealt with at once."""
+    messages = batch.slice.expected.messages
+    parts = min(max(math.ceil(2 * number / FAILED_MAX), 2), max(math.ceil(2 * messages / FAILED_MAX), 2), PARTS_MAX)
+    first = failures[0]
+    reason = (
+        f"in {parts} parts, since some {number} messages failed or are returned, and {FAILED_MAX} are dealt with at once; "
+        f"the first: {first.component}: {first.error}"
+    )
+    log.warning("%s attempt %d: it goes back %s", batch.name, batch.attempt.number, reason)
+    return Divided(AttemptEnd.MOOT, reason, (), batch.attempt.number, parts)
 
 
 def _summary(failures: Sequence[MessageFailure], wrong: Sequence[str]) -> str:

@@ -17,7 +17,8 @@ class AttemptEnd(StrEnum):
     JOB_FAILED = "job_failed"
     UNVERIFIED = "unverified"
     MOOT = "moot"
-    """Messages failed after their tuples had gone on: the batch runs again without them."""
+    """Messages failed after their tuples had gone on, or more than are named at once: the batch runs again without them, or
+    goes back in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,14 @@ class AllFailed:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """The batch goes back in parts: each suspect alone, or two halves where there are no suspects. No failure counts."""
+    """The batch goes back in parts: each suspect alone, or `parts` of one size where there are none. No failure counts."""
 
     end: AttemptEnd
     """How its last attempt ended."""
     reason: str
     alone: tuple[int, ...]
     attempts: int
+    parts: int = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,10 @@ class JobReport:
     `late` are failures of messages whose tuples had gone on already, over an exchange or into a bolt that may keep them.
     Each task names a message once, so a message may be named more than once. `late_xor` is the XOR of the shares that ended
     in these failures: `ack_xor ^ late_xor` accounts for every share. `together` is an (n, 2) array of the ids of messages
-    that anchor one tuple together. `lost` are the messages that were incomplete in per-message mode. `unanchored` is the
-    number of failed tuples that no message anchored: nothing is replayed for them. `counts` tell what each component did.
+    that anchor one tuple together. `lost` are the messages that were incomplete in per-message mode. `unnamed` is the
+    number of failures of messages that no task named, since it had named enough; above 0, nothing else in here adds up.
+    `unanchored` is the number of failed tuples that no message anchored: nothing is replayed for them. `counts` tell what
+    each component did.
     """
 
     read_messages: int
@@ -40,5 +42,6 @@ class JobReport:
     late_xor: int = 0
     together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     lost: tuple[MessageFailure, ...] = ()
+    unnamed: int = 0
     unanchored: int = 0
     counts: Counts = field(default_factory=Counts)

@@ -167,13 +167,17 @@ class CountsNoDeaths(MemorySource):
 
 
 class SplitsNothing(MemorySource):
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+    def split(
+        self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
+    ) -> None:
         self.abort(lease, tx)
 
 
 class SplitsWithoutSuspects(MemorySource):
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
-        super().split(slice_, lease, (), tx)
+    def split(
+        self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
+    ) -> None:
+        super().split(slice_, lease, (), tx, parts)
 
 
 class DropsForGood(MemorySource):

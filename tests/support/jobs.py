@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stormproof.core.engine.protocol import Engine
@@ -69,6 +69,7 @@ def run_job(
     tracked: bool = True,
     excluded: frozenset[int] = frozenset(),
     per_message: bool = False,
+    named_max: int | None = None,
     wrap: Callable[[SinkWriter], SinkWriter] = lambda writer: writer,
 ) -> Ran:
     """Run one attempt of a topology whose sinks are memory sinks with this staging folder."""
@@ -79,7 +80,8 @@ def run_job(
         for s in sinks
     }
     readers = readers or readers_of(payloads, engine.parallelism)
-    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message, messages=len(payloads))
+    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message)
+    job = replace(job, messages=len(payloads), named_max=named_max)
     report = engine.run(job)
     rows = {
         s.name: [row for b in prepared_batches(str(staging), files_of(report.files, s.name)) for row in b.to_pylist()]

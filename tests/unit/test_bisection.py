@@ -112,9 +112,14 @@ def test_a_source_that_counts_the_innocents_is_caught(tmp_path: Path, monkeypatc
     """The negative control of the counting: each division counts a failure for all of its messages."""
 
     def split_and_count(
-        source: memory.MemorySource, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None
+        source: memory.MemorySource,
+        slice_: Slice,
+        lease: Lease,
+        alone: Sequence[int] = (),
+        tx: object | None = None,
+        parts: int = 2,
     ) -> None:
-        del alone, tx
+        del alone, tx, parts
         failures: list[MessageFailure] = []
         for reader in source.readers(slice_, 1):
             for rows in reader.read(0, frozenset(), MESSAGES):

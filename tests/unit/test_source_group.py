@@ -290,9 +290,11 @@ def test_split_without_separating_spouts_would_never_end() -> None:
     """The negative control of splitting by spouts: one message of each is the same batch again and again."""
 
     class Halving(SourceGroup):
-        def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+        def split(
+            self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
+        ) -> None:
             for source in self.sources.values():
-                source.split(slice_, lease, (), tx)
+                source.split(slice_, lease, (), tx, parts)
 
     source = group({"lines": 1, "clicks": 1})
     halving = Halving(source.sources)

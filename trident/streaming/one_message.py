@@ -105,7 +105,9 @@ class OneMessageSource(Source):
         del epoch, tx
         return ()
 
-    def split(self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None) -> None:
+    def split(
+        self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
+    ) -> None:
         """Refused: it is one message."""
         raise UsageError(f"stream {self.name!r}: a micro-batch is one message and cannot be split")
 

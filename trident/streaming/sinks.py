@@ -78,10 +78,11 @@ class KeepTxidSteps(OneMessageSteps):
         *,
         divide: Slice | None = None,
         alone: Sequence[int] = (),
+        parts: int = 2,
         steps_ms: Mapping[str, float] = NO_TIMES,
     ) -> None:
         """Leave the txid open; its next attempt comes with the call that hands the micro-batch out again."""
-        del cause, divide, alone, steps_ms
+        del cause, divide, alone, parts, steps_ms
         failpoint("abort.in_transaction")
         log.info("txid %d of stream %s stays open: %s", txid, self.run.topology, reason)
         failpoint("abort.after")

@@ -240,3 +240,19 @@ class SliceCases:
             assert part.expected.messages == len(read)
             found.append(payloads_of(read))
         assert sorted(found) == [[numbered(6)[place] for place in places] for places in parts]
+
+    @pytest.mark.parametrize(("parts", "sizes"), [(3, [2, 2, 3]), (7, [1] * 7), (50, [1] * 7)])
+    def test_parts_of_one_size(self, harness: SourceHarness, parts: int, sizes: list[int]) -> None:
+        """`split` returns as many parts as it is asked for, of about one size, and no more than there are messages."""
+        harness.put(numbered(7))
+        source = harness.view()
+        slice_ = open_slice(source, "a")
+        source.split(slice_, lease_of("a"), parts=parts)
+        source.split(slice_, lease_of("a"), parts=parts)  # repeated: no effect
+        found = list[list[bytes]]()
+        for _, part in each_slice(source):
+            read = messages_of(source, part)
+            assert part.expected.messages == len(read)
+            found.append(payloads_of(read))
+        assert sorted(map(len, found)) == sizes
+        assert sorted(payload for of_part in found for payload in of_part) == numbered(7)
