@@ -58,6 +58,34 @@ class Ran:
     resets: int
 
 
+def in_one(rans: Sequence[Ran]) -> Ran:
+    """The outcome of calls one after the other, as if it were one call."""
+    if len(rans) == 1:
+        return rans[0]
+    parts: dict[str, list[Emitted]] = {}
+    for ran in rans:
+        for stream, one in ran.emitted.items():
+            parts.setdefault(stream, []).append(one)
+    return Ran(
+        {stream: _behind_each_other(of_stream) for stream, of_stream in parts.items()},
+        np.concatenate([ran.acked for ran in rans]),
+        tuple(failed for ran in rans for failed in ran.failed),
+        sum(ran.resets for ran in rans),
+    )
+
+
+def _behind_each_other(parts: Sequence[Emitted]) -> Emitted:
+    first_row = np.cumsum([0, *(part.rows.num_rows for part in parts)])
+    tasks = [part.task for part in parts if part.task is not None]
+    return Emitted(
+        pa.concat_batches([part.rows for part in parts]),
+        np.concatenate([part.anchor_row + first for part, first in zip(parts, first_row, strict=False)]),
+        np.concatenate([part.anchor_input for part in parts]),
+        np.concatenate([part.anchor_ordinal for part in parts]),
+        np.concatenate(tasks) if tasks else None,
+    )
+
+
 def link_counts(ran: Ran, first: int, inputs: int) -> Rows:
     """How many links go out from each of the `inputs` tuples whose handles count up from `first`, over all streams."""
     counts = np.zeros(inputs, np.int64)

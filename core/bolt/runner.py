@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, ParamSpec, cast
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,9 @@ from stormproof.core.arrays import Rows
 from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
 from stormproof.core.bolt.collector import Collector
 from stormproof.core.bolt.cycle_collector import fewer_collections
-from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
+from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, in_one
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
-from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of
+from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
 from stormproof.core.errors import BoltUnavailable, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse.task import Pulse
@@ -31,6 +31,10 @@ P = ParamSpec("P")
 
 _NO_ROWS: Final[Rows] = np.empty(0, np.int64)
 _NOTHING: Final = Ran({}, _NO_ROWS, (), 0)
+
+TUPLES_AT_ONCE: Final = 2_048
+"""How many tuples are made before the bolt gets them: so many stay in a processor's cache, and seldom reach the cycle
+collector. A row-wise bolt takes two thirds of the time that it takes with the 100,000 of a large record batch."""
 
 
 class BoltRunner:
@@ -95,8 +99,16 @@ class BoltRunner:
         first, self._next = self._next, self._next + rows.num_rows
         if not rows.num_rows:
             return _NOTHING
+        # A careful pulse knows the message of each of the rows, counted from the first one.
+        in_blocks = self._way.makes_tuples and not (pulse is not None and pulse.careful)
+        size = TUPLES_AT_ONCE if in_blocks else rows.num_rows
         with fewer_collections():
-            return self._way.run(rows, component, stream, first, pulse)
+            return in_one(
+                [
+                    self._way.run(rows.slice(start, size), component, stream, first + start, pulse)
+                    for start in range(0, rows.num_rows, size)
+                ]
+            )
 
     def finish(self, pulse: Pulse | None = None) -> Ran:
         """End the batch at this task: the bolt's `finish`, then what is still open fails as `unacked`, then `cleanup`.
@@ -135,6 +147,9 @@ class BoltRunner:
 
 class _Way(ABC):
     """How one kind of bolt is run. By default every tuple is acked or failed in the call that it came with."""
+
+    makes_tuples: ClassVar[bool] = True
+    """Whether each row becomes a tuple; else it is called with all rows at once."""
 
     @abstractmethod
     def prepare(self, context: BoltContext) -> None: ...
@@ -248,6 +263,8 @@ class _Basic(_Way):
 class _Arrow(_Way):
     """Runs an `ArrowBolt` over all rows at once; where that fails, over halves, until each row that fails stands alone."""
 
+    makes_tuples: ClassVar[bool] = False
+
     def __init__(
         self, component: str, bolt: ArrowBolt, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]
     ) -> None:
@@ -321,8 +338,7 @@ def tuples_of(rows: pa.RecordBatch, component: str, stream: str, first: int, own
         columns: list[list[Any]] = [column.to_pylist() for column in rows.columns]
     except UnicodeDecodeError:  # an Arrow-wise function can make text that is not UTF-8
         columns = [_readable(column, first, broken) for column in rows.columns]
-    tuples = [Tuple(values, origin, handle) for handle, values in enumerate(zip(*columns, strict=True), first)]
-    return _Given(tuples, broken)
+    return _Given(tuples_from(zip(*columns, strict=True), origin, first), broken)
 
 
 def _readable(column: pa.Array, first: int, broken: dict[int, UnicodeDecodeError]) -> list[Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,10 @@ class Tuple:
 
     __slots__ = ("_handle", "_links", "_origin", "values")
 
-    def __init__(self, values: tuple[Any, ...], origin: Origin, handle: int) -> None:
-        """Made by the runner only."""
-        self.values = values
-        self._origin = origin
-        self._handle = handle
-        self._links = 0
+    values: tuple[Any, ...]
+    _origin: Origin
+    _handle: int
+    _links: int
 
     def __getitem__(self, field: str) -> Any:
         """The value of a field.
@@ -77,6 +75,21 @@ class Tuple:
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in self.as_dict().items())
         return f"Tuple({values}) of {self.component}/{self.stream}"
+
+
+def tuples_from(rows: Iterable[tuple[Any, ...]], origin: Origin, first: int) -> list[Tuple]:
+    """A tuple for each row's values; their handles count up from `first`."""
+    new, made = object.__new__, list[Tuple]()
+    append = made.append
+    for handle, values in enumerate(rows, first):
+        # Without a call of __init__, which takes as long as all of this.
+        tuple_ = new(Tuple)
+        tuple_.values = values
+        tuple_._origin = origin
+        tuple_._handle = handle
+        tuple_._links = 0
+        append(tuple_)
+    return made
 
 
 def handle_of(tuple_: Tuple) -> int:

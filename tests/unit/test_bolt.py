@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stormproof.core.bolt import (
     AnyBolt,
@@ -27,6 +29,7 @@ from stormproof.core.bolt import (
     fresh,
     link_counts,
 )
+from stormproof.core.bolt import runner as runner_module
 from stormproof.core.bolt.cycle_collector import ALLOCATIONS, fewer_collections
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.errors import BoltUnavailable, JobFailed, UsageError
@@ -278,6 +281,60 @@ def test_the_same_anchor_twice_is_two_links() -> None:
         self.collector.ack(t)
 
     assert links(run(runner(Each(execute), default="word string"), "a")) == [(0, 0, 0), (0, 0, 1)]
+
+
+@given(st.lists(st.sampled_from("aehxfbr"), min_size=1, max_size=24), st.integers(1, 6))
+def test_many_rows_are_taken_in_blocks_as_if_they_were_one_call(values: list[str], at_once: int) -> None:
+    """Acks, emits, holds, failures, values that the stream refuses, in any order: the outcome does not know the blocks."""
+
+    class Anything(Bolt):
+        streams = {"default": "n int", "other": "word string"}  # noqa: RUF012 - as users write it
+
+        def prepare(self, context: BoltContext, collector: Collector) -> None:
+            super().prepare(context, collector)
+            self.open: list[Tuple] = []
+
+        def execute(self, t: Tuple) -> None:
+            word = t["word"]
+            if word == "h":
+                self.open.append(t)
+                return
+            if word == "x":
+                raise ValueError("x")
+            if word == "f":
+                self.collector.fail(t, "asked for")
+                return
+            self.collector.emit("none" if word == "b" else len(self.open), anchors=[t, *self.open[-1:]])
+            self.collector.emit(word, stream="other", anchors=t)
+            if word == "e":
+                self.collector.emit(0)
+            if word == "r" and self.open:
+                self.collector.ack(self.open.pop())
+            self.collector.ack(t)
+
+        def finish(self) -> None:
+            for t in self.open:
+                self.collector.ack(t)
+
+    outcomes: list[object] = []
+    for size in (len(values), at_once):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runner_module, "TUPLES_AT_ONCE", size)
+            it = runner(Anything(), default="n int", other="word string")
+            ran, rest = run(it, *values), it.finish()
+            found = {(f.handle, f.reason, f.input) for f in (*ran.failed, *rest.failed)}
+            ended = sorted((*ran.acked.tolist(), *rest.acked.tolist()))
+            dead = {handle for handle, *_ in found}
+            kept = [
+                (stream, row, [link[1:] for link in links(ran, stream) if link[0] == number and link[1] not in dead])
+                for stream in ("default", "other")
+                for number, row in enumerate(rows(ran, stream))
+            ]
+            alive = [one for one in kept if one[2]]
+            assert set(ended) | dead == set(range(len(values)))
+            assert not set(ended) & dead
+            outcomes.append((ended, found, alive))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_ordinals_count_over_streams_and_calls() -> None:
