@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from typing import TypedDict
 
 import pyarrow as pa
 
@@ -25,7 +26,7 @@ from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.trident.stream import Stream, Topology
 
-COUNTED, APPENDED = 200_000, 50_000
+COUNTED, APPENDED, LARGE = 200_000, 50_000, 1_000_000
 """Messages a batch."""
 
 
@@ -50,15 +51,25 @@ def from_queue(
         yield run
 
 
+class _Runs(TypedDict, total=False):
+    warm_ups: int
+    pairs_most: int
+
+
+def _runs(messages: int) -> _Runs:
+    """A large batch takes a rival a quarter of a minute, and is measured a few times only."""
+    return {"warm_ups": 1, "pairs_most": 5} if messages >= LARGE else {}
+
+
 @contextmanager
 def beside_storm(
-    bench: Workbench, key: str, how: str, goal: Goal, words: Callable[[Stream], Stream]
+    bench: Workbench, key: str, how: str, goal: Goal, words: Callable[[Stream], Stream], messages: int = COUNTED
 ) -> Generator[Case]:
     """P3."""
     table, counts = bench.path("counts"), bench.unused("counts")
     queue = PostgresQueue(bench.unused("queue"), "line string", database=bench.database)
     topology = word_count(bench.unused("main"), queue, DeltaSink(table), PostgresSink(counts), words=words)
-    with storm(bench, "core", lines_of(COUNTED)) as rival, from_queue(bench, topology, queue, COUNTED) as run:
+    with storm(bench, "core", lines_of(messages)) as rival, from_queue(bench, topology, queue, messages) as run:
         yield Case(
             key=key,
             title=f"words/s from a Postgres queue to Delta and Postgres, {how}; Storm with an acker, in memory",
@@ -66,6 +77,7 @@ def beside_storm(
             goal=goal,
             ours=run,
             theirs=rival.words_a_second,
+            **_runs(messages),
         )
     with bench.connect() as connection:
         row = connection.execute(f"select sum(n)::bigint from {counts}".encode()).fetchone()
@@ -73,18 +85,23 @@ def beside_storm(
 
 
 @contextmanager
-def counts_beside_trident(bench: Workbench, goal: Goal) -> Generator[Case]:
+def counts_beside_trident(bench: Workbench, key: str, goal: Goal, messages: int = COUNTED) -> Generator[Case]:
     """P4."""
     queue = PostgresQueue(bench.unused("queue"), "line string", database=bench.database)
     topology = word_count(bench.unused("main"), queue, PostgresSink(bench.unused("counts")))
-    with storm(bench, "trident-counts", lines_of(COUNTED)) as rival, from_queue(bench, topology, queue, COUNTED) as run:
+    with (
+        storm(bench, "trident-counts", lines_of(messages)) as rival,
+        from_queue(bench, topology, queue, messages) as run,
+    ):
         yield Case(
-            key="P4",
-            title="words/s from a Postgres queue to counts in Postgres; Trident with opaque counts",
+            key=key,
+            title=f"words/s from a Postgres queue to counts in Postgres, {messages:,} messages a batch; Trident with opaque "
+            "counts",
             unit=Unit.TUPLES,
             goal=goal,
             ours=run,
             theirs=rival.words_a_second,
+            **_runs(messages),
         )
 
 
@@ -120,13 +137,17 @@ def p3(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
         return
     yield beside_storm(bench, "P3", "vectorised", Goal(ratio=5), vectorised)
     yield beside_storm(bench, "P3-function", "plain Python function", Goal(ratio=3), row_wise)
+    yield beside_storm(bench, "P3@10M", "vectorised, 10 M words a batch", Goal(ratio=5), vectorised, LARGE)
+    large = "plain Python function, 10 M words a batch"
+    yield beside_storm(bench, "P3-function@10M", large, Goal(ratio=3), row_wise, LARGE)
 
 
 def p4(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
     """The cases of P4; none where Storm cannot be built."""
     if is_left_out("P4"):
         return
-    yield counts_beside_trident(bench, Goal(ratio=10))
+    yield counts_beside_trident(bench, "P4", Goal(ratio=10))
+    yield counts_beside_trident(bench, "P4@10M", Goal(ratio=10), LARGE)
     yield rows_beside_trident(bench, Goal(ratio=4))
 
 
