@@ -36,6 +36,7 @@ class Account:
         self._ackers = ackers
         self._named_max = named_max
         self._late: dict[int, Failed] = {}
+        self._late_ids: set[int] = set()
         self._together: list[npt.NDArray[np.int64]] = []
         self._inits: list[pa.RecordBatch] = []
         self._acks: list[tuple[Rows, Words]] = []
@@ -100,9 +101,12 @@ class Account:
             if passage.is_early(message):
                 passage.failed.setdefault(message, failed)
                 continue
-            if message not in self._late and self._is_enough(len(self._late)):
+            # A message has a number for each tuple that came over an exchange: its id says whether it is a further one.
+            id_ = int(self.messages.ids(np.array([message]))[0])
+            if id_ not in self._late_ids and self._is_enough(len(self._late_ids)):
                 self.report.unnamed += 1
                 continue
+            self._late_ids.add(id_)
             self._late.setdefault(message, failed)
             if anchors.share is not None:
                 share = anchors.share[pair : pair + 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from stormproof.core.engine.protocol import Engine
@@ -80,8 +80,12 @@ def run_job(
         for s in sinks
     }
     readers = readers or readers_of(payloads, engine.parallelism)
-    job = Job(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message)
-    job = replace(job, messages=len(payloads), named_max=named_max)
+    messages = len(payloads)
+    job = Job(
+        *(plan, readers, writers, "life", 1, 1, SEED, tracked, excluded, per_message),
+        messages=messages,
+        named_max=named_max,
+    )
     report = engine.run(job)
     rows = {
         s.name: [row for b in prepared_batches(str(staging), files_of(report.files, s.name)) for row in b.to_pylist()]

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.jobs import run_job, source
+from support.jobs import FIRST_ID, run_job, source
 from support.memory_run import World
 from support.scripted import Says, Script, failure
 
@@ -107,7 +107,7 @@ def test_parts_are_as_many_as_the_failures_ask_for(guarantee: Guarantee) -> None
     assert "split" in outcome.reason, "the first failure is named"
 
 
-def test_more_parts_are_never_made_than_the_messages_can_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_parts_are_never_made_than_the_messages_can_fill() -> None:
     def many(_: object) -> JobReport:
         return JobReport(0, 0, 0, late=(failure(0, 1),), unnamed=10**9)
 
@@ -126,6 +126,20 @@ def test_many_that_share_a_tuple_with_a_failed_message_are_not_returned_at_once(
     assert outcome.parts == 3
     outcome = Script([Says(late=[0], together=pairs[:8])], messages=20).run()
     assert isinstance(outcome, Complete)
+
+
+@pytest.mark.parametrize("per_message", [False, True])
+def test_one_message_with_many_tuples_that_fail_late_is_one_failure(per_message: bool, tmp_path: Path) -> None:
+    """Else a batch of one message would go back again and again."""
+    t = Topology("words")
+    lines = t.spout("lines", source())
+    words = t.bolt("words", str.split, lines.shuffle(), schema="word string")
+    far = t.bolt("far", split, words.fields("word"), schema="up string")
+    t.sink(MemorySink("ups", staging=tmp_path), far)
+    line = b" ".join(b"bad%d" % number for number in range(30))
+    ran = run_job(InlineEngine(1), t, [line], tmp_path, per_message=per_message, named_max=1)
+    assert ({failure.id for failure in ran.report.late}, ran.report.unnamed) == ({FIRST_ID}, 0)
+    assert ran.mismatches == ()
 
 
 @pytest.mark.parametrize("per_message", [False, True])
