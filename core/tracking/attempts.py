@@ -234,8 +234,7 @@ class BatchRunner:
         if self._guarantee.tracked:
             report = self._without_shortages(batch, report)
             if report.unnamed:
-                named = [*report.failures, *report.late, *report.lost]
-                return _too_many(batch, named, len(named) + report.unnamed)
+                return _too_many(batch, report.named, len(report.named) + report.unnamed)
         attempt, tracked = batch.attempt, self._guarantee.tracked
         wrong = mismatches(report, attempt.expected, tracked=tracked, per_message=attempt.per_message)
         match self._guarantee:
@@ -281,23 +280,22 @@ class BatchRunner:
 
     def _judge_at_least_once(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
         """The verdict where what was written stays, and messages that failed late come again."""
-        named = [*report.failures, *report.late, *report.lost]
         if not wrong:
             if self._all_lost(batch, report):
                 return self._does_not_add_up(batch, (_NOBODY_COMPLETE,))
-            batch.carry(named)
+            batch.carry(report.named)
             self._unverified = 0
             return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
         if report.lost and not misread(report, batch.attempt.expected) and not self._all_lost(batch, report):
             # Rows between the stages do not add up either. A run without the lost messages tells whether they explain it.
-            return self._without(batch, named, wrong)
+            return self._without(batch, report.named, wrong)
         return self._does_not_add_up(batch, wrong)
 
     def _judge_exactly_once(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
         """The verdict where a failed message, or one that shares a tuple with it, may leave nothing behind."""
         if misread(report, batch.attempt.expected):  # the report may name messages that this batch did not open
             return self._does_not_add_up(batch, wrong)
-        named = _once([*report.failures, *report.late, *report.lost])
+        named = _once(report.named)
         touched = touched_by({failure.id for failure in named}, report.together)
         if not (report.late or report.lost or touched):
             if wrong:
@@ -436,7 +434,7 @@ def _divided(batch: _InHand, end: AttemptEnd, error: str, alone: tuple[int, ...]
 def _too_many(batch: _InHand, failures: Sequence[MessageFailure], number: int) -> Divided:
     """Back in parts of which each has about half of the failures that are dealt with at once."""
     messages = batch.slice.expected.messages
-    parts = min(max(math.ceil(2 * number / FAILED_MAX), 2), max(math.ceil(2 * messages / FAILED_MAX), 2), PARTS_MAX)
+    parts = min(max(math.ceil(2 * min(number, messages) / FAILED_MAX), 2), PARTS_MAX)
     first = failures[0]
     reason = (
         f"in {parts} parts, since some {number} messages failed or are returned, and {FAILED_MAX} are dealt with at once; "

@@ -45,3 +45,8 @@ class JobReport:
     unnamed: int = 0
     unanchored: int = 0
     counts: Counts = field(default_factory=Counts)
+
+    @property
+    def named(self) -> tuple[MessageFailure, ...]:
+        """All failures; a message may be among them more than once."""
+        return (*self.failures, *self.late, *self.lost)
