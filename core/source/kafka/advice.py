@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from stormproof.core.errors import StormproofError
 from stormproof.core.source.kafka.cluster import Cluster, Partition
@@ -17,45 +17,76 @@ if TYPE_CHECKING:
 log = logging.getLogger("stormproof.kafka")
 
 
+LAST_POLLS: Final = 50
+"""How often `GroupAdvice.close` asks for an answer that is still out: no message depends on what it would say."""
+POLL_S: Final = 0.1
+"""How long it waits for one, each time."""
+
+
 class GroupAdvice:
-    """Commits offsets to a group; what cannot be committed is logged, once for each run of failures."""
+    """Commits offsets to a group; what cannot be committed is logged, once for each run of failures.
+
+    One commit at a time is on its way: of two, a client that still looks for the group's coordinator may send the older
+    one last, and the group would stay at its offsets.
+    """
 
     def __init__(self, cluster: Cluster, group: str | None) -> None:
         self._cluster = cluster
         self._group = group
         self._consumer: Consumer | None = None
         self._made_in = 0
+        self._wanted: dict[Partition, int] = {}
         self._told: dict[Partition, int] = {}
+        self._sent: dict[Partition, int] = {}
         self._failing = False
 
     def tell(self, applied: Mapping[Partition, int]) -> None:
-        """Commit the offsets that have changed; the answer is not waited for."""
+        """Commit the offsets that have changed; the answer is not waited for.
+
+        Where an answer is still out, they are committed by a later call, or by `close`.
+        """
         if self._group is None:
             return
+        self._wanted = dict(applied)
+        if self._made_in != os.getpid():
+            self._consumer, self._sent = None, {}  # a parent's, whose answers never come here
+        if self._consumer is None and self._changed:
+            self._consumer, self._made_in = self._cluster.consumer(self._group, self._heard), os.getpid()
+        if self._consumer is not None:
+            self._consumer.poll(0)
+            self._send(self._consumer)
+
+    @property
+    def _changed(self) -> dict[Partition, int]:
+        return {one: offset for one, offset in self._wanted.items() if self._told.get(one) != offset}
+
+    def _send(self, consumer: Consumer) -> None:
         from confluent_kafka import KafkaException, TopicPartition
 
-        changed = {one: offset for one, offset in applied.items() if self._told.get(one) != offset}
-        if not changed:
-            if self._consumer is not None and self._made_in == os.getpid():
-                self._consumer.poll(0)
+        changed = self._changed
+        if self._sent or not changed:
             return
-        if self._consumer is None or self._made_in != os.getpid():
-            self._consumer, self._made_in = self._cluster.consumer(self._group, self._heard), os.getpid()
         try:
-            self._consumer.commit(offsets=[TopicPartition(*one, offset) for one, offset in changed.items()])
-            self._consumer.poll(0)
+            consumer.commit(offsets=[TopicPartition(*one, offset) for one, offset in changed.items()])
         except KafkaException as error:
             self._log(error.args[0])
         else:
-            self._told.update(changed)
+            self._sent = changed
+            consumer.poll(0)
 
     def _heard(self, error: Any, offsets: Any) -> None:
-        del offsets
-        if error is None:
+        """The answer to what was sent: for all of it, or by partition."""
+        sent, self._sent = self._sent, {}
+        refused = {(one.topic, one.partition): one.error for one in offsets or () if one.error is not None}
+        if error is None and not refused:
             self._failing = False
         else:
-            self._told.clear()
-            self._log(error)
+            self._log(error or next(iter(refused.values())))
+        for one, offset in sent.items():
+            if error is None and one not in refused:
+                self._told[one] = offset
+            else:
+                self._told.pop(one, None)
 
     def _log(self, error: Any) -> None:
         if not self._failing:
@@ -69,8 +100,20 @@ class GroupAdvice:
             )
 
     def close(self) -> None:
-        """Wait for offsets on their way, and let the connection go."""
+        """Wait for each answer at most `LAST_POLLS` x `POLL_S`, commit the last offsets, and let the connection go."""
         consumer, self._consumer = self._consumer, None
-        if consumer is not None and self._made_in == os.getpid():
-            with suppress(StormproofError, RuntimeError):
-                consumer.close()
+        if consumer is None or self._made_in != os.getpid():
+            return
+        with suppress(StormproofError, RuntimeError):
+            if self._answered(consumer):
+                self._send(consumer)
+                self._answered(consumer)
+            consumer.close()
+        self._sent = {}
+
+    def _answered(self, consumer: Consumer) -> bool:
+        for _ in range(LAST_POLLS):
+            if not self._sent:
+                break
+            consumer.poll(POLL_S)
+        return not self._sent
