@@ -7,7 +7,6 @@ table at the same instant, one of them has to look again.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Final
@@ -17,6 +16,7 @@ from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import StoreUnavailable
 from stormproof.sinks.delta import durable
+from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import shown
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.newest_version import NewestTable
@@ -128,12 +128,6 @@ class Claims:
         Not by delta-rs: with a property it adds features to the table's protocol, which older readers then refuse.
         """
         metadata, parameters = table.metadata(), {_name(self._identity): value}
-        info = {
-            "timestamp": time.time_ns() // 1_000_000,
-            "operation": "SET TBLPROPERTIES",
-            "operationParameters": {"properties": json.dumps(parameters)},
-            "engineInfo": "stormproof",
-        }
         told: dict[str, object] = {
             "id": str(metadata.id),
             "name": metadata.name,
@@ -145,7 +139,7 @@ class Claims:
             "createdTime": metadata.created_time,
         }
         told = {name: part for name, part in told.items() if part is not None}
-        return "".join(f"{json.dumps(action)}\n" for action in ({"commitInfo": info}, {"metaData": told})).encode()
+        return entry_of("SET TBLPROPERTIES", {"properties": json.dumps(parameters)}, [{"metaData": told}], {})
 
     def _contended(self) -> StoreUnavailable:
         return StoreUnavailable(f"{self._where}: other writers keep changing the table's properties; try again")

@@ -79,14 +79,14 @@ class Committers:
         if committer is Committer.SPARK:
             rows.put_by_spark(self.spark, transaction, label)
         else:
-            rows.put(table, transaction, label.for_delta_rs())
+            rows.put(self._log, table, transaction, label)
 
     def put_label(self, committer: Committer, table: DeltaTable, label: Label) -> None:
         """Write a version that holds the label alone."""
         if committer is Committer.SPARK:
             self.spark.append(self.spark.no_rows(self._input.schema.names), label)
         else:
-            adopt_files(table, [], label.for_delta_rs())
+            adopt_files(self._log, table, [], label)
 
     def restore(self, committer: Committer, table: DeltaTable, version: int, metadata: Mapping[str, str]) -> None:
         """RESTORE the table to a version, in a version with this metadata."""

@@ -30,6 +30,9 @@ class Label:
         return CommitProperties(
             custom_metadata=dict(self.metadata),
             max_commit_retries=self.retries,
-            # For an identifier without a time, the engines disagree on when it expires.
-            app_transactions=[Transaction(self.application, self.version, time.time_ns() // 1_000_000)],
+            app_transactions=self.identifiers(),
         )
+
+    def identifiers(self) -> list[Transaction]:
+        """The transaction identifier: one. For one without a time, the engines disagree on when it expires."""
+        return [Transaction(self.application, self.version, time.time_ns() // 1_000_000)]

@@ -23,6 +23,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 from deltalake.transaction import AddAction
 
+from stormproof.sinks.delta.entries import entry_of, now_ms
 from stormproof.sinks.delta.failures import OTHERS_CHANGED, panics_as_errors
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog
 from stormproof.sinks.delta.merge_files import written_for
@@ -200,32 +201,24 @@ def _require_untouched(log: DeltaLog, version: int, ours: set[str]) -> None:
 
 
 def _entry(application: str, adds: list[dict[str, Any]], gone: list[_Small]) -> bytes:
-    now_ms = time.time_ns() // 1_000_000
-    metrics = {"numFilesAdded": len(adds), "numFilesRemoved": len(gone)}
-    info = {
-        "timestamp": now_ms,
-        "operation": "OPTIMIZE",
-        "operationParameters": {"predicate": "[]"},
-        "operationMetrics": metrics,
-        "engineInfo": "stormproof",
-        COMPACTS: application,
-    }
-    actions: list[dict[str, Any]] = [{"commitInfo": info}]
-    for file in gone:
-        actions.append(
-            {
-                "remove": {
-                    "path": file.path,
-                    "deletionTimestamp": now_ms,
-                    "dataChange": False,
-                    "extendedFileMetadata": True,
-                    "partitionValues": file.partition,
-                    "size": file.bytes,
-                }
+    at_ms = now_ms()
+    removed = [
+        {
+            "remove": {
+                "path": file.path,
+                "deletionTimestamp": at_ms,
+                "dataChange": False,
+                "extendedFileMetadata": True,
+                "partitionValues": file.partition,
+                "size": file.bytes,
             }
-        )
-    actions += [
-        {"add": {**{k: v for k, v in add.items() if v is not None}, "dataChange": False, "modificationTime": now_ms}}
+        }
+        for file in gone
+    ]
+    added = [
+        {"add": {**{k: v for k, v in add.items() if v is not None}, "dataChange": False, "modificationTime": at_ms}}
         for add in adds
     ]
-    return "".join(f"{json.dumps(action)}\n" for action in actions).encode()
+    metrics = {"numFilesAdded": len(adds), "numFilesRemoved": len(gone)}
+    more = {"operationMetrics": metrics, COMPACTS: application}
+    return entry_of("OPTIMIZE", {"predicate": "[]"}, [*removed, *added], more)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.transaction import AddAction
 
 from stormproof.core.errors import UsageError
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.delta.entries import put_next
 from stormproof.sinks.delta.folds import fold_expression, quoted
 from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.log import SUPERSEDED
+from stormproof.sinks.delta.log import SUPERSEDED, DeltaLog
 from stormproof.sinks.delta.merge_files import written_for
 from stormproof.sinks.delta.merge_sql import same_key, written_where_held
 from stormproof.sinks.delta.newer_wins import later_condition
@@ -65,8 +67,8 @@ class RowsToPut(Protocol):
         del table, transaction, spark, where
         return ""
 
-    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
-        """Write them to the table, in one version."""
+    def put(self, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label) -> None:
+        """Write them to the table, in one version that holds the label."""
         ...
 
     def put_by_spark(self, spark: SparkCommitter, transaction: PreparedTransaction, label: Label) -> None:
@@ -75,23 +77,26 @@ class RowsToPut(Protocol):
         raise UsageError(f"{type(self).__name__} are written by delta-rs alone")
 
 
-def adopt_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:
-    """Add files that are in the table's folder already. Without files the version holds its transaction identifier alone."""
+def adopt_files(log: DeltaLog, table: DeltaTable, files: Sequence[AddAction], label: Label) -> None:
+    """Add files that are in the table's folder already. Without files the version holds its label alone."""
+    if put_next(log, table, files, label):
+        return
     table.create_write_transaction(
         list(files),
         "append",
         table.schema(),
         table.metadata().partition_columns,
-        commit_properties=properties,
+        commit_properties=label.for_delta_rs(),
         post_commithook_properties=HOOKS,
     )
 
 
 def merge_rows(
+    log: DeltaLog,
     table: DeltaTable,
     rows: pa.Table | pa.RecordBatchReader,
     input_: SinkInput,
-    properties: CommitProperties,
+    label: Label,
     *,
     streamed: bool = False,
 ) -> None:
@@ -114,21 +119,16 @@ def merge_rows(
         target_alias="t",
         streamed_exec=streamed,
         writer_properties=written_for(table),
-        commit_properties=properties,
+        commit_properties=label.for_delta_rs(),
         post_commithook_properties=HOOKS,
     ).when_not_matched_insert(added)
     if changed:
         merge = merge.when_matched_update(changed, predicate=later_condition(input_, quoted))
     metrics = merge.execute()
     if not metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]:
-        adopt_files(table, [], _with_superseded(properties, int(metrics["num_source_rows"])))
+        adopt_files(log, table, [], _with_superseded(label, int(metrics["num_source_rows"])))
 
 
-def _with_superseded(properties: CommitProperties, rows: int) -> CommitProperties:
-    metadata = dict(properties.custom_metadata or {})
-    before = int(metadata.get(SUPERSEDED, 0))
-    return CommitProperties(
-        custom_metadata={**metadata, SUPERSEDED: str(before + rows)},
-        max_commit_retries=properties.max_commit_retries,
-        app_transactions=properties.app_transactions,
-    )
+def _with_superseded(label: Label, rows: int) -> Label:
+    before = int(label.metadata.get(SUPERSEDED, 0))
+    return replace(label, metadata={**label.metadata, SUPERSEDED: str(before + rows)})

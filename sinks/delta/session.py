@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
@@ -32,6 +32,7 @@ from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.late_entry import keep_out
+from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.merging import MergedRows
 from stormproof.sinks.delta.refused import LeftOut, leave_out, name_messages, refused_rows
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
@@ -314,20 +315,20 @@ class _PreparedRows(RowsToPut):
                     column=wrong[0],
                 )
 
-    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+    def put(self, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label) -> None:
         """Adopt the files, or merge their rows."""
         if not self.input.is_by_key:
             put_back(self.directory, transaction.files)
             filled = [file for file in transaction.files if file.rows]
             states = states_of(self.directory, filled)
-            adopt_files(table, [*map(_add_action, filled, states)], properties)
+            adopt_files(log, table, [*map(_add_action, filled, states)], label)
             put_back(self.directory, transaction.files)  # up to the log entry a VACUUM may have taken them
             return
         if transaction.rows == 0:
-            adopt_files(table, [], properties)
+            adopt_files(log, table, [], label)
             return
         if function_folds(self.input):
-            self._put_merged(table, transaction, properties)
+            self._put_merged(log, table, transaction, label)
             return
         schema = self.input.schema
         batches = prepared_batches(self.directory, transaction.files, schema.names)
@@ -337,16 +338,16 @@ class _PreparedRows(RowsToPut):
             if streamed
             else pa.Table.from_batches(list(batches)).cast(schema)
         )
-        merge_rows(table, rows, self.input, properties, streamed=streamed)
+        merge_rows(log, table, rows, self.input, label, streamed=streamed)
 
-    def _put_merged(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+    def _put_merged(self, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label) -> None:
         schema = self.input.schema
         batches = prepared_batches(self.directory, transaction.files, schema.names)
         added = pa.Table.from_batches(list(batches)).cast(schema)
         merged = MergedRows(table, added, self.input, f"{self.where}, txid {transaction.txid}")
         rows, streamed = merged.source()
         try:
-            merge_rows(table, rows, self.input, properties, streamed=streamed)
+            merge_rows(log, table, rows, self.input, label, streamed=streamed)
         except (DeltaError, OSError, ValueError):
             if merged.failure is not None:
                 raise merged.failure from None

@@ -1,9 +1,10 @@
 """Torn log entries and checkpoints, which a power loss leaves in part: how they are recognised and put aside.
 
-delta-rs does not sync a log entry; we sync it after delta-rs has put it there. A power loss in between may leave the entry's
-name with none or some of its bytes. Readers differ then: delta-rs takes an empty entry for a version without changes, and
-an entry that ends between two actions for a whole one. No writer writes an entry in parts under its name (each links or
-renames a finished file). So nobody who syncs entries has ever confirmed a torn one, and nothing in it can be kept.
+delta-rs does not sync a log entry; we sync it after delta-rs has put it there (one that is written here is synced before it
+gets its name). A power loss in between may leave the entry's name with none or some of its bytes. Readers differ then:
+delta-rs takes an empty entry for a version without changes, and an entry that ends between two actions for a whole one. No
+writer writes an entry in parts under its name (each links or renames a finished file). So nobody who syncs entries has ever
+confirmed a torn one, and nothing in it can be kept.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _HINT: Final = "_last_checkpoint"
 def tear(entry: bytes) -> str | None:
     """What is missing of a log entry; None where it is whole.
 
-    An entry of ours is whole if it has its transaction identifier, which delta-rs writes last, and as many files as it says.
+    An entry of ours is whole if it has its transaction identifier, which is written last, and as many files as it says.
     By Spark the identifier comes first, and a MERGE may add files again that it did not write: it has at least as many
     as it says, and an append has as many rows. A compaction adds and removes as many files as it says.
     Another writer's entry counts as whole if it is not empty and each of its lines can be read.

@@ -12,23 +12,23 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.errors import Fenced, SinkRefused
 from stormproof.core.failpoint import FailpointReached, watched
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog
 from stormproof.sinks.delta.merge_files import written_for
 from stormproof.sinks.delta.rewrite import rewrite
-from stormproof.sinks.delta.rows import merge_rows
+from stormproof.sinks.delta.rows import adopt_files, merge_rows
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkSession
 
 pytestmark = pytest.mark.sampled(0.5)
 
-PLAIN = CommitProperties()
 BATCHES: list[dict[str, int]] = [{"a": 1, "b": 2}, {"a": 3}, {"c": 4}, {"b": 5, "d": 6}]
 
 
@@ -308,9 +308,8 @@ def test_files_have_no_bounds_that_pass_over_a_nan(tmp_path: Path, by: str) -> N
     path = tmp_path / "t"
     write_deltalake(path, pa.Table.from_pylist(rows[:2], schema))
     if by == "merge":
-        merge_rows(
-            DeltaTable(path), pa.Table.from_pylist(rows[1:], schema), SinkInput.for_upsert(schema, ("k",)), PLAIN
-        )
+        label, input_ = Label("another", 1, {}), SinkInput.for_upsert(schema, ("k",))
+        merge_rows(DeltaLog(str(path)), DeltaTable(path), pa.Table.from_pylist(rows[1:], schema), input_, label)
     else:
         write_deltalake(path, pa.Table.from_pylist(rows[2:], schema), mode="append")
         DeltaTable(path).optimize.compact(writer_properties=written_for(DeltaTable(path)))
@@ -378,15 +377,13 @@ def test_a_vacuum_before_the_log_entry_and_a_kill_behind_it_lose_nothing(append:
     session = opened(append)
     transaction = append.prepare(session, 1, None, BATCHES[0])
 
-    real = DeltaTable.create_write_transaction
-
-    def adopted_and_killed(*given: Any, **named: Any) -> None:
+    def adopted_and_killed(*given: Any) -> None:
         vacuum(append)
-        real(*given, **named)
+        adopt_files(*given)
         raise FailpointReached("killed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stormproof.sinks.delta.rows.DeltaTable.create_write_transaction", adopted_and_killed)
+        patch.setattr("stormproof.sinks.delta.session.adopt_files", adopted_and_killed)
         with pytest.raises(FailpointReached):
             session.commit(transaction, checked=True)
     again = opened(append, 2)

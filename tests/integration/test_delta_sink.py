@@ -24,6 +24,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.hold import CONFLICT_TRIES_MAX
+from stormproof.sinks.delta.label import Label
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 
 A, B, C = {"a": 1}, {"a": 10, "b": 2}, {"c": 3}
@@ -106,10 +107,7 @@ def test_a_stale_driver_is_refused_by_the_transaction_identifier(harness: SinkHa
 
 
 def without_identifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(**given: Any) -> CommitProperties:
-        return CommitProperties(**{**given, "app_transactions": None})
-
-    monkeypatch.setattr("stormproof.sinks.delta.label.CommitProperties", without)
+    monkeypatch.setattr(Label, "identifiers", lambda _: [])
 
 
 def test_control_without_the_transaction_identifier_a_stale_driver_doubles(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import sqlalchemy as sa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import DeltaTable, Transaction
 from psycopg import sql
 
 from stormproof.core.failpoint import failpoint
@@ -19,8 +19,10 @@ from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Expectation, Resolution, Slice
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks import writer
-from stormproof.sinks.delta import durable, label, opening
+from stormproof.sinks.delta import durable, opening
 from stormproof.sinks.delta import hold as delta
+from stormproof.sinks.delta.label import Label
+from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.fence import Fence
@@ -125,11 +127,7 @@ def believe_sinks() -> None:
 
 def no_transaction_identifier() -> None:
     """A Delta commit names no transaction."""
-    replace_in(
-        label,
-        "CommitProperties",
-        lambda **properties: CommitProperties(**{k: v for k, v in properties.items() if k != "app_transactions"}),
-    )
+    replace_in(Label, "identifiers", lambda _: [])
 
 
 def recompute_prepared() -> None:
@@ -192,18 +190,25 @@ def guard_before_rows() -> None:
     replace_in(PostgresBacking, "begin", begin_with_the_guard)
 
 
+class Unidentified(Label):
+    """A label without a transaction identifier."""
+
+    def identifiers(self) -> list[Transaction]:
+        return []
+
+
 def identifier_before_rows() -> None:
     """A map in Delta puts its transaction identifier in a version before the one with the rows."""
     put = GatheredRows.put
 
     def put_in_two(
-        rows: GatheredRows, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
+        rows: GatheredRows, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label
     ) -> None:
         gathered, rows.gathered = rows.gathered, []
-        put(rows, table, transaction, properties)
+        put(rows, log, table, transaction, label)
         failpoint("delta.after_log_entry")
         rows.gathered = gathered
-        put(rows, DeltaTable(table.table_uri), transaction, CommitProperties())
+        put(rows, log, DeltaTable(table.table_uri), transaction, Unidentified("", 0, {}))
 
     replace_in(GatheredRows, "put", put_in_two)
 

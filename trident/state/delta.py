@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import DeltaTable
 from pyarrow.dataset import dataset
 
 from stormproof.core.arguments import require_path
@@ -17,6 +17,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.hold import TableHold
+from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
@@ -153,13 +154,13 @@ class GatheredRows(RowsToPut):
         require_table(table, self._input, where, "delta-rs")
         require_plain_files(table, where)
 
-    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+    def put(self, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label) -> None:
         """Merge them; without rows the version holds its transaction identifier alone."""
         del transaction
         if self.gathered:
-            merge_rows(table, pa.Table.from_batches(self.gathered), self._input, properties)
+            merge_rows(log, table, pa.Table.from_batches(self.gathered), self._input, label)
         else:
-            adopt_files(table, (), properties)
+            adopt_files(log, table, (), label)
 
 
 class DeltaMap:
