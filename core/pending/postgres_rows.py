@@ -508,7 +508,7 @@ class PostgresRows:
             " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history)"
             " select s.id, m.id, m.origin, m.payload, 1, 0, clock_timestamp(), 'operator',"
             " jsonb_build_array(jsonb_build_object('at', clock_timestamp()) || %s::jsonb)"
-            " from unnest(%s::bigint[], %s::bigint[], %s::bytea[]) as m (id, origin, payload)"
+            " from unnest(%b::bigint[], %b::bigint[], %b::bytea[]) as m (id, origin, payload)"
             f" join {SCHEMA}.pending_subscription s on {_NAMED}"
             " on conflict do nothing returning id, origin",
             json.dumps(dict(entry)),
@@ -564,16 +564,19 @@ class PostgresRows:
             ) from error
 
 
+# Arrays go in binary: as text, psycopg escapes each element by a regular expression, and 10,000 errors of 2.5 KB take 17 s
+# in place of 0.8 s.
 _LIVING: Final = (
-    "unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::float8[], %s::int[]) as f (id, reason, entry, delay_s, counted)"
+    "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::float8[], %b::int[])"
+    " as f (id, reason, entry, delay_s, counted)"
 )
 _LIVING_WITH_PAYLOADS: Final = (
-    "unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::float8[], %s::int[], %s::bigint[], %s::bytea[])"
+    "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::float8[], %b::int[], %b::bigint[], %b::bytea[])"
     " as f (id, reason, entry, delay_s, counted, origin, payload)"
 )
-_DYING: Final = "unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::text[]) as f (id, reason, entry, error)"
+_DYING: Final = "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::text[]) as f (id, reason, entry, error)"
 _DYING_WITH_PAYLOADS: Final = (
-    "unnest(%s::bigint[], %s::text[], %s::jsonb[], %s::text[], %s::bigint[], %s::bytea[])"
+    "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::text[], %b::bigint[], %b::bytea[])"
     " as f (id, reason, entry, error, origin, payload)"
 )
 
