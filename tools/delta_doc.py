@@ -14,7 +14,9 @@ Made by `tools/delta_doc.py` from `sinks/delta/features.py`: do not edit.
 
 `DeltaSink(path)` writes to a table that it makes, or to one that is there already. The table's features decide who writes:
 
-- **delta-rs**, wherever it can: it commits in some 20 ms, and needs no JVM.
+- **delta-rs**, wherever it can: it commits in some 20 ms, and needs no JVM. The log entry of an append is put there by
+  Stormproof itself, under a name that must be free, where no feature, checkpoint or other writer asks for more: delta-rs
+  lists the log's folder for each one. Such an entry says `"engineInfo": "stormproof"`.
 - **delta-spark** otherwise: it writes every feature that the table below gives it, in a second or two a commit.
 - A table that neither would write without harm is **refused** by the name of the feature, when the run starts and again in
   each commit. Nothing is written then.
