@@ -14,7 +14,7 @@ on or takes the lost version back.
 | `merging` | which rows does it hold for a batch's keys, and what is made of both |
 | `entries` | which log entries are written here, without delta-rs |
 | `log`, `evidence`, `reach` | what does the log say of our txids; what did a RESTORE remove |
-| `newest_version` | how is the newest version loaded, without reading all of the log again |
+| `newest_version`, `head` | which version is the newest, and what is known of it, without reading all of the log again |
 | `compare`, `compare_by_key` | do its files have the rows that were written |
 | `committers`, `spark`, `exclusion`, `label` | who writes, with which label, and alone where Spark does |
 | `compaction`, `rewrite` | how do small files become few large ones, and what if a power loss takes those |

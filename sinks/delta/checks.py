@@ -22,6 +22,7 @@ from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.folds import quoted
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PROBLEM, SinkProblem
 
@@ -52,7 +53,7 @@ class TableRule:
     text: str
 
 
-def rules_of(table: DeltaTable, files: Sequence[PreparedFile], quote: Callable[[str], str] = quoted) -> list[TableRule]:
+def rules_of(table: TableHead, files: Sequence[PreparedFile], quote: Callable[[str], str] = quoted) -> list[TableRule]:
     """The table's CHECK constraints, and those of its NOT NULL columns in which these files have NULL.
 
     `quote` quotes a column's name as the SQL does that is to be asked.
@@ -67,7 +68,7 @@ def rules_of(table: DeltaTable, files: Sequence[PreparedFile], quote: Callable[[
     ]
 
 
-def lacking(table: DeltaTable, file: PreparedFile) -> list[str]:
+def lacking(table: TableHead, file: PreparedFile) -> list[str]:
     """The table's NOT NULL columns in which a prepared file has NULL, by its statistics.
 
     They may be others than when the rows were checked.
@@ -79,7 +80,7 @@ def lacking(table: DeltaTable, file: PreparedFile) -> list[str]:
 
 
 def require_checks(
-    table: DeltaTable,
+    table: TableHead,
     directory: str,
     files: Sequence[PreparedFile],
     where: str,
@@ -103,7 +104,7 @@ def require_checks(
         )
 
 
-def violates(table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str) -> bool:
+def violates(table: TableHead, directory: str, files: Sequence[PreparedFile], where: str) -> bool:
     """Whether a row of prepared files violates a rule, be it one that a later row of its key supersedes.
 
     Raises:
@@ -113,7 +114,7 @@ def violates(table: DeltaTable, directory: str, files: Sequence[PreparedFile], w
     return next(_violated(table, directory, files, where), None) is not None
 
 
-def may_reject(table: DeltaTable, input_: SinkInput) -> bool:
+def may_reject(table: TableHead, input_: SinkInput) -> bool:
     """Whether a message can be rejected at a commit to this table: it has constraints, and the rows are whole ones. A fold's
     row is the result of several.
     """
@@ -121,7 +122,7 @@ def may_reject(table: DeltaTable, input_: SinkInput) -> bool:
 
 
 def _violated(
-    table: DeltaTable, directory: str, files: Sequence[PreparedFile], where: str
+    table: TableHead, directory: str, files: Sequence[PreparedFile], where: str
 ) -> Iterator[tuple[TableRule, int, str]]:
     """Each rule that rows violate, how many they are, and one of them.
 
@@ -160,7 +161,7 @@ def asking(rule: TableRule, where: str) -> Generator[None]:
         ) from error
 
 
-def _table_of(table: DeltaTable, directory: str, files: Sequence[PreparedFile], folder: str) -> DeltaTable:
+def _table_of(table: TableHead, directory: str, files: Sequence[PreparedFile], folder: str) -> DeltaTable:
     """A table in `folder` that has these files, by links to them or copies, and nothing else."""
     # The files of an append are cut by partition; those of an upsert have all columns.
     columns = table.metadata().partition_columns if any(file.partition for file in files) else []
@@ -176,7 +177,7 @@ def _table_of(table: DeltaTable, directory: str, files: Sequence[PreparedFile], 
     return DeltaTable(folder)
 
 
-def plain_schema(table: DeltaTable) -> Schema:
+def plain_schema(table: TableHead) -> Schema:
     """A table's columns, without what its log says of them beyond their types."""
     return Schema([Field(f.name, f.type) for f in table.schema().fields])
 

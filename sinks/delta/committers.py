@@ -12,6 +12,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.exclusion import alone, make_lock
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rows import HOOKS, RowsToPut, adopt_files
@@ -32,8 +33,8 @@ class Committers:
         self._chosen: tuple[tuple[str, int], Committer] | None = None
         self.spark = SparkCommitter(log, where, self._clock)
 
-    def of(self, table: DeltaTable) -> Committer:
-        """Who is to write to the table as it is loaded. Its features are looked at once a version."""
+    def of(self, table: TableHead) -> Committer:
+        """Who is to write to a version of the table. Its features are looked at once a version."""
         at = str(table.metadata().id), table.version()
         if self._chosen is None or self._chosen[0] != at:
             self._chosen = at, self.require_served(committer_of(table, self._input, self._asked))
@@ -79,14 +80,14 @@ class Committers:
         if committer is Committer.SPARK:
             rows.put_by_spark(self.spark, transaction, label)
         else:
-            rows.put(self._log, table, transaction, label)
+            rows.put(table, transaction, label.for_delta_rs())
 
     def put_label(self, committer: Committer, table: DeltaTable, label: Label) -> None:
         """Write a version that holds the label alone."""
         if committer is Committer.SPARK:
             self.spark.append(self.spark.no_rows(self._input.schema.names), label)
         else:
-            adopt_files(self._log, table, [], label)
+            adopt_files(table, [], label.for_delta_rs())
 
     def restore(self, committer: Committer, table: DeltaTable, version: int, metadata: Mapping[str, str]) -> None:
         """RESTORE the table to a version, in a version with this metadata."""

@@ -8,7 +8,7 @@ from typing import Final
 from deltalake import DeltaTable
 
 from stormproof.sinks.delta.evidence import live_files
-from stormproof.sinks.delta.log import DeltaLog, checksum_of
+from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, checksum_of
 
 _SIDECARS: Final = "_sidecars"
 """The folder with the parts of checkpoints of Delta's second kind."""
@@ -35,7 +35,7 @@ def sync_version(log: DeltaLog, version: int) -> None:
             _sync_if_there(log, checksum_of(path))
         folders |= _folders_between(path, log.table)
     files.sync(log.entry_path(version))
-    made = [log.checkpoint_path(version), os.path.join(log.folder, "_last_checkpoint")]
+    made = [log.checkpoint_path(version), os.path.join(log.folder, LAST_CHECKPOINT)]
     if entry.is_by_spark:
         made = [os.path.join(log.folder, name) for name in _written_with(log, version)]
         folders.add(os.path.join(log.folder, _SIDECARS))
@@ -58,7 +58,7 @@ def _folders_between(path: str, table: str) -> set[str]:
 def _written_with(log: DeltaLog, version: int) -> list[str]:
     """What Spark writes into the log's folder with a version: checksums, checkpoints of any kind and their parts."""
     number, names = f"{version:020}.", log.files.list(log.folder)
-    made = [name for name in names if name.removeprefix(".").startswith((number, "_last_checkpoint"))]
+    made = [name for name in names if name.removeprefix(".").startswith((number, LAST_CHECKPOINT))]
     if any(name.startswith(f"{number}checkpoint.") for name in names):
         made += [os.path.join(_SIDECARS, name) for name in log.files.list(os.path.join(log.folder, _SIDECARS))]
     return made

@@ -14,9 +14,9 @@ from json import dumps
 from typing import Any, Final
 from urllib.parse import quote
 
-from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
 
@@ -34,7 +34,7 @@ _NAMES: Final = "/="
 """Beside letters, digits, "_", ".", "-" and "~", what a path may have that every writer spells alike."""
 
 
-def put_next(log: DeltaLog, table: DeltaTable, files: Sequence[AddAction], label: Label) -> bool:
+def put_next(log: DeltaLog, table: TableHead, files: Sequence[AddAction], label: Label) -> bool:
     """Put the entry of the version behind `table`'s, which adds files and holds the label; whether it was put.
 
     False, and nothing was written: another writer's version came first, or the version is delta-rs's to write, since the
@@ -77,7 +77,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _adding(table: DeltaTable, files: Sequence[AddAction], label: Label) -> bytes:
+def _adding(table: TableHead, files: Sequence[AddAction], label: Label) -> bytes:
     adds = [
         {
             "add": {
@@ -99,7 +99,7 @@ def _adding(table: DeltaTable, files: Sequence[AddAction], label: Label) -> byte
     return entry_of("WRITE", parameters, [*adds, *identifiers], label.metadata)
 
 
-def _is_plain(table: DeltaTable) -> bool:
+def _is_plain(table: TableHead) -> bool:
     protocol = table.protocol()
     if protocol.min_writer_version < _LISTS_FEATURES:
         return protocol.min_writer_version <= _PLAIN_VERSION_MAX
@@ -110,7 +110,7 @@ def _is_plain_file(file: AddAction) -> bool:
     return quote(file.path, safe=_NAMES) == file.path
 
 
-def _checkpoint_interval(table: DeltaTable) -> int:
+def _checkpoint_interval(table: TableHead) -> int:
     """How many versions lie between two checkpoints; 1, which leaves each of them to delta-rs, where that cannot be read."""
     asked = table.metadata().configuration.get(_CHECKPOINT_INTERVAL)
     if asked is None:

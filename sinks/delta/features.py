@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
-from deltalake import DeltaTable
-
 from stormproof.core.sink import SinkMode
+from stormproof.sinks.delta.head import TableHead
 
 
 class Committer(StrEnum):
@@ -76,8 +75,8 @@ class TableFacts:
     writer: int = 2
 
     @classmethod
-    def of(cls, table: DeltaTable) -> TableFacts:
-        """The facts of a loaded table."""
+    def of(cls, table: TableHead) -> TableFacts:
+        """The facts of a version of a table."""
         protocol, metadata, fields = table.protocol(), table.metadata(), table.schema().fields
         types = {f.name: str(getattr(f.type, "type", f.type)) for f in fields}
         return cls(

@@ -15,12 +15,14 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import durable
+from stormproof.sinks.delta.checks import may_reject
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files, tail_since
 from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, versions_for
 from stormproof.sinks.delta.failures import is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
@@ -31,6 +33,7 @@ from stormproof.sinks.delta.rows import RowsToPut
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
 from stormproof.sinks.delta.torn import put_torn_aside
+from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
     APPLIED,
@@ -114,6 +117,10 @@ class TableHold(StoreRecord):
         """The table at its newest version; see `NewestTable.load`."""
         return self._newest.load()
 
+    def head(self) -> TableHead:
+        """The newest version without its files; see `NewestTable.head`."""
+        return self._newest.head()
+
     def close(self) -> None:
         """Load the table anew the next time: there is no connection to let go."""
         self._newest.forget()
@@ -123,7 +130,7 @@ class TableHold(StoreRecord):
         for entry in self.log.back_from(self._newest.load().version()):
             yield str(entry.info.get(APPLICATION, ""))
 
-    def position(self, table: DeltaTable, *, same_table: bool) -> Position | None:
+    def position(self, table: TableHead, *, same_table: bool) -> Position | None:
         """What the table holds for this sink; None: no txid.
 
         Raises:
@@ -175,7 +182,7 @@ class TableHold(StoreRecord):
 
     def committer(self) -> Committer:
         """Who writes to the table, by its features at its newest version."""
-        return self.committers.of(self._newest.load())
+        return self.committers.of(self._newest.head())
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol.
@@ -195,11 +202,16 @@ class TableHold(StoreRecord):
                 self._newest.forget()
         raise AssertionError("unreachable")
 
-    def _commit(self, transaction: PreparedTransaction, committer: Committer, *, checked: bool) -> CommitResult:
+    def _commit(
+        self, transaction: PreparedTransaction, committer: Committer, *, checked: bool, here: bool = True
+    ) -> CommitResult:
+        """Commit once; `here`: by a log entry of our own where that is enough, which needs no loaded table."""
         where = f"{self.where}, txid {transaction.txid}"
-        table = self._newest.load()
+        head = self._newest.head()
+        whole = None if here and self._is_plain(head, committer, transaction) else self._newest.load()
+        table = head if whole is None else whole
         position = self.position(table, same_table=checked)
-        if checked and decide(self.identity, transaction, self._known(table, transaction, position)) is Decision.SKIP:
+        if checked and decide(self.identity, transaction, self._known(whole, transaction, position)) is Decision.SKIP:
             self._require_live(position)
             commit = None if position is None else position.commit
             self._sync(commit, after=None)
@@ -214,25 +226,31 @@ class TableHold(StoreRecord):
             raise StoreUnavailable(
                 f"{where}: the table's features changed meanwhile, and nothing was written; try again"
             )
-        table = self._evolved(table, transaction, where)
+        if whole is not None:
+            table = whole = self._evolved(whole, transaction, where)
         self._rows.check(table, transaction, where)
-        left_out = self._rows.left_out(table, transaction, where)
+        left_out = None if whole is None else self._rows.left_out(whole, transaction, where)
         failpoint("delta.after_check")
         read_version = table.version()
-        commit, problem = self._put(committer, table, transaction, left_out, position, checked=checked)
+        if whole is not None:
+            commit, problem = self._put(committer, whole, transaction, left_out, position, checked=checked)
+        elif (put := self._put_here(table, transaction, position, checked=checked)) is not None:
+            commit, problem = put
+        else:
+            return self._commit(transaction, committer, checked=checked, here=False)
         if commit is None:
             if problem is None and self._was_cleaned(transaction, after=read_version):
                 failpoint("delta.after_sync")
                 return APPLIED if left_out is None else replace(APPLIED, refused=left_out.refused)
             refusal = self._refusal(problem, where)
-            if isinstance(refusal, StoreUnavailable):
+            if isinstance(refusal, StoreUnavailable) or whole is None:
                 raise refusal from problem
             spark = self.committers.spark if committer is Committer.SPARK else None
-            left_out = self._rows.refused(table, transaction, spark, where)
+            left_out = self._rows.refused(whole, transaction, spark, where)
             if left_out is not None:
-                commit, problem = self._put(committer, table, transaction, left_out, position, checked=checked)
+                commit, problem = self._put(committer, whole, transaction, left_out, position, checked=checked)
             if commit is None:
-                hint = self._rows.untold(table, transaction, spark, where)
+                hint = self._rows.untold(whole, transaction, spark, where)
                 raise self._refusal(problem, where, hint) from problem
         known = read_version if position is None or position.commit is None else position.commit.version
         self._sync(commit, after=min(known, commit.version - 1))
@@ -240,6 +258,57 @@ class TableHold(StoreRecord):
         failpoint("delta.after_sync")
         # Another driver may have committed the same transaction meanwhile.
         return self._result(APPLIED if commit.epoch == self._epoch else ALREADY_HELD, commit)
+
+    def _is_plain(self, table: TableHead, committer: Committer, transaction: PreparedTransaction) -> bool:
+        """Whether a transaction only adds files, all of whose rows the table takes unasked."""
+        return (
+            committer is Committer.DELTA_RS
+            and not self.input.is_by_key
+            and self.contract is not SchemaContract.EVOLVE
+            and not may_reject(table, self.input)
+            and not Misfits.of(transaction.files)
+        )
+
+    def _put_here(
+        self, table: TableHead, transaction: PreparedTransaction, position: Position | None, *, checked: bool
+    ) -> tuple[OurCommit | None, OSError | ValueError | None] | None:
+        """As `_put`, by `RowsToPut.put_next`. None: nothing was written, and delta-rs is to write it.
+
+        Raises:
+            StoreUnavailable: the entry was written where no reader finds it.
+        """
+        label = self._label(transaction, position, table, None, checked=checked)
+        problem: OSError | ValueError | None = None
+        put = False
+        try:
+            put = self._rows.put_next(self.log, table, transaction, label)
+            if put and not self._newest.is_as_seen(table):
+                self._require_reached(label)
+        except (OSError, ValueError) as error:
+            problem = error
+        if put:
+            self._newest.follow(table, label)
+            failpoint("delta.after_log_entry")
+        # Where the name was taken, it may be by this very entry, whose answer was lost or came late.
+        commit = find_commit(self.log, self._application, transaction, after=table.version())
+        if put and (commit is None or commit.version != table.version() + 1):
+            self._newest.forget()  # what was followed is not what was written
+        return (commit, problem) if put or problem is not None or commit is not None else None
+
+    def _require_reached(self, label: Label) -> None:
+        """Refuse a log entry that no reader reaches, since a clean-up had removed the one that was of its version.
+
+        Raises:
+            StoreUnavailable: it is one.
+        """
+        self._newest.forget()
+        reached = self._newest.load().transaction_version(label.application)
+        if reached is None or reached < label.version:
+            raise StoreUnavailable(
+                f"{self.where}: the table's log was cleaned up meanwhile, and the entry that was written is no part of it; "
+                "the batch is committed again",
+                identifier=reached,
+            )
 
     def _put(
         self,
@@ -397,7 +466,7 @@ class TableHold(StoreRecord):
         self,
         transaction: PreparedTransaction,
         position: Position | None,
-        table: DeltaTable,
+        table: TableHead,
         left_out: LeftOut | None,
         *,
         checked: bool,
@@ -412,7 +481,9 @@ class TableHold(StoreRecord):
         """Who sets a table property; None: delta-rs."""
         return self.committers.spark if self.committer() is Committer.SPARK else None
 
-    def _known(self, table: DeltaTable, transaction: PreparedTransaction, position: Position | None) -> Held | None:
+    def _known(
+        self, table: DeltaTable | None, transaction: PreparedTransaction, position: Position | None
+    ) -> Held | None:
         """What the table holds, also where a clean-up has removed the log entry that says it.
 
         The identifier and the list of files are then in the checkpoint. No two prepared files have one name: where all of
@@ -422,7 +493,7 @@ class TableHold(StoreRecord):
             return None if position is None else position.held
         if position.txid != transaction.txid or self.input.is_by_key or not transaction.rows:
             return position.held
-        live = live_files(table)
+        live = live_files(self._newest.load() if table is None else table)
         whole = all(live.get(file.path) == file.bytes for file in transaction.files if file.rows)
         return Held(position.txid, transaction.digest if whole else None)
 

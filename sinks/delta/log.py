@@ -42,6 +42,9 @@ COMPACTS: Final = "stormproof.compacts"
 """Key of a compaction of our own, with the application that asked for it. It holds no txid and changes no row."""
 
 
+LAST_CHECKPOINT: Final = "_last_checkpoint"
+"""The file beside the entries that names the last checkpoint; whoever makes one writes it."""
+
 _METRICS: Final = (
     ("num_source_rows", ("num_target_rows_inserted", "num_target_rows_updated")),
     ("numSourceRows", ("numTargetRowsInserted", "numTargetRowsUpdated")),

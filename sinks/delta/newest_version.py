@@ -1,49 +1,119 @@
-"""A Delta table at its newest version; only what has changed since the last call is loaded."""
+"""A Delta table at its newest version; what has changed since the last call is loaded, but for appends of our own."""
 
 from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.delta.failures import panics_as_errors, shown
+from stormproof.sinks.delta.head import TableAhead, TableHead
+from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.loaded import load_table
-from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog
 from stormproof.sinks.protocol import SinkProblem
+
+SEEN_MAX_S: Final = 600.0
+"""How long after it was seen as the newest, a version may be taken for it because there is none behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """How the log was when a version was the newest: this one's entry, and the file that names the last checkpoint."""
+
+    entry: FileState
+    checkpoint: FileState | None
+    at_s: float
 
 
 class NewestTable:
-    """Keeps one table loaded, and brings it up to date at each call."""
+    """Keeps one table loaded, and brings it up to date at each call.
 
-    def __init__(self, log: DeltaLog, where: str) -> None:
+    Versions have no gaps. So a version whose entry is the same file as before is still the newest one where the next
+    version's entry is missing, and delta-rs need not list the log's folder to find that out, which takes about a millisecond
+    for each thousand entries in it. But a clean-up removes entries, in any order, and may have taken the next one and left
+    this one. It needs a checkpoint of a later version first, and removes only entries that are older than the log's
+    retention: where either may be so, the table is loaded anew.
+    """
+
+    def __init__(self, log: DeltaLog, where: str, clock: Clock | None = None) -> None:
         self._log = log
         self._where = where
+        self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
-        self._table_entry: FileState | None = None
+        self._seen: _Seen | None = None
+        self._ahead: TableAhead | None = None
+        self._ahead_seen: _Seen | None = None
 
     def forget(self) -> None:
         """Load it anew the next time."""
-        self._table = None
+        self._table = self._ahead = None
+
+    def head(self) -> TableHead:
+        """The newest version without its files: not loaded where it is one that `follow` was told of, else as by `load`."""
+        ahead = self._ahead
+        try:
+            if ahead is not None and self.is_as_seen(ahead) and self._entry_state(ahead.number + 1) is None:
+                return ahead
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return self.load()
+
+    def is_as_seen(self, head: TableHead) -> bool:
+        """Whether `head` was the newest version not long ago, its entry is still the same, and no clean-up can have removed
+        the next one.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        seen = self._ahead_seen if head is self._ahead else self._seen if head is self._table else None
+        return (
+            seen is not None
+            and self._clock.monotonic_s() - seen.at_s < SEEN_MAX_S
+            and self._entry_state(head.version()) == seen.entry
+            and self._checkpoint_state() == seen.checkpoint
+        )
+
+    def follow(self, head: TableHead, label: Label) -> None:
+        """This process wrote the version behind `head`, which adds files under this label and changes nothing else."""
+        known, self._ahead = self._ahead, None
+        seen = self._ahead_seen if head is known else self._seen if head is self._table else None
+        if self._table is None or seen is None:
+            return
+        try:
+            entry = self._entry_state(head.version() + 1)
+        except OSError:
+            return  # it is in the log, and the next call asks again
+        if entry is None:
+            return
+        identifiers = known.identifiers if known is not None and head is known else {}
+        self._ahead = TableAhead(self._table, head.version() + 1, {**identifiers, label.application: label.version})
+        # The checkpoint as it was when the version before was seen as the newest: one made since is noticed.
+        self._ahead_seen = _Seen(entry, seen.checkpoint, self._clock.monotonic_s())
 
     def load(self) -> DeltaTable:
         """The table at its newest version.
 
-        Loading a table anew reads its whole state. So the loaded one is updated, as long as the log entry of its version is
-        the same file as before; a log that was cut or replaced is loaded anew. Versions have no gaps: where the next
-        version's entry is missing, the loaded version is the newest, and delta-rs need not list the log's folder to find
-        that out, which takes about a millisecond for each thousand entries in it.
+        Loading a table anew reads its whole state. So the loaded one is updated, as long as the log is as it was seen; a log
+        that was cut or replaced is loaded anew.
 
         Raises:
             SinkRefused: the table is gone.
             StoreUnavailable: it cannot be read.
         """
+        self._ahead = None
+        at_s = self._clock.monotonic_s()
         try:
-            if (
-                self._table is not None
-                and self._table_entry is not None
-                and self._entry_state(self._table.version()) == self._table_entry
-            ):
+            checkpoint = (
+                self._checkpoint_state()
+            )  # before the table is loaded: one made meanwhile is noticed the next time
+            if self._table is not None and self.is_as_seen(self._table):
                 if self._entry_state(self._table.version() + 1) is None:
                     return self._table
                 with panics_as_errors():
@@ -51,7 +121,8 @@ class NewestTable:
             else:
                 with panics_as_errors():
                     self._table = load_table(self._log.table)
-            self._table_entry = self._entry_state(self._table.version())
+            entry = self._entry_state(self._table.version())
+            self._seen = None if entry is None else _Seen(entry, checkpoint, at_s)
         except TableNotFoundError as error:
             self._table = None
             raise SinkRefused(
@@ -59,8 +130,14 @@ class NewestTable:
             ) from error
         except (DeltaError, OSError) as error:
             self._table = None
-            raise StoreUnavailable(f"{self._where}: the table cannot be read: {shown(error)}") from error
+            raise self._unreadable(error) from error
         return self._table
+
+    def _unreadable(self, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._where}: the table cannot be read: {shown(error)}")
 
     def _entry_state(self, version: int) -> FileState | None:
         return self._log.files.stat(self._log.entry_path(version))
+
+    def _checkpoint_state(self) -> FileState | None:
+        return self._log.files.stat(os.path.join(self._log.folder, LAST_CHECKPOINT))

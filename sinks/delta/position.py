@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltalake import DeltaTable
-
 from stormproof.core.errors import Fenced
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.log import DeltaLog, OurCommit, Undo
 from stormproof.sinks.delta.reach import Reach
 from stormproof.sinks.protocol import Held, PreparedTransaction
@@ -31,8 +30,8 @@ class Position:
         return Held(self.txid, None if self.commit is None else self.commit.digest)
 
 
-def find_position(log: DeltaLog, table: DeltaTable, application: str) -> Position | None:
-    """The last txid of an application in a loaded table; None where it holds none."""
+def find_position(log: DeltaLog, table: TableHead, application: str) -> Position | None:
+    """The last txid of an application in a table; None where it holds none."""
     txid = table.transaction_version(application)
     if not txid:  # 0: only what was given up was ever on its way; see `late_entry`
         return None
@@ -63,7 +62,7 @@ def find_commit(log: DeltaLog, application: str, transaction: PreparedTransactio
 
 
 def require_not_given_up(
-    log: DeltaLog, table: DeltaTable, application: str, position: Position | None, txid: int, where: str
+    log: DeltaLog, table: TableHead, application: str, position: Position | None, txid: int, where: str
 ) -> None:
     """Refuse a transaction that a version of `late_entry` keeps out; `position` is what the table holds.
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final, Protocol
 
 import pyarrow as pa
-from deltalake import DeltaTable, PostCommitHookProperties
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.transaction import AddAction
 
 from stormproof.core.errors import UsageError
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.delta.entries import put_next
 from stormproof.sinks.delta.folds import fold_expression, quoted
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import SUPERSEDED, DeltaLog
 from stormproof.sinks.delta.merge_files import written_for
@@ -30,7 +29,7 @@ HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_
 class RowsToPut(Protocol):
     """The rows of a transaction: a sink has them in prepared files, a map in memory."""
 
-    def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+    def check(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         """Check that all rows are there, and that the table can hold them.
 
         Raises:
@@ -67,8 +66,15 @@ class RowsToPut(Protocol):
         del table, transaction, spark, where
         return ""
 
-    def put(self, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label) -> None:
-        """Write them to the table, in one version that holds the label."""
+    def put_next(self, log: DeltaLog, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
+        """Write them in the version behind `table`'s by a log entry of our own; whether that was done: see
+        `entries.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
+        """
+        del log, table, transaction, label
+        return False
+
+    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+        """Write them to the table, in one version."""
         ...
 
     def put_by_spark(self, spark: SparkCommitter, transaction: PreparedTransaction, label: Label) -> None:
@@ -77,26 +83,23 @@ class RowsToPut(Protocol):
         raise UsageError(f"{type(self).__name__} are written by delta-rs alone")
 
 
-def adopt_files(log: DeltaLog, table: DeltaTable, files: Sequence[AddAction], label: Label) -> None:
-    """Add files that are in the table's folder already. Without files the version holds its label alone."""
-    if put_next(log, table, files, label):
-        return
+def adopt_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:
+    """Add files that are in the table's folder already. Without files the version holds its transaction identifier alone."""
     table.create_write_transaction(
         list(files),
         "append",
         table.schema(),
         table.metadata().partition_columns,
-        commit_properties=label.for_delta_rs(),
+        commit_properties=properties,
         post_commithook_properties=HOOKS,
     )
 
 
 def merge_rows(
-    log: DeltaLog,
     table: DeltaTable,
     rows: pa.Table | pa.RecordBatchReader,
     input_: SinkInput,
-    label: Label,
+    properties: CommitProperties,
     *,
     streamed: bool = False,
 ) -> None:
@@ -119,16 +122,21 @@ def merge_rows(
         target_alias="t",
         streamed_exec=streamed,
         writer_properties=written_for(table),
-        commit_properties=label.for_delta_rs(),
+        commit_properties=properties,
         post_commithook_properties=HOOKS,
     ).when_not_matched_insert(added)
     if changed:
         merge = merge.when_matched_update(changed, predicate=later_condition(input_, quoted))
     metrics = merge.execute()
     if not metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]:
-        adopt_files(log, table, [], _with_superseded(label, int(metrics["num_source_rows"])))
+        adopt_files(table, [], _with_superseded(properties, int(metrics["num_source_rows"])))
 
 
-def _with_superseded(label: Label, rows: int) -> Label:
-    before = int(label.metadata.get(SUPERSEDED, 0))
-    return replace(label, metadata={**label.metadata, SUPERSEDED: str(before + rows)})
+def _with_superseded(properties: CommitProperties, rows: int) -> CommitProperties:
+    metadata = dict(properties.custom_metadata or {})
+    before = int(metadata.get(SUPERSEDED, 0))
+    return CommitProperties(
+        custom_metadata={**metadata, SUPERSEDED: str(before + rows)},
+        max_commit_retries=properties.max_commit_retries,
+        app_transactions=properties.app_transactions,
+    )

@@ -6,13 +6,14 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
@@ -28,7 +29,9 @@ from stormproof.sinks.delta.asked_rows import ask_delta_rs
 from stormproof.sinks.delta.checks import lacking, may_reject, require_checks, violates
 from stormproof.sinks.delta.compaction import commits_since_compaction, compact, settle_compactions
 from stormproof.sinks.delta.compare import compare
+from stormproof.sinks.delta.entries import put_next
 from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.late_entry import keep_out
@@ -113,9 +116,9 @@ class DeltaSession(TableHold, SinkSession):
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
         adopted = not self.input.is_by_key and self.committer() is Committer.DELTA_RS
-        partitions = tuple(self.load().metadata().partition_columns) if adopted else ()
+        partitions = tuple(self.head().metadata().partition_columns) if adopted else ()
         leaves_out = self.contract is SchemaContract.DISCARD_ROW
-        rejects = leaves_out or self._names_groups or may_reject(self.load(), self.input)
+        rejects = leaves_out or self._names_groups or may_reject(self.head(), self.input)
         return FileWriter(
             self.identity.sink,
             self._directory,
@@ -234,7 +237,7 @@ class _PreparedRows(RowsToPut):
     where: str
     opened_ns: int = field(default_factory=time.time_ns)
 
-    def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+    def check(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         if not self.input.is_by_key:
             put_back(self.directory, transaction.files)
         by = require_table(table, self.input, where, self.committer)
@@ -293,7 +296,7 @@ class _PreparedRows(RowsToPut):
         ask = partial(ask_delta_rs, table, transaction, self.input, where)
         return leave_out(self.directory, transaction, self.input, where, ask, adopted=not self.input.is_by_key)
 
-    def _require_partitions(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+    def _require_partitions(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         columns = sorted(table.metadata().partition_columns)
         filled = [file for file in transaction.files if file.rows]
         wrong = [file.path for file in filled if sorted(partition_values(file)) != columns]
@@ -304,7 +307,7 @@ class _PreparedRows(RowsToPut):
                 files=list(wrong),
             )
 
-    def _require_no_nulls(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+    def _require_no_nulls(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         for file in transaction.files:
             wrong = lacking(table, file)
             if wrong:
@@ -315,20 +318,32 @@ class _PreparedRows(RowsToPut):
                     column=wrong[0],
                 )
 
-    def put(self, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label) -> None:
+    def put_next(self, log: DeltaLog, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
+        """Adopt the files."""
+        with self._files_there(transaction) as files:
+            return put_next(log, table, files, label)
+
+    @contextmanager
+    def _files_there(self, transaction: PreparedTransaction) -> Generator[list[AddAction]]:
+        """Around an adoption of the files: up to the log entry a VACUUM may take them, and here they are put back."""
+        put_back(self.directory, transaction.files)
+        filled = [file for file in transaction.files if file.rows]
+        try:
+            yield [*map(_add_action, filled, states_of(self.directory, filled))]
+        finally:
+            put_back(self.directory, transaction.files)
+
+    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Adopt the files, or merge their rows."""
         if not self.input.is_by_key:
-            put_back(self.directory, transaction.files)
-            filled = [file for file in transaction.files if file.rows]
-            states = states_of(self.directory, filled)
-            adopt_files(log, table, [*map(_add_action, filled, states)], label)
-            put_back(self.directory, transaction.files)  # up to the log entry a VACUUM may have taken them
+            with self._files_there(transaction) as files:
+                adopt_files(table, files, properties)
             return
         if transaction.rows == 0:
-            adopt_files(log, table, [], label)
+            adopt_files(table, [], properties)
             return
         if function_folds(self.input):
-            self._put_merged(log, table, transaction, label)
+            self._put_merged(table, transaction, properties)
             return
         schema = self.input.schema
         batches = prepared_batches(self.directory, transaction.files, schema.names)
@@ -338,16 +353,16 @@ class _PreparedRows(RowsToPut):
             if streamed
             else pa.Table.from_batches(list(batches)).cast(schema)
         )
-        merge_rows(log, table, rows, self.input, label, streamed=streamed)
+        merge_rows(table, rows, self.input, properties, streamed=streamed)
 
-    def _put_merged(self, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label) -> None:
+    def _put_merged(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         schema = self.input.schema
         batches = prepared_batches(self.directory, transaction.files, schema.names)
         added = pa.Table.from_batches(list(batches)).cast(schema)
         merged = MergedRows(table, added, self.input, f"{self.where}, txid {transaction.txid}")
         rows, streamed = merged.source()
         try:
-            merge_rows(log, table, rows, self.input, label, streamed=streamed)
+            merge_rows(table, rows, self.input, properties, streamed=streamed)
         except (DeltaError, OSError, ValueError):
             if merged.failure is not None:
                 raise merged.failure from None

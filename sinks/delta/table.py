@@ -20,6 +20,7 @@ from stormproof.sinks.delta.features import (
     choose,
     refusal,
 )
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.lineage import require_lineage_takes_null
 from stormproof.sinks.merging import columns_by_function
@@ -28,7 +29,7 @@ CHECKPOINT_INTERVAL: Final = 100
 """Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
 
 
-def require_table(table: DeltaTable, input_: SinkInput, where: str, asked: AskedCommitter = "auto") -> Committer:
+def require_table(table: TableHead, input_: SinkInput, where: str, asked: AskedCommitter = "auto") -> Committer:
     """Refuse a table that cannot hold such rows, or to which nobody writes them safely; returns who is to write.
 
     `asked` is who shall write: "auto" is delta-rs where it can.
@@ -48,12 +49,12 @@ def require_table(table: DeltaTable, input_: SinkInput, where: str, asked: Asked
     return committer
 
 
-def committer_of(table: DeltaTable, input_: SinkInput, asked: AskedCommitter) -> Committer:
+def committer_of(table: TableHead, input_: SinkInput, asked: AskedCommitter) -> Committer:
     """Who is to write to the table; it may refuse the rows all the same."""
     return choose(TableFacts.of(table), input_.mode).committer if asked == "auto" else Committer(asked)
 
 
-def require_plain_files(table: DeltaTable, where: str) -> None:
+def require_plain_files(table: TableHead, where: str) -> None:
     """Refuse a table whose files do not have all of its columns: a map reads the files as they are.
 
     Raises:
@@ -109,7 +110,7 @@ def _limits(input_: SinkInput, not_null: Set[str], partitions: Collection[str]) 
     )
 
 
-def _require_columns(table: DeltaTable, input_: SinkInput, where: str) -> None:
+def _require_columns(table: TableHead, input_: SinkInput, where: str) -> None:
     there = {f.name: f for f in table.schema().fields}
     for asked in Schema.from_arrow(input_.schema).fields:
         found = there.pop(asked.name, None)
@@ -140,7 +141,7 @@ def _type_name(kind: object) -> str:
     return str(getattr(kind, "type", kind))
 
 
-def _require_features(table: DeltaTable, input_: SinkInput, where: str, asked: AskedCommitter) -> Committer:
+def _require_features(table: TableHead, input_: SinkInput, where: str, asked: AskedCommitter) -> Committer:
     choice = choose(TableFacts.of(table), input_.mode)
     if choice.refused:
         raise SinkRefused(

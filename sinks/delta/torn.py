@@ -23,6 +23,7 @@ from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.log import (
     APPLICATION,
     COMPACTS,
+    LAST_CHECKPOINT,
     ROWS,
     SUPERSEDED,
     DeltaLog,
@@ -35,8 +36,6 @@ log = logging.getLogger("stormproof.sink")
 
 ASIDE: Final = ".stormproof-torn-"
 """Prefix of the names of files that were put aside; readers of a log ignore such names."""
-
-_HINT: Final = "_last_checkpoint"
 
 
 def tear(entry: bytes) -> str | None:
@@ -208,19 +207,19 @@ def _torn_checkpoint(delta_log: DeltaLog, versions: list[int]) -> list[str]:
     if newest is not None and unreadable(delta_log.checkpoint_path(newest)) is not None:
         names.append(os.path.basename(delta_log.checkpoint_path(newest)))
     try:
-        with delta_log.files.open(os.path.join(delta_log.folder, _HINT)) as file:
+        with delta_log.files.open(os.path.join(delta_log.folder, LAST_CHECKPOINT)) as file:
             hint = json.loads(file.read())
     except FileNotFoundError:
         return names
     except ValueError:
-        return [*names, _HINT]
+        return [*names, LAST_CHECKPOINT]
     if not isinstance(hint, dict) or "version" not in hint:
-        return [*names, _HINT]
+        return [*names, LAST_CHECKPOINT]
     if "parts" in hint or "v2Checkpoint" in hint:
         return names  # a kind of checkpoint that only other writers make
     named = delta_log.checkpoint_path(int(hint["version"]))
     if os.path.basename(named) in names or delta_log.files.stat(named) is None:
-        names.append(_HINT)
+        names.append(LAST_CHECKPOINT)
     return names
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import sqlalchemy as sa
-from deltalake import DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable
 from psycopg import sql
 
 from stormproof.core.failpoint import failpoint
@@ -22,7 +22,6 @@ from stormproof.sinks import writer
 from stormproof.sinks.delta import durable, opening
 from stormproof.sinks.delta import hold as delta
 from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.fence import Fence
@@ -190,25 +189,18 @@ def guard_before_rows() -> None:
     replace_in(PostgresBacking, "begin", begin_with_the_guard)
 
 
-class Unidentified(Label):
-    """A label without a transaction identifier."""
-
-    def identifiers(self) -> list[Transaction]:
-        return []
-
-
 def identifier_before_rows() -> None:
     """A map in Delta puts its transaction identifier in a version before the one with the rows."""
     put = GatheredRows.put
 
     def put_in_two(
-        rows: GatheredRows, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label
+        rows: GatheredRows, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
     ) -> None:
         gathered, rows.gathered = rows.gathered, []
-        put(rows, log, table, transaction, label)
+        put(rows, table, transaction, properties)
         failpoint("delta.after_log_entry")
         rows.gathered = gathered
-        put(rows, log, DeltaTable(table.table_uri), transaction, Unidentified("", 0, {}))
+        put(rows, DeltaTable(table.table_uri), transaction, CommitProperties())
 
     replace_in(GatheredRows, "put", put_in_two)
 

@@ -91,6 +91,7 @@ def test_the_group_ends_at_the_last_offsets_in_whatever_order_answers_come(
                 advice.tell({ONE: at, TWO: at})
             elif group.sent:
                 group.arrive(-1, None if step == "answer" else "gone")
+        advice.finish()
         advice.close()
     assert group.most == 1
     assert group.committed == ({ONE: at} if refused else {ONE: at, TWO: at})
@@ -130,8 +131,7 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for_long(monkeypatch: pyte
     group = Group(away=True)
     advice = advice_for(group, monkeypatch)
     advice.tell({ONE: 5})
-    advice.close()
-    assert group.closed
+    advice.finish()
     assert group.waited_s == pytest.approx(LAST_POLLS * POLL_S)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from pyarrow.dataset import dataset
 
 from stormproof.core.arguments import require_path
@@ -16,8 +16,8 @@ from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.delta.column_types import check_types
+from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.hold import TableHold
-from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
@@ -148,19 +148,19 @@ class GatheredRows(RowsToPut):
         self._input = input_
         self.gathered: list[pa.RecordBatch] = []
 
-    def check(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> None:
+    def check(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         """Check that the table can hold them; the transaction's files have been checked already."""
         del transaction
         require_table(table, self._input, where, "delta-rs")
         require_plain_files(table, where)
 
-    def put(self, log: DeltaLog, table: DeltaTable, transaction: PreparedTransaction, label: Label) -> None:
+    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Merge them; without rows the version holds its transaction identifier alone."""
         del transaction
         if self.gathered:
-            merge_rows(log, table, pa.Table.from_batches(self.gathered), self._input, label)
+            merge_rows(table, pa.Table.from_batches(self.gathered), self._input, properties)
         else:
-            adopt_files(log, table, (), label)
+            adopt_files(table, (), properties)
 
 
 class DeltaMap:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("stormproof.kafka")
 
 
-LAST_POLLS: Final = 50
-"""How often `GroupAdvice.close` asks for an answer that is still out: no message depends on what it would say."""
+LAST_POLLS: Final = 100
+"""How often `GroupAdvice.finish` asks for an answer that is still out: no message depends on what it would say."""
 POLL_S: Final = 0.1
 """How long it waits for one, each time."""
 
@@ -43,7 +43,7 @@ class GroupAdvice:
     def tell(self, applied: Mapping[Partition, int]) -> None:
         """Commit the offsets that have changed; the answer is not waited for.
 
-        Where an answer is still out, they are committed by a later call, or by `close`.
+        Where an answer is still out, they are committed by a later call, or by `finish`.
         """
         if self._group is None:
             return
@@ -99,17 +99,15 @@ class GroupAdvice:
                 self._cluster.without_secrets(str(error)),
             )
 
-    def close(self) -> None:
-        """Wait for each answer at most `LAST_POLLS` x `POLL_S`, commit the last offsets, and let the connection go."""
-        consumer, self._consumer = self._consumer, None
+    def finish(self) -> None:
+        """At the end of a run: wait for each answer, at most `LAST_POLLS` x `POLL_S`, and commit the last offsets."""
+        consumer = self._consumer
         if consumer is None or self._made_in != os.getpid():
             return
         with suppress(StormproofError, RuntimeError):
             if self._answered(consumer):
                 self._send(consumer)
                 self._answered(consumer)
-            consumer.close()
-        self._sent = {}
 
     def _answered(self, consumer: Consumer) -> bool:
         for _ in range(LAST_POLLS):
@@ -117,3 +115,11 @@ class GroupAdvice:
                 break
             consumer.poll(POLL_S)
         return not self._sent
+
+    def close(self) -> None:
+        """Let the connection go, and with it what was not told."""
+        consumer, self._consumer = self._consumer, None
+        self._sent = {}
+        if consumer is not None and self._made_in == os.getpid():
+            with suppress(StormproofError, RuntimeError):
+                consumer.close()

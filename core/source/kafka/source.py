@@ -195,6 +195,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
         if self._subscription is not None:
             with suppress(StoreUnavailable):
                 self._tell()
+            self._advice.finish()
         self.drop_connections()
 
     def probes(self) -> tuple[Probe, ...]:
