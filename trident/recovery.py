@@ -205,9 +205,9 @@ def _record_dead(
     dead = dict.fromkeys(resolution.dead)
     source = steps.source
     if failures and not resolution.dead and not resolution.retried and isinstance(source, SupportsDeadLetters):
-        shown = {source.shown_id(f.id, f.origin) for f in failures}
-        letters = source.dead_letters()
-        dead = dict.fromkeys(d.shown_id for d in letters if d.shown_id in shown and d.disposal is None)
+        shown = dict.fromkeys(source.shown_id(f.id, f.origin) for f in failures)
+        undecided = source.undecided_among(shown)
+        dead = dict.fromkeys(one for one in shown if one in undecided)
     if not dead:
         return
     with steps.ledger.transaction(steps.run) as tx:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -364,6 +364,12 @@ class PendingSource(Connector):
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Every dead letter of this subscription, those that were disposed of included, oldest first."""
         return self._letters().dead_letters()
+
+    def undecided_among(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of these messages that are dead letters which wait for a decision. No payload is read."""
+        wanted = frozenset(ids)
+        with closing(self._letters().heads(undecided=True)) as heads:
+            return frozenset(head.shown_id for head in heads if head.shown_id in wanted)
 
     def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Hand these dead letters out again, with their failures counted from 0; returns those that were dead."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 from stormproof.core.source.dead_letter import DeadLetter
@@ -18,6 +18,10 @@ class SupportsDeadLetters(Protocol):
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """Every dead letter of this subscription, oldest first, including those that were decided."""
+        ...
+
+    def undecided_among(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of these messages that are dead letters which wait for a decision. No payload is read."""
         ...
 
     def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:

@@ -461,6 +461,16 @@ class SourceGroup(Source):
             for letter in member.source.dead_letters()
         )
 
+    def undecided_among(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of these messages that are dead letters which wait for a decision."""
+        named = [pair for pair in map(unshown, ids) if pair is not None]
+        found = set[str]()
+        for member in self._members:
+            mine = [inner for spout, inner in named if spout == member.spout]
+            if mine and isinstance(member.source, SupportsDeadLetters):
+                found.update(member.shown(member.source.undecided_among(mine)))
+        return frozenset(found)
+
     def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Hand these dead letters out again; returns those that were dead."""
         return self._dispose(ids, by, why, requeue=True)

@@ -144,6 +144,10 @@ class FailureCases:
         assert [entry["error"] for entry in letter.history] == [f"error {n + 1}" for n in range(harness.max_attempts)]
         assert [entry["owner"] for entry in letter.history] == [f"a{n + 1}" for n in range(harness.max_attempts)]
         assert letter.disposal is None
+        assert source.undecided_among([letter.shown_id, "another"]) == {letter.shown_id}
+        assert source.undecided_among([]) == frozenset()
+        source.drop([letter.shown_id], by="ann", why="poison")
+        assert source.undecided_among([letter.shown_id]) == frozenset()
 
     def test_a_message_that_is_merely_returned_waits_with_the_failed_ones_and_is_never_counted(
         self, harness: SourceHarness
