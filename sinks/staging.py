@@ -32,6 +32,8 @@ Answer = TypeVar("Answer")
 
 ASKED_AT_ONCE: Final = 16
 """Files that an object store is asked for at the same time."""
+DIGESTED_ALONE_BYTES: Final = 1024 * 1024
+"""Up to so many bytes of local files are digested one after the other: two threads take longer to begin than that."""
 
 _PREFIX: Final = "stormproof-"
 _NAME: Final = re.compile(
@@ -101,7 +103,8 @@ def require_files(
         return None if found == file.digest else f"{path} has digest {found} instead of {file.digest}"
 
     known = states_of(directory, files) if states is None else states
-    at_once = _at_once if digests else map
+    far = not files_at(directory).is_local
+    at_once = _at_once if digests and (far or sum(file.bytes for file in files) > DIGESTED_ALONE_BYTES) else map
     wrong = [text for text in at_once(fault, files, known) if text is not None]
     if wrong:
         raise SinkRefused(
