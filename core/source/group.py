@@ -463,13 +463,9 @@ class SourceGroup(Source):
 
     def undecided_among(self, ids: Collection[str]) -> frozenset[str]:
         """Those of these messages that are dead letters which wait for a decision."""
-        named = [pair for pair in map(unshown, ids) if pair is not None]
-        found = set[str]()
-        for member in self._members:
-            mine = [inner for spout, inner in named if spout == member.spout]
-            if mine and isinstance(member.source, SupportsDeadLetters):
-                found.update(member.shown(member.source.undecided_among(mine)))
-        return frozenset(found)
+        return frozenset(
+            one for member, source, mine in self._named(ids) for one in member.shown(source.undecided_among(mine))
+        )
 
     def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
         """Hand these dead letters out again; returns those that were dead."""
@@ -493,13 +489,18 @@ class SourceGroup(Source):
 
     def _dispose(self, ids: Sequence[str], by: str, why: str, *, requeue: bool) -> tuple[str, ...]:
         done: list[str] = []
+        for member, source, mine in self._named(ids):
+            act = source.requeue if requeue else source.drop
+            done += member.shown(act(mine, by=by, why=why))
+        return tuple(done)
+
+    def _named(self, ids: Collection[str]) -> Iterator[tuple[_Member, SupportsDeadLetters, list[str]]]:
+        """The spouts that these messages are of and whose sources keep dead letters, each with its messages."""
         named = [pair for pair in map(unshown, ids) if pair is not None]
         for member in self._members:
             mine = [inner for spout, inner in named if spout == member.spout]
             if mine and isinstance(member.source, SupportsDeadLetters):
-                act = member.source.requeue if requeue else member.source.drop
-                done += member.shown(act(mine, by=by, why=why))
-        return tuple(done)
+                yield member, member.source, mine
 
     def _of(self, key: int) -> tuple[_Member, int]:
         index, id_ = id_of(key)
