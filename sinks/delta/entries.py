@@ -8,7 +8,6 @@ did can lie between the two versions.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from json import dumps
 from typing import Any, Final
@@ -18,7 +17,7 @@ from deltalake.transaction import AddAction
 
 from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.log import DeltaLog, now_ms
 
 _PLAIN_VERSION_MAX: Final = 4
 _LISTS_FEATURES: Final = 7
@@ -44,15 +43,19 @@ def put_next(log: DeltaLog, table: TableHead, files: Sequence[AddAction], label:
         OSError: the place refuses, or does not answer. The entry may be there, or arrive yet.
     """
     read = table.version()
-    if not (_is_plain(table) and all(map(_is_plain_file, files))) or log.files.stat(log.entry_path(read)) is None:
-        return False
-    if (read + 2) % _checkpoint_interval(table) == 0:
+    if not is_ours(table, [file.path for file in files]) or log.files.stat(log.entry_path(read)) is None:
         return False
     try:
         log.files.put_new(log.entry_path(read + 1), _adding(table, files, label))
     except FileExistsError:
         return False
     return True
+
+
+def is_ours(table: TableHead, paths: Iterable[str]) -> bool:
+    """Whether, by the table and these paths, the version behind `table`'s that adds the files may be put here."""
+    checkpoint_is_due = (table.version() + 2) % _checkpoint_interval(table) == 0
+    return _has_plain_features(table) and not checkpoint_is_due and all(quote(p, safe=_NAMES) == p for p in paths)
 
 
 def entry_of(operation: str, parameters: Mapping[str, str], actions: Iterable[Any], more: Mapping[str, Any]) -> bytes:
@@ -70,11 +73,6 @@ def entry_of(operation: str, parameters: Mapping[str, str], actions: Iterable[An
     }
     # Without a line's end at the end: a power loss that takes it leaves a whole entry, and every other part is torn.
     return "\n".join(dumps(action, ensure_ascii=False) for action in ({"commitInfo": info}, *actions)).encode()
-
-
-def now_ms() -> int:
-    """The time of day as the log has it."""
-    return time.time_ns() // 1_000_000
 
 
 def _adding(table: TableHead, files: Sequence[AddAction], label: Label) -> bytes:
@@ -99,15 +97,11 @@ def _adding(table: TableHead, files: Sequence[AddAction], label: Label) -> bytes
     return entry_of("WRITE", parameters, [*adds, *identifiers], label.metadata)
 
 
-def _is_plain(table: TableHead) -> bool:
+def _has_plain_features(table: TableHead) -> bool:
     protocol = table.protocol()
     if protocol.min_writer_version < _LISTS_FEATURES:
         return protocol.min_writer_version <= _PLAIN_VERSION_MAX
     return protocol.min_writer_version == _LISTS_FEATURES and _PLAIN.issuperset(protocol.writer_features or ())
-
-
-def _is_plain_file(file: AddAction) -> bool:
-    return quote(file.path, safe=_NAMES) == file.path
 
 
 def _checkpoint_interval(table: TableHead) -> int:

@@ -18,11 +18,12 @@ from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.checks import may_reject
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
+from stormproof.sinks.delta.entries import is_ours
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files, tail_since
 from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, versions_for
 from stormproof.sinks.delta.failures import is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
-from stormproof.sinks.delta.head import TableHead
+from stormproof.sinks.delta.head import TableAhead, TableHead
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
@@ -208,7 +209,9 @@ class TableHold(StoreRecord):
         """Commit once; `here`: by a log entry of our own where that is enough, which needs no loaded table."""
         where = f"{self.where}, txid {transaction.txid}"
         head = self._newest.head()
-        whole = None if here and self._is_plain(head, committer, transaction) else self._newest.load()
+        whole: DeltaTable | None = None
+        if not (here and self._is_plain(head, committer, transaction)):
+            whole = self._newest.load() if isinstance(head, TableAhead) else head
         table = head if whole is None else whole
         position = self.position(table, same_table=checked)
         if checked and decide(self.identity, transaction, self._known(whole, transaction, position)) is Decision.SKIP:
@@ -267,6 +270,7 @@ class TableHold(StoreRecord):
             and self.contract is not SchemaContract.EVOLVE
             and not may_reject(table, self.input)
             and not Misfits.of(transaction.files)
+            and is_ours(table, [file.path for file in transaction.files if file.rows])
         )
 
     def _put_here(

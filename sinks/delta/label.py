@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from deltalake import CommitProperties, Transaction
+
+from stormproof.sinks.delta.log import now_ms
 
 COMMIT_RETRIES_MAX: Final = 15
 """How often a commit is tried again after other writers' commits. After one of our own, delta-rs gives up at once."""
@@ -35,4 +36,4 @@ class Label:
 
     def identifiers(self) -> list[Transaction]:
         """The transaction identifier: one. For one without a time, the engines disagree on when it expires."""
-        return [Transaction(self.application, self.version, time.time_ns() // 1_000_000)]
+        return [Transaction(self.application, self.version, now_ms())]

@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -50,6 +51,11 @@ _METRICS: Final = (
     ("numSourceRows", ("numTargetRowsInserted", "numTargetRowsUpdated")),
 )
 """The metrics of a MERGE: its rows, and those of the table that they changed. First by delta-rs, then by Spark."""
+
+
+def now_ms() -> int:
+    """The time of day as the log has it."""
+    return time.time_ns() // 1_000_000
 
 
 OF_TIME: Final = -1

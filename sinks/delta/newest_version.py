@@ -25,8 +25,9 @@ SEEN_MAX_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """How the log was when a version was the newest: this one's entry, and the file that names the last checkpoint."""
+    """How the log was when a version was the newest: its entry, and the file that names the last checkpoint."""
 
+    head: DeltaTable | TableAhead
     entry: FileState
     checkpoint: FileState | None
     at_s: float
@@ -46,21 +47,23 @@ class NewestTable:
         self._log = log
         self._where = where
         self._clock = clock or SystemClock()
-        self._table: DeltaTable | None = None
-        self._seen: _Seen | None = None
-        self._ahead: TableAhead | None = None
-        self._ahead_seen: _Seen | None = None
+        self._loaded: _Seen | None = None
+        self._ahead: _Seen | None = None
 
     def forget(self) -> None:
         """Load it anew the next time."""
-        self._table = self._ahead = None
+        self._loaded = self._ahead = None
 
-    def head(self) -> TableHead:
+    def head(self) -> DeltaTable | TableAhead:
         """The newest version without its files: not loaded where it is one that `follow` was told of, else as by `load`."""
         ahead = self._ahead
         try:
-            if ahead is not None and self.is_as_seen(ahead) and self._entry_state(ahead.number + 1) is None:
-                return ahead
+            if (
+                ahead is not None
+                and self._is_unchanged(ahead, self._checkpoint_state())
+                and self._entry_state(ahead.head.version() + 1) is None
+            ):
+                return ahead.head
         except OSError as error:
             raise self._unreadable(error) from error
         return self.load()
@@ -72,30 +75,25 @@ class NewestTable:
         Raises:
             OSError: the log cannot be read.
         """
-        seen = self._ahead_seen if head is self._ahead else self._seen if head is self._table else None
-        return (
-            seen is not None
-            and self._clock.monotonic_s() - seen.at_s < SEEN_MAX_S
-            and self._entry_state(head.version()) == seen.entry
-            and self._checkpoint_state() == seen.checkpoint
-        )
+        seen = self._seen(head)
+        return seen is not None and self._is_unchanged(seen, self._checkpoint_state())
 
     def follow(self, head: TableHead, label: Label) -> None:
         """This process wrote the version behind `head`, which adds files under this label and changes nothing else."""
-        known, self._ahead = self._ahead, None
-        seen = self._ahead_seen if head is known else self._seen if head is self._table else None
-        if self._table is None or seen is None:
+        seen, self._ahead = self._seen(head), None
+        if seen is None:
             return
+        number = head.version() + 1
         try:
-            entry = self._entry_state(head.version() + 1)
+            entry = self._entry_state(number)
         except OSError:
             return  # it is in the log, and the next call asks again
         if entry is None:
             return
-        identifiers = known.identifiers if known is not None and head is known else {}
-        self._ahead = TableAhead(self._table, head.version() + 1, {**identifiers, label.application: label.version})
+        known = seen.head if isinstance(seen.head, TableAhead) else TableAhead(seen.head, number, {})
+        ahead = TableAhead(known.loaded, number, {**known.identifiers, label.application: label.version})
         # The checkpoint as it was when the version before was seen as the newest: one made since is noticed.
-        self._ahead_seen = _Seen(entry, seen.checkpoint, self._clock.monotonic_s())
+        self._ahead = _Seen(ahead, entry, seen.checkpoint, self._clock.monotonic_s())
 
     def load(self) -> DeltaTable:
         """The table at its newest version.
@@ -107,31 +105,40 @@ class NewestTable:
             SinkRefused: the table is gone.
             StoreUnavailable: it cannot be read.
         """
-        self._ahead = None
+        seen, self._loaded, self._ahead = self._loaded, None, None
         at_s = self._clock.monotonic_s()
         try:
-            checkpoint = (
-                self._checkpoint_state()
-            )  # before the table is loaded: one made meanwhile is noticed the next time
-            if self._table is not None and self.is_as_seen(self._table):
-                if self._entry_state(self._table.version() + 1) is None:
-                    return self._table
+            # Looked at before the table is loaded: a checkpoint that is made meanwhile is noticed the next time.
+            checkpoint = self._checkpoint_state()
+            if seen is not None and isinstance(seen.head, DeltaTable) and self._is_unchanged(seen, checkpoint):
+                table = seen.head
+                if self._entry_state(table.version() + 1) is None:
+                    self._loaded = seen
+                    return table
                 with panics_as_errors():
-                    self._table.update_incremental()
+                    table.update_incremental()
             else:
                 with panics_as_errors():
-                    self._table = load_table(self._log.table)
-            entry = self._entry_state(self._table.version())
-            self._seen = None if entry is None else _Seen(entry, checkpoint, at_s)
+                    table = load_table(self._log.table)
+            entry = self._entry_state(table.version())
         except TableNotFoundError as error:
-            self._table = None
             raise SinkRefused(
                 f"{self._where}: the table is gone: {shown(error)}", problem=SinkProblem.TABLE_GONE
             ) from error
         except (DeltaError, OSError) as error:
-            self._table = None
             raise self._unreadable(error) from error
-        return self._table
+        self._loaded = None if entry is None else _Seen(table, entry, checkpoint, at_s)
+        return table
+
+    def _seen(self, head: TableHead) -> _Seen | None:
+        return next((seen for seen in (self._ahead, self._loaded) if seen is not None and seen.head is head), None)
+
+    def _is_unchanged(self, seen: _Seen, checkpoint: FileState | None) -> bool:
+        return (
+            self._clock.monotonic_s() - seen.at_s < SEEN_MAX_S
+            and self._entry_state(seen.head.version()) == seen.entry
+            and checkpoint == seen.checkpoint
+        )
 
     def _unreadable(self, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(f"{self._where}: the table cannot be read: {shown(error)}")

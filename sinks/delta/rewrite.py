@@ -23,9 +23,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 from deltalake.transaction import AddAction
 
-from stormproof.sinks.delta.entries import entry_of, now_ms
+from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import OTHERS_CHANGED, panics_as_errors
-from stormproof.sinks.delta.log import COMPACTS, DeltaLog
+from stormproof.sinks.delta.log import COMPACTS, DeltaLog, now_ms
 from stormproof.sinks.delta.merge_files import written_for
 from stormproof.sinks.partitions import as_text
 

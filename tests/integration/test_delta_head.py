@@ -23,7 +23,7 @@ from stormproof.core.clock import ManualClock
 from stormproof.core.errors import StoreUnavailable
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta.entries import put_next
-from stormproof.sinks.delta.head import TableHead
+from stormproof.sinks.delta.head import TableAhead, TableHead
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog
 from stormproof.sinks.delta.newest_version import SEEN_MAX_S, NewestTable
@@ -86,8 +86,9 @@ class Place:
         Path(self.log.entry_path(known + 1)).unlink()
 
     def others_restore(self) -> None:
+        """To the version before, where a clean-up has left it."""
         table = DeltaTable(self.path)
-        if table.version():
+        if table.version() and Path(self.log.entry_path(table.version() - 1)).exists():
             table.restore(table.version() - 1, ignore_missing_files=True)
 
     def others_make_it_anew(self) -> None:
@@ -133,8 +134,8 @@ def test_the_head_is_what_a_reader_finds(steps: list[str], tmp_path_factory: pyt
 class Blind(NewestTable):
     """Takes the version that it followed for the newest one, whatever came behind it."""
 
-    def head(self) -> TableHead:
-        return super().head() if self._ahead is None else self._ahead
+    def head(self) -> DeltaTable | TableAhead:
+        return super().head() if self._ahead is None else self._ahead.head
 
 
 def test_control_a_head_that_does_not_look_behind_itself_is_caught(tmp_path: Path) -> None:
@@ -259,6 +260,20 @@ def others_clean_up(harness: SinkHarness) -> None:
     others_append(harness)
     DeltaTable(str(harness.delta_path)).create_checkpoint()
     Path(DeltaLog(str(harness.delta_path)).entry_path(version + 1)).unlink()
+
+
+def test_a_version_that_is_delta_rs_s_to_write_is_checked_once(
+    harness: SinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third one has a checkpoint."""
+    session = harness.open()
+    DeltaTable(str(harness.delta_path)).alter.set_table_properties({"delta.checkpointInterval": "3"})
+    reached: list[str] = []
+    monkeypatch.setattr("stormproof.sinks.delta.hold.failpoint", reached.append)
+    for txid in range(1, 8):
+        assert committed(harness, session, txid) is CommitOutcome.APPLIED
+    assert reached.count("delta.after_check") == 7
+    require_rows(harness, session, 7)
 
 
 def test_behind_another_writers_version_the_table_is_looked_at_and_the_batch_committed_once(
