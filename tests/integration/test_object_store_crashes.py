@@ -21,6 +21,7 @@ from support.crashes import FAILED, UNAVAILABLE, Cell, run_driver
 from support.lossy_store import Loss, LossyStore
 from support.object_tables import (
     APPEND,
+    FOLD,
     IN_OBJECT_STORE,
     SINKS,
     build,
@@ -244,12 +245,14 @@ def test_control_without_a_version_that_keeps_it_out_it_lands(
 
 
 def test_control_commits_without_a_transaction_identifier_are_caught(stand: Stand) -> None:
-    """The tests above would see it: the topology stops, with messages that no table has."""
+    """The tests above would see it: the topology stops, with messages that its fold does not have. The entry of an append is
+    known again by its bytes, too.
+    """
     stand.give(6, "second")
-    stand.proxy.lose(Loss.ANSWER, 1, "PUT", rf"/{APPEND}/{LOG_ENTRY}")
+    stand.proxy.lose(Loss.ANSWER, 1, "PUT", rf"/{FOLD}/{LOG_ENTRY}")
     assert run_driver(replace(stand.cell, sabotage=no_transaction_identifier)) == FAILED
     assert stand.proxy.lost == 1
-    assert contents(stand.cell, stand.cell.database)[APPEND] != expected(stand.put)
+    assert contents(stand.cell, stand.cell.database)[FOLD] != expected(stand.put)
 
 
 @pytest.mark.parametrize("damage", [lose_a_file, cut_a_file])
