@@ -147,6 +147,20 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(line)
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Name what failed once more in the last lines, which is all that is kept of a long output."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")  # a worker of pytest-xdist has none
+    bad = [] if reporter is None else [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
+    for report in bad[:NAMED]:
+        reporter.write_line(f"{'failed' if report.when == 'call' else 'error'}: {report.nodeid}")
+    if len(bad) > NAMED:
+        reporter.write_line(f"and {len(bad) - NAMED} more")
+
+
+NAMED: Final = 30
+"""How many of the tests that failed are named in the last lines."""
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.stash[_SEED]} (repeat with --seed={config.stash[_SEED]})"
 

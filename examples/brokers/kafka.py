@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -116,11 +117,12 @@ def broker(jars: str) -> Generator[str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
+    """A port of this machine that nobody listens on, below those that the system gives to clients."""
+    while True:
+        port = random.randrange(20_000, 32_000)  # noqa: S311 - no secret
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def wait_for(port: int) -> None:

