@@ -150,7 +150,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Name what failed once more in the last lines, which is all that is kept of a long output."""
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")  # a worker of pytest-xdist has none
-    bad = [] if reporter is None else [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
+    if reporter is None:
+        return
+    bad = [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
     for report in bad[:NAMED]:
         reporter.write_line(f"{'failed' if report.when == 'call' else 'error'}: {report.nodeid}")
     if len(bad) > NAMED:
