@@ -72,7 +72,7 @@ def entry_of(operation: str, parameters: Mapping[str, str], actions: Iterable[An
         **more,
     }
     # Without a line's end at the end: a power loss that takes it leaves a whole entry, and every other part is torn.
-    return "\n".join(dumps(action, ensure_ascii=False) for action in ({"commitInfo": info}, *actions)).encode()
+    return "\n".join(_compact(action) for action in ({"commitInfo": info}, *actions)).encode()
 
 
 def _adding(table: TableHead, files: Sequence[AddAction], label: Label) -> bytes:
@@ -93,8 +93,13 @@ def _adding(table: TableHead, files: Sequence[AddAction], label: Label) -> bytes
         {"txn": {"appId": one.app_id, "version": one.version, "lastUpdated": one.last_updated}}
         for one in label.identifiers()
     ]
-    parameters = {"mode": "Append", "partitionBy": dumps(table.metadata().partition_columns)}
+    parameters = {"mode": "Append", "partitionBy": _compact(table.metadata().partition_columns)}
     return entry_of("WRITE", parameters, [*adds, *identifiers], label.metadata)
+
+
+def _compact(value: Any) -> str:
+    """As JSON without spaces, like the entries of other writers."""
+    return dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _has_plain_features(table: TableHead) -> bool:

@@ -94,7 +94,7 @@ def test_a_commit_on_a_full_disk_goes_on_by_itself(kept: Kept) -> None:
 @pytest.mark.postgres
 def test_a_disk_that_stays_full_ends_the_run_and_blocks_nothing(kept: Kept) -> None:
     kept.operated.put(b"c d")
-    with full_disk(1000) as full, pytest.raises(StoreUnavailable, match=r"File too large \(os error 27\)"):
+    with full_disk(1000) as full, pytest.raises(StoreUnavailable, match="File too large"):
         kept.operated.run(kept.built(), outage_s=0.3)
     assert full.met > 1
     assert kept.operated.sql("select state from stormproof.txn order by txid desc limit 1") == [("prepared",)]
