@@ -161,7 +161,11 @@ class _Walk(NamedTuple):
         )
 
     def _has_beyond(self, xid: str, id_: str) -> str:
-        return f"exists (select from {self.table} m where {self._condition} and (m.xid, m.id) > ({xid}, {id_}))"
+        """Two looks into the index: over `(xid, id) > (...)` Postgres walks all that the range has before it."""
+        of_one = f"exists (select from {self.table} m where {self._condition} and m.xid = {xid} and m.id > {id_})"
+        if self.range_.xid is not None:
+            return of_one
+        return f"({of_one} or exists (select from {self.table} m where {self._condition} and m.xid > {xid}))"
 
 
 _COLUMNS: Final = "f.messages, f.bytes, f.xor, f.low, f.high"

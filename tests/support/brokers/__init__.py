@@ -134,19 +134,21 @@ def left_out(reasons: Sequence[str]) -> list[str]:
     return sorted({text.removeprefix("Skipped: ") for text in reasons if LEFT_OUT in text})
 
 
+PORTS: Final = range(10_000, 20_000)
+"""The ports of tests' servers. Linux gives clients those from 32768 on, unless it is told otherwise."""
+
+
 def free_port() -> int:
     """A TCP port of loopback that nobody listens on, for this process alone for as long as it lives.
 
-    It is below the ports that the system gives to clients, any of which may be gone before a server of ours is up, or while
-    it is down; and it is given once, whatever number of workers ask.
+    It is none that the system gives to clients, any of which may be gone before a server of ours is up, or while it is
+    down; and it is given once, whatever number of workers ask.
     """
-    own = range(10_000, min(20_000, _first_of_clients()))
-    assert own, "the system gives ports below 10000 to clients (net.ipv4.ip_local_port_range): none is left for tests"
-    start = os.getpid() * 37 % len(own)  # workers do not try the same ones
-    for port in (*own[start:], *own[:start]):
+    start = os.getpid() * 37 % len(PORTS)  # workers do not try the same ones
+    for port in (*PORTS[start:], *PORTS[:start]):
         if is_given(port):
             return port
-    raise AssertionError(f"no port between {own.start} and {own.stop} is free")
+    raise AssertionError(f"no port of {PORTS} is free")
 
 
 def is_given(port: int) -> bool:
@@ -164,10 +166,6 @@ def is_given(port: int) -> bool:
 
 
 _marks: Final[list[socket.socket]] = []
-
-
-def _first_of_clients() -> int:
-    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
 def listens(port: int) -> bool:
