@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from stormproof.core import failpoint
-from stormproof.core.settings import NOT_SETTINGS, SIGNING_VARIABLE, PREFIX, TOML_FILE, Settings
+from stormproof.core.settings import NOT_SETTINGS, PREFIX, SIGNING_VARIABLE, TOML_FILE, Settings
 
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD: Final = f"""# Settings

@@ -49,8 +49,11 @@ FAILED_MAX: Final = 20_000
 """How many failed messages of a batch are dealt with at once, about. A batch in which more fail goes back in parts, so that
 neither the driver's memory nor a transaction grows with the number of failures."""
 
-PARTS_MAX: Final = 1_000
-"""A batch in which too many messages fail goes back in this many parts at most; what is too large still is divided again."""
+PARTS_MAX: Final = 16
+"""A batch in which too many messages fail goes back in this many parts at most; what is too large still is divided again.
+To find where each part ends, some brokers' sources read all that is left of the slice: with this many parts 8 times as much
+as it holds.
+"""
 
 _LOOK_UP_ROWS: Final = 10_000
 _SHOWN_BYTES: Final = 1_000

@@ -112,6 +112,7 @@ class Claims:
                 if spark is not None:
                     spark.set_property(_name(self._identity), value)
                 else:
+                    durable.sync_tail(self._log, seen)
                     self._log.files.put_new(self._log.entry_path(seen + 1), self._entry(table, value))
         except FileExistsError:
             return False

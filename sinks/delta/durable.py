@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import Final
 
 from deltalake import DeltaTable
 
 from stormproof.sinks.delta.evidence import live_files
-from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, checksum_of
+from stormproof.sinks.delta.log import APPLICATION, LAST_CHECKPOINT, DeltaLog, checksum_of
+
+TAIL_MAX: Final = 20
+"""How many versions `sync_tail` looks at."""
 
 _SIDECARS: Final = "_sidecars"
 """The folder with the parts of checkpoints of Delta's second kind."""
@@ -75,6 +79,22 @@ def sync_versions(log: DeltaLog, first: int, last: int) -> None:
     """
     for version in range(first, last + 1):
         sync_version(log, version)
+
+
+def sync_tail(log: DeltaLog, version: int) -> None:
+    """Sync this version and those before it, back to one with a commit of ours, which synced those before it.
+
+    To be done before an entry is put behind it that is synced before it gets its name: in a power loss it must not outlive
+    them. At most `TAIL_MAX` versions: the system writes older ones by itself.
+    """
+    if not log.files.is_local:
+        return
+    first = version
+    for entry in islice(log.back_from(version), TAIL_MAX):
+        first = entry.version
+        if APPLICATION in entry.info:
+            break
+    sync_versions(log, first, version)
 
 
 def sync_checkpoints(log: DeltaLog, table: DeltaTable, checkpoints: list[int], *, live: bool) -> None:

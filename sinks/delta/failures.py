@@ -43,7 +43,7 @@ def may_pass(error: Exception) -> bool:
     text = str(error)
     if _OF_A_STORE.search(text):
         return True
-    number = os_error(text)
+    number = os_error(error)
     return _NO_MEMORY in text if number is None else number not in _OF_THE_TABLE
 
 
@@ -77,10 +77,12 @@ def panics_as_errors() -> Generator[None]:
         raise OSError(int(number[1]), f"delta-rs panicked: {error}") from error
 
 
-def os_error(text: str) -> int | None:
-    """The operating system's error number in an error text of delta-rs; None where it names none."""
-    numbers = _NUMBER.findall(text)
-    return int(numbers[-1]) if numbers else None
+def os_error(error: Exception) -> int | None:
+    """The operating system's error number, which delta-rs has in its text; None where there is none."""
+    numbers = _NUMBER.findall(str(error))
+    if numbers:
+        return int(numbers[-1])
+    return error.errno if isinstance(error, OSError) else None
 
 
 def shown(error: Exception) -> str:

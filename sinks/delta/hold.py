@@ -255,8 +255,8 @@ class TableHold(StoreRecord):
             if commit is None:
                 hint = self._rows.untold(whole, transaction, spark, where)
                 raise self._refusal(problem, where, hint) from problem
-        known = read_version if position is None or position.commit is None else position.commit.version
-        self._sync(commit, after=min(known, commit.version - 1))
+        synced = read_version if whole is None else _last_of_ours(position, read_version)
+        self._sync(commit, after=min(synced, commit.version - 1))
         self._clean(commit)
         failpoint("delta.after_sync")
         # Another driver may have committed the same transaction meanwhile.
@@ -283,20 +283,24 @@ class TableHold(StoreRecord):
         """
         label = self._label(transaction, position, table, None, checked=checked)
         problem: OSError | ValueError | None = None
-        put = False
+        put = is_sure = False
         try:
+            # Our entry is synced before it gets its name: in a power loss it must not outlive a version before it.
+            durable.sync_versions(self.log, _last_of_ours(position, table.version() - 1) + 1, table.version())
             put = self._rows.put_next(self.log, table, transaction, label)
-            if put and not self._newest.is_as_seen(table):
-                self._require_reached(label)
+            is_sure = put and self._newest.is_as_seen(table)
         except (OSError, ValueError) as error:
             problem = error
-        if put:
+        if is_sure:
             self._newest.follow(table, label)
+        if put:
             failpoint("delta.after_log_entry")
         # Where the name was taken, it may be by this very entry, whose answer was lost or came late.
         commit = find_commit(self.log, self._application, transaction, after=table.version())
-        if put and (commit is None or commit.version != table.version() + 1):
+        if is_sure and (commit is None or commit.version != table.version() + 1):
             self._newest.forget()  # what was followed is not what was written
+        if commit is not None and not is_sure:
+            self._require_reached(label)
         return (commit, problem) if put or problem is not None or commit is not None else None
 
     def _require_reached(self, label: Label) -> None:
@@ -524,7 +528,7 @@ class TableHold(StoreRecord):
                 else "the table's log does not have it; should it still arrive, the next try finds it there"
             )
             return StoreUnavailable(
-                f"{where}: the commit failed, and {what}: {shown(problem)}", errno=os_error(str(problem))
+                f"{where}: the commit failed, and {what}: {shown(problem)}", errno=os_error(problem)
             )
         return SinkRefused(f"{where}: the table refuses it, and nothing was written: {shown(problem)}{hint}")
 
@@ -599,3 +603,8 @@ class TableHold(StoreRecord):
             return frozenset()
         logged = {file.path for v in self.log.versions() if (e := self.log.entry(v)) is not None for file in e.added}
         return frozenset(live_files(self._newest.load()).keys() | logged)
+
+
+def _last_of_ours(position: Position | None, otherwise: int) -> int:
+    """The version of our last commit, before which everything is synced."""
+    return otherwise if position is None or position.commit is None else position.commit.version

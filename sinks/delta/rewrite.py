@@ -23,6 +23,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 from deltalake.transaction import AddAction
 
+from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import OTHERS_CHANGED, panics_as_errors
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog, now_ms
@@ -183,6 +184,7 @@ def _put(log: DeltaLog, table: DeltaTable, application: str, adds: list[dict[str
         version += 1
         _require_untouched(log, version, ours)
         try:
+            durable.sync_tail(log, version - 1)
             log.files.put_new(log.entry_path(version), entry)
         except FileExistsError:
             _require_untouched(log, version, ours)

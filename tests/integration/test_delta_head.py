@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -297,16 +297,72 @@ def test_no_entry_is_confirmed_in_the_hole_of_a_clean_up(harness: SinkHarness, c
     require_rows(harness, session, 4, theirs=2)
 
 
+def not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place does not answer when it is asked whether the log is as it was seen."""
+
+    def is_as_seen(*_: object) -> bool:
+        raise OSError(errno.EIO, "away")
+
+    monkeypatch.setattr(NewestTable, "is_as_seen", is_as_seen)
+
+
+def an_error_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry is put, and then there is an error."""
+    put_new = LocalFiles.put_new
+
+    def put(files: LocalFiles, path: str, data: bytes) -> None:
+        put_new(files, path, data)
+        raise OSError(errno.EIO, "away")
+
+    monkeypatch.setattr(LocalFiles, "put_new", put)
+
+
+def taken_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry is put, and its name is said to be taken: the first answer was lost."""
+    put_new = LocalFiles.put_new
+
+    def put(files: LocalFiles, path: str, data: bytes) -> None:
+        put_new(files, path, data)
+        put_new(files, path, data)
+
+    monkeypatch.setattr(LocalFiles, "put_new", put)
+
+
+ANSWERS: Sequence[Callable[[pytest.MonkeyPatch], None]] = (
+    lambda _: None,
+    not_seen,
+    an_error_afterwards,
+    taken_by_itself,
+)
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=["clear", "not seen", "error afterwards", "taken by itself"])
+def test_an_unclear_answer_is_no_second_commit(
+    answer: Callable[[pytest.MonkeyPatch], None], harness: SinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = harness.open()
+    committed(harness, session, 1)
+    transaction = harness.prepare(session, 2, 1, {"w2": 1})
+    with monkeypatch.context() as patch:
+        answer(patch)
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
+    committed(harness, session, 3)
+    require_rows(harness, session, 3)
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=["clear", "not seen", "error afterwards", "taken by itself"])
 def test_a_clean_up_between_the_look_and_the_entry_is_noticed(
-    harness: SinkHarness, monkeypatch: pytest.MonkeyPatch
+    answer: Callable[[pytest.MonkeyPatch], None], harness: SinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = harness.open()
     for txid in (1, 2):
         committed(harness, session, txid)
     At("delta.after_check", partial(others_clean_up, harness), monkeypatch)
     transaction = harness.prepare(session, 3, 2, {"w3": 1})
-    with pytest.raises(StoreUnavailable, match="cleaned up meanwhile"):
-        session.commit(transaction, checked=True)
+    with monkeypatch.context() as patch:
+        answer(patch)
+        with pytest.raises(StoreUnavailable, match="cleaned up meanwhile"):
+            session.commit(transaction, checked=True)
     assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
     committed(harness, session, 4)
     require_rows(harness, session, 4, theirs=2)

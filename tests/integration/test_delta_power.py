@@ -15,9 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.errors import SinkRefused
+from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta import opening
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.merge_files import lost_block
+from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.torn import tear, unreadable
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.trident.state.delta import DeltaMap
@@ -218,6 +220,48 @@ def test_other_writers_versions_before_ours_are_synced_with_ours(harness: SinkHa
         synced.clear()
         harness.open(attempt).commit(third, checked=True)
         assert {str(entry(harness, 3)), log_of(harness).local_path(theirs.added[0].path)} <= synced
+
+
+def append_theirs(harness: SinkHarness) -> list[str]:
+    """Two versions of another writer's; their files."""
+    log, paths = log_of(harness), list[str]()
+    for _ in range(2):
+        write_deltalake(harness.delta_path, pa.table({"word": ["x"], "n": [1]}, schema=SCHEMA), mode="append")
+        version = DeltaTable(str(harness.delta_path)).version()
+        theirs = log.entry(version)
+        assert theirs is not None
+        paths += [str(log.entry_path(version)), str(log.local_path(theirs.added[0].path))]
+    return paths
+
+
+@pytest.mark.parametrize("what", ["commit", "release", "compaction"])
+def test_an_entry_that_is_synced_before_it_has_its_name_comes_after_what_is_before_it(
+    what: str, tmp_path: Path, synced: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss in between would leave a whole entry behind a torn one."""
+    harness = SinkHarness("delta-append", tmp_path, None)
+    session, _ = two(harness)
+    third = harness.prepare(session, 3, 2, {"c": 3})
+    theirs = append_theirs(harness)
+    put_new, unsynced = LocalFiles.put_new, list[set[str]]()
+
+    def put(files: LocalFiles, path: str, data: bytes) -> None:
+        unsynced.append(set(theirs) - synced)
+        put_new(files, path, data)
+
+    monkeypatch.setattr(LocalFiles, "put_new", put)
+    synced.clear()
+    match what:
+        case "commit":
+            session.commit(third, checked=True)
+        case "release":
+            session.claim(())
+            assert session.release()
+        case _:
+            assert isinstance(session, DeltaSession)
+            session.compact()
+    assert unsynced
+    assert not unsynced[0]
 
 
 # A MERGE whose files were lost

@@ -173,7 +173,7 @@ APPEND: Final = (
 @pytest.mark.parametrize("number", REFUSALS, ids=errno.errorcode.get)
 def test_what_the_machine_refuses_may_pass(number: int, text: str) -> None:
     error = DeltaError(text.format(f"{os.strerror(number)} (os error {number})"))
-    assert os_error(str(error)) == number
+    assert os_error(error) == os_error(OSError(number, "as it is")) == number
     assert may_pass(error)
     assert may_pass(OSError(number, "as it is"))
     assert "\n" not in shown(error)
