@@ -144,8 +144,9 @@ def free_port() -> int:
     It is none that the system gives to clients, any of which may be gone before a server of ours is up, or while it is
     down; and it is given once, whatever number of workers ask.
     """
-    start = os.getpid() * 37 % len(PORTS)  # workers do not try the same ones
-    for port in (*PORTS[start:], *PORTS[:start]):
+    first = os.getpid() * 37  # workers do not try the same ones
+    for number in range(first, first + len(PORTS)):
+        port = PORTS[number % len(PORTS)]
         if is_given(port):
             return port
     raise AssertionError(f"no port of {PORTS} is free")
