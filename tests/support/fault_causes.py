@@ -313,11 +313,11 @@ def locked_table(place: Place) -> Generator[None]:
 
 
 @contextmanager
-def refusing_trigger(place: Place) -> Generator[None]:
-    """A trigger of somebody's refuses whatever comes."""
+def broken_trigger(place: Place) -> Generator[None]:
+    """A trigger of somebody's sets a column that the table does not have."""
     with altered(
         place,
-        "create function no() returns trigger language plpgsql as $$ begin raise 'closed'; end $$;"
+        "create function no() returns trigger language plpgsql as $$ begin new.gone := 1; return new; end $$;"
         "create trigger no before insert or update on counts for each row execute function no()",
         "drop trigger no on counts; drop function no",
     ):

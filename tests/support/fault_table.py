@@ -8,6 +8,7 @@ from functools import partial
 from support.fault_causes import (
     altered,
     as_app,
+    broken_trigger,
     connections_used_up,
     database_setting,
     encoded,
@@ -27,7 +28,6 @@ from support.fault_causes import (
     not_allowed_in,
     old_java,
     read_only_disk,
-    refusing_trigger,
     renamed_database,
     retry,
     role_without_rights,
@@ -333,10 +333,10 @@ def _databases() -> list[Fault]:
             goes_on="repair the table, start again",
         ),
         Fault(
-            "the sink's table takes no rows from this role",
-            "txid 2 of topology 'orders' is blocked: ...closed...Repair the cause, then: stormproof retry orders "
-            "2; ...",
-            before=refusing_trigger,
+            "a trigger of the sink's table sets a column that is gone",
+            'txid 2 of topology \'orders\' is blocked: ...record "new" has no field "gone"...Repair the cause, then: '
+            "stormproof retry orders 2; ...",
+            before=broken_trigger,
             repaired_by=retry,
             goes_on="repair the table, `stormproof retry`, start again",
         ),
