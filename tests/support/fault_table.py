@@ -102,21 +102,38 @@ def _disks() -> list[Fault]:
             goes_on="move it away, start again",
         ),
         Fault(
-            "the folder of staging goes in mid-run",
+            "the folder of staging goes while a job runs",
+            "",
+            status=0,
+            before=partial(moved_back, folder="home/staging"),
+            at="run.after",
+            then=partial(move_away, folder="home/staging"),
+            goes_on="by itself: the folder is made, the batch runs again",
+        ),
+        Fault(
+            "the folder of the Delta tables goes while a job runs",
+            "sink 'appended' (...): the table is gone: ...",
+            before=partial(moved_back, folder="lake"),
+            at="run.after",
+            then=partial(move_away, folder="lake"),
+            goes_on="bring it back, start again",
+        ),
+        Fault(
+            "the folder of staging goes once a batch is prepared",
             "txid 2 of topology 'orders' is blocked: ... prepared files are not as prepared: ... is missing; ..."
             "Repair the cause, then: stormproof retry orders 2; ...",
             before=partial(moved_back, folder="home/staging"),
-            at="run.after",
+            at="prepare.after",
             then=partial(move_away, folder="home/staging"),
             repaired_by=retry,
             goes_on="bring it back, `stormproof retry`, start again",
         ),
         Fault(
-            "the folder of the Delta tables goes in mid-run",
-            "txid 2 of topology 'orders' is blocked: sink 'appended': ...: the table is gone: ...Repair the cause, then: "
+            "the folder of the Delta tables goes once a batch is prepared",
+            "txid 2 of topology 'orders' is blocked: sink 'appended' (...): the table is gone: ...Repair the cause, then: "
             "stormproof retry orders 2; ...",
             before=partial(moved_back, folder="lake"),
-            at="run.after",
+            at="prepare.after",
             then=partial(move_away, folder="lake"),
             repaired_by=retry,
             goes_on="bring it back, `stormproof retry`, start again",
@@ -316,7 +333,7 @@ def _databases() -> list[Fault]:
         ),
         Fault(
             "the sink's table is locked by somebody",
-            "sink 'folded' (...), txid 2: canceling statement due to lock timeout...",
+            "sink 'folded' (...): canceling statement due to lock timeout. Locked now: counts by ...",
             before=locked_table,
             slow=True,
             goes_on="end the other transaction, start again",
