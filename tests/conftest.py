@@ -152,9 +152,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")  # a worker of pytest-xdist has none
     if reporter is None:
         return
-    bad = [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
-    for report in bad[:NAMED]:
-        reporter.write_line(f"{'failed' if report.when == 'call' else 'error'}: {report.nodeid}")
+    bad = [f"{kind}: {report.nodeid}" for kind in ("failed", "error") for report in reporter.stats.get(kind, ())]
+    for line in bad[:NAMED]:
+        reporter.write_line(line)
     if len(bad) > NAMED:
         reporter.write_line(f"and {len(bad) - NAMED} more")
 

@@ -285,20 +285,21 @@ class TableHold(StoreRecord):
         problem: OSError | ValueError | None = None
         put = is_sure = False
         try:
-            # Our entry is synced before it gets its name: in a power loss it must not outlive a version before it.
+            # Our entry is synced before it gets its name: in a power loss it must not outlive a version before it, and with
+            # no commit of ours before, not the one that was read.
             durable.sync_versions(self.log, _last_of_ours(position, table.version() - 1) + 1, table.version())
             put = self._rows.put_next(self.log, table, transaction, label)
             is_sure = put and self._newest.is_as_seen(table)
         except (OSError, ValueError) as error:
             problem = error
-        if is_sure:
-            self._newest.follow(table, label)
         if put:
             failpoint("delta.after_log_entry")
         # Where the name was taken, it may be by this very entry, whose answer was lost or came late.
         commit = find_commit(self.log, self._application, transaction, after=table.version())
-        if is_sure and (commit is None or commit.version != table.version() + 1):
-            self._newest.forget()  # what was followed is not what was written
+        if is_sure and commit is not None and commit.version == table.version() + 1:
+            self._newest.follow(table, label)
+        elif put:
+            self._newest.forget()
         if commit is not None and not is_sure:
             self._require_reached(label)
         return (commit, problem) if put or problem is not None or commit is not None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -306,37 +306,27 @@ def not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NewestTable, "is_as_seen", is_as_seen)
 
 
-def an_error_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def raising_afterwards(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry is put, and then there is an error."""
     put_new = LocalFiles.put_new
 
     def put(files: LocalFiles, path: str, data: bytes) -> None:
         put_new(files, path, data)
-        raise OSError(errno.EIO, "away")
+        raise error
 
     monkeypatch.setattr(LocalFiles, "put_new", put)
 
 
-def taken_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry is put, and its name is said to be taken: the first answer was lost."""
-    put_new = LocalFiles.put_new
-
-    def put(files: LocalFiles, path: str, data: bytes) -> None:
-        put_new(files, path, data)
-        put_new(files, path, data)
-
-    monkeypatch.setattr(LocalFiles, "put_new", put)
+ANSWERS: Mapping[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "clear": lambda _: None,
+    "not seen": not_seen,
+    "error afterwards": partial(raising_afterwards, OSError(errno.EIO, "away")),
+    "taken by itself": partial(raising_afterwards, FileExistsError(errno.EEXIST, "the first answer was lost")),
+}
+after_each_answer = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 
 
-ANSWERS: Sequence[Callable[[pytest.MonkeyPatch], None]] = (
-    lambda _: None,
-    not_seen,
-    an_error_afterwards,
-    taken_by_itself,
-)
-
-
-@pytest.mark.parametrize("answer", ANSWERS, ids=["clear", "not seen", "error afterwards", "taken by itself"])
+@after_each_answer
 def test_an_unclear_answer_is_no_second_commit(
     answer: Callable[[pytest.MonkeyPatch], None], harness: SinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,7 +340,7 @@ def test_an_unclear_answer_is_no_second_commit(
     require_rows(harness, session, 3)
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=["clear", "not seen", "error afterwards", "taken by itself"])
+@after_each_answer
 def test_a_clean_up_between_the_look_and_the_entry_is_noticed(
     answer: Callable[[pytest.MonkeyPatch], None], harness: SinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,13 +147,13 @@ def free_port() -> int:
     first = os.getpid() * 37  # workers do not try the same ones
     for number in range(first, first + len(PORTS)):
         port = PORTS[number % len(PORTS)]
-        if is_given(port):
+        if keep_port(port):
             return port
     raise AssertionError(f"no port of {PORTS} is free")
 
 
-def is_given(port: int) -> bool:
-    """Keep a port to this process, if no other process of the tests has it and nobody listens on it."""
+def keep_port(port: int) -> bool:
+    """Keep a port to this process; whether it could be had: no process of the tests has it, and nobody listens on it."""
     mark = socket.socket(socket.AF_UNIX)
     try:
         mark.bind(f"\0stormproof-tests-{port}")  # an abstract name of Linux's: it goes with the process
