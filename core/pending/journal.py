@@ -23,7 +23,9 @@ from stormproof.core.postgres.rights import note_statement
 from stormproof.core.postgres.store import query
 
 STABLE_ID_MAX: Final = 1_000
-"""Characters of a stable id: they stand in an index."""
+"""Characters of a stable id."""
+_INDEXED_MAX: Final = 600
+"""Characters of an id that stand in the index as they are: of four bytes each, Postgres takes them (2,704 bytes)."""
 PAYLOAD_KEPT_S: Final = 3_600
 """Seconds for which payloads stay once their messages are resolved: at-most-once confirms a slice before it is read."""
 
@@ -54,6 +56,13 @@ class Delivery(NamedTuple):
     handle: Any
     payload: bytes
     stored: bytes | None = None
+
+
+def indexed_id(id_: str) -> str:
+    """What a stable id is written down as: itself, or its beginning and its SHA-256 where it is too long for an index."""
+    if len(id_) <= _INDEXED_MAX or len(id_) > STABLE_ID_MAX:  # what is longer than that is refused
+        return id_
+    return f"{id_[:100]}... sha256 {hashlib.sha256(id_.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 class ReusedId(UsageError):

@@ -19,7 +19,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.handles import Handles
-from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader, ReusedId
+from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader, ReusedId, indexed_id
 from stormproof.core.pending.lost import Lost, with_lost
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
@@ -192,7 +192,8 @@ class RedeliveringSource(NumberedSource):
                 position = self._locked(rows, self._who(), epoch)
                 stop = self.stop(rows.cursor)
             room = self._prefetch - max(0, stop - next_of(position))
-            received = self.receive(room) if room > 0 else ()
+            given = self.receive(room) if room > 0 else ()
+            received = [message._replace(stable_id=indexed_id(message.stable_id)) for message in given]
             if not received:
                 return
             if self._tells_first:

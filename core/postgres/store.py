@@ -88,6 +88,12 @@ class StoreConnection:
             ) from error
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
             raise explained(error, database(), who) or error from error
+        except psycopg.errors.ProgramLimitExceeded as error:
+            raise UsageError(  # no wait mends it
+                f"{who} at {database().redacted}: a name is too long for the database ({error.diag.message_primary}); give "
+                "it a shorter one",
+                **{self._kind: self._name},
+            ) from error
         except psycopg.Error as error:
             if not isinstance(error, psycopg.OperationalError) and not may_pass(error):
                 raise

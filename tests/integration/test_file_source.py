@@ -7,6 +7,7 @@ import decimal
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -301,6 +302,21 @@ class TestLines:
             source.confirm(Lease("a", 1), tx=tx)
             tx.rollback()
         assert source.backlog().pending == 2
+
+
+def test_a_path_that_is_too_long_for_an_index_is_read(
+    sources: list[FileSource], database: Database, tmp_path: Path
+) -> None:
+    rng = Random(1)
+    names = ["".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(80)) for _ in range(14)]
+    folder = tmp_path.joinpath(*names)
+    folder.mkdir(parents=True)
+    assert len(str(folder).encode()) > 2_704
+    pq.write_table(pa.table({"n": pa.array([1, 2], pa.int64())}), folder / "a.parquet")
+    source = FileSource(str(folder / "*.parquet"), schema="n bigint", name="long", database=database)
+    sources.append(source)
+    source.subscribe("s", 1)
+    assert rows_of(source, opened(source)).to_pydict() == {"n": [1, 2]}
 
 
 @pytest.mark.spark

@@ -185,6 +185,31 @@ def test_an_id_that_is_none_is_refused(harness: ToyHarness, id_: str) -> None:
         harness.view().open(A, ANY, 7)
 
 
+def test_an_id_that_is_too_long_for_an_index_is_known_when_it_comes_again(harness: ToyHarness) -> None:
+    rng = Random(1)
+    long = ["".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(999)) for _ in range(2)]
+    long.append(long[0][:-1] + "x")  # one that differs at its end alone
+    source = harness.view()
+    harness.server.ready.extend([(id_, b"%d" % n) for n, id_ in enumerate(long)])
+    assert opened(source, A) == [b"0", b"1", b"2"]
+    source.confirm(A)
+    harness.server.ready.extend([(long[0], b"0"), (long[1], b"1"), (long[2], b"2")])
+    assert opened(source, B) == []
+    assert source.journal_counts() == JournalCounts(messages=3, owed=0, suppressed=3)
+    harness.server.ready.append((long[1], b"other"))
+    with pytest.raises(UsageError, match="came with two different payloads"):
+        source.open(B, ANY, 7)
+
+
+def test_a_name_that_is_too_long_for_an_index_is_refused_by_name_and_not_waited_for(database: Database) -> None:
+    rng = Random(1)
+    name = "".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(2_000))
+    source = ToySource(name, ToyServer(), database=prepared_database(database))
+    with pytest.raises(UsageError, match="a name is too long for the database"):
+        source.subscribe("s", 1)
+    source.close()
+
+
 def test_an_older_epoch_receives_nothing(harness: ToyHarness) -> None:
     harness.put([b"a"])
     old = harness.view()

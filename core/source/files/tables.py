@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, DateTime, LargeBinary, MetaData, Table, Text, UniqueConstraint, text
+from sqlalchemy import BigInteger, Column, DateTime, Index, LargeBinary, MetaData, Table, Text, text
 from sqlalchemy.dialects.postgresql import ARRAY
 
 SCHEMA = "stormproof"
@@ -26,6 +26,7 @@ file_entry = Table(
     Column("digests", LargeBinary, comment="8 bytes of the SHA-256 of each block of rows; null: an older version's"),
     Column("digested", ARRAY(Text), comment="the columns of a Parquet file that the digests are of"),
     Column("registered_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
-    UniqueConstraint("source", "subscription", "path", name="file_entry_path"),
+    # Of a digest: a path may be longer than Postgres takes into an index.
+    Index("file_entry_path", "source", "subscription", text("md5(path)"), unique=True),
     comment="files as they were when they were found; they must not change any more",
 )
