@@ -78,6 +78,12 @@ class Frames(Protocol):
         """The id of the streaming query that hands out this micro-batch; the query's checkpoint keeps it over restarts."""
         ...
 
+    def plan(self, frame: Any, query: str, batch: int) -> str | None:
+        """From what the engine planned a micro-batch of the running query: a line with its times, and the offsets at which
+        each source ends. Another plan has another text. None where the query's checkpoint does not have the batch.
+        """
+        ...
+
     def schema(self, frame: Any) -> pa.Schema:
         """The micro-batch's columns."""
         ...
@@ -143,6 +149,20 @@ class SparkFrames:
                 "pinned (Spark's default: PYSPARK_PIN_THREAD is not 'false'); Spark Connect is not supported"
             )
         return str(found)
+
+    def plan(self, frame: DataFrame, query: str, batch: int) -> str | None:
+        """From the offset log of the query's checkpoint, less the session's settings that Spark keeps there."""
+        session: Any = frame.sparkSession
+        running = session._jsparkSession.sharedState().activeStreamingQueries()
+        offsets = running.get(session._jvm.java.util.UUID.fromString(query)).offsetLog()
+        entry = offsets.get(batch)
+        if not entry.isDefined():
+            return None
+        out = session._jvm.java.io.ByteArrayOutputStream()
+        offsets.serialize(entry.get(), out)
+        _, metadata, *ends = str(out.toString("UTF-8")).split("\n")
+        times = {name: value for name, value in json.loads(metadata).items() if name != "conf"}
+        return "\n".join([json.dumps(times, sort_keys=True), *ends])
 
     def schema(self, frame: DataFrame) -> pa.Schema:
         """Raises TopologyError where a column has a type that is not supported."""

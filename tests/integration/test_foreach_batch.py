@@ -5,7 +5,9 @@ Failpoints that only a stream has: stream.before_register, stream.in_transaction
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from support.queues import prepared_database
 from support.stream_chain import StreamChain, points_of, require_exact
 from support.stream_driver import (
     MORE_LINES,
+    run_files_on_spark,
     run_rate_on_spark,
     run_two_and_rename_one_on_spark,
     run_two_on_spark,
@@ -48,6 +51,35 @@ def test_a_rate_stream_on_spark_into_sinks(database: Database, tmp_path: Path) -
     for line in made.run([FAILPOINTS["task.after_file"]]):
         print(line)
     assert made.starts == 2
+
+
+@pytest.mark.spark(own=True)
+@pytest.mark.sampled(0.3, pool="long")
+@pytest.mark.timeout(600)
+def test_a_checkpoint_of_spark_that_is_one_batch_old_is_refused(
+    database: Database, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Spark's offsets of the batch are the same ones, a place in the checkpoint's own list of files; the file is another."""
+    cell = StreamCell("spark-old", Form.SINKS, tmp_path, prepared_database(database))
+    put_file(cell.folder, ["a"])
+    assert run_files_on_spark(cell) == 0
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(cell.checkpoint, old)
+    put_file(cell.folder, ["b"])
+    assert run_files_on_spark(cell) == 0
+    cell.checkpoint.rename(new)
+    old.rename(cell.checkpoint)
+    put_file(cell.folder, ["c"])
+    os.utime(cell.folder / "in" / "000002.txt", (0, 0))  # the oldest file: it is planned in place of the second one
+    assert run_files_on_spark(cell) != 0
+    assert "planned otherwise" in capfd.readouterr().err
+    require_exact(cell, ["a", "b"])
+    cell.lose_checkpoint()
+    new.rename(cell.checkpoint)
+    os.utime(cell.folder / "in" / "000002.txt")
+    assert run_files_on_spark(cell) == 0
+    require_exact(cell, ["a", "b", "c"])
+    assert verified(cell.name, cell.database).clean
 
 
 @pytest.mark.spark(own=True)

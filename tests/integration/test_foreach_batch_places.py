@@ -144,6 +144,66 @@ def test_a_checkpoint_that_stands_elsewhere_is_refused(cell: StreamCell, opened:
     require_exact(cell, ["a", "b"])
 
 
+@forms
+def test_a_checkpoint_that_is_one_batch_old_is_refused_as_its_batch_has_another_plan(
+    cell: StreamCell, opened: Opener, form: Form
+) -> None:
+    cell = replace(cell, form=form)
+    function = opened(cell, ArrowFrames())
+    function(handout("q", "a", plans={0: "{}\n1"}), 0)
+    function(handout("q", "b", plans={0: "{}\n1", 1: "{}\n2"}), 1)
+    function.close()
+    before = epoch(cell)
+    further = handout("q", "b", "new", plans={0: "{}\n1", 1: "{}\n3"})
+    with pytest.raises(PositionMismatch, match=r"planned to end at 2 .* to end at 3 "):
+        opened(cell, ArrowFrames())(further, 1)
+    assert epoch(cell) == before, "a query that was refused has fenced another"
+    require_exact(cell, ["a", "b"])
+    adopting = opened(replace(cell, adopt="q:1"), ArrowFrames())
+    only_new = handout("q", "new", plans={0: "{}\n1", 1: "{}\n3"})
+    adopting(only_new, 1)  # as of a query that begins right behind the first plan's end
+    adopting(only_new, 1)
+    adopting(handout("q", "c", plans={1: "{}\n3", 2: "{}\n4"}), 2)
+    adopting.close()
+    require_exact(cell, ["a", "b", "new", "c"])
+    assert verified(cell.name, cell.database).clean
+
+
+@pytest.mark.parametrize(("armed", "is_fixed"), [("run.after=kill", False), ("prepare.after=kill", True)])
+def test_a_batch_of_which_nothing_is_fixed_may_be_planned_anew(
+    cell: StreamCell, opened: Opener, armed: str, is_fixed: bool
+) -> None:
+    put_file(cell.folder, ["a"])
+    assert run_stream_driver(cell, armed) == KILLED
+    query = (cell.checkpoint / "metadata").read_text()
+    planned = handout(query, "a", "new", plans={0: "{}\nanother"})
+    function = opened(cell, ArrowFrames())
+    if is_fixed:
+        with pytest.raises(PositionMismatch, match="planned otherwise"):
+            function(planned, 0)
+        run_stand_in(cell)
+        require_exact(cell, ["a"])
+        return
+    function(planned, 0)
+    function(handout(query, "b", plans={0: "{}\nanother", 1: "{}\nb"}), 1)
+    require_exact(cell, ["a", "new", "b"])
+
+
+@forms
+def test_control_without_plans_a_checkpoint_that_is_one_batch_old_loses_rows_with_a_clean_audit(
+    cell: StreamCell, opened: Opener, form: Form
+) -> None:
+    cell = replace(cell, form=form)
+    function = opened(cell, ArrowFrames())
+    function(handout("q", "a"), 0)
+    function(handout("q", "a", "new"), 0)
+    function(handout("q", "b"), 1)
+    function.close()
+    assert verified(cell.name, cell.database).clean
+    with pytest.raises(AssertionError):
+        require_exact(cell, ["a", "new", "b"])
+
+
 def test_a_query_that_is_not_new_may_begin_with_any_batch(cell: StreamCell, opened: Opener) -> None:
     results: list[StreamResult] = []
     function = opened(cell, ArrowFrames(), results.append)

@@ -25,7 +25,7 @@ from stormproof.trident.transaction_states import TxnState
 def skip_by_number_alone() -> None:
     """A micro-batch whose id is not above the last one's is taken for done, whatever query it is of."""
 
-    def handed(_topology: str, standing: Standing, _query: str, batch: int, _adopt: str | None) -> Handed:
+    def handed(_topology: str, standing: Standing, _query: str, batch: int, *_: object) -> Handed:
         return Handed.NEW if standing.last is None or batch > standing.last.batch else Handed.AGAIN
 
     for module in (base, sinks, topology):

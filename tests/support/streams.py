@@ -17,7 +17,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -69,11 +69,13 @@ class Handout:
     compute: Callable[[], pa.Table]
     schema: pa.Schema = SCHEMA
     together: tuple[str, ...] | None = None
+    plans: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
-def handout(query: str, *values: str) -> Handout:
-    """A micro-batch of these rows, the same ones each time that it is computed."""
-    return Handout(query, lambda: pa.table([list(values), [f"id of {v}" for v in values]], schema=SCHEMA))
+def handout(query: str, *values: str, plans: Mapping[int, str] | None = None) -> Handout:
+    """A micro-batch of these rows, the same ones each time that it is computed; without `plans` the checkpoint has none."""
+    rows = pa.table([list(values), [f"id of {v}" for v in values]], schema=SCHEMA)
+    return Handout(query, lambda: rows, plans=plans or {})
 
 
 class ArrowFrames:
@@ -90,6 +92,10 @@ class ArrowFrames:
 
     def query_id(self, frame: Handout) -> str:
         return frame.query
+
+    def plan(self, frame: Handout, query: str, batch: int) -> str | None:
+        assert query == frame.query
+        return frame.plans.get(batch)
 
     def schema(self, frame: Handout) -> pa.Schema:
         return frame.schema
@@ -169,7 +175,8 @@ class StandInQuery:
             if not file.exists():
                 return
             (self.checkpoint / "offsets" / str(batch)).write_text(file.name)
-            yield batch, Handout(query, partial(_read, file))
+            plans = {int(entry.name): entry.read_text() for entry in (self.checkpoint / "offsets").iterdir()}
+            yield batch, Handout(query, partial(_read, file), plans=plans)
             (self.checkpoint / "commits" / str(batch)).write_text("")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -38,7 +40,7 @@ LAST = StreamBatch(8, "q", 7, 8)
     ],
 )
 def test_what_is_handed_out(last: StreamBatch | None, query: str, batch: int, adopt: str | None, what: Handed) -> None:
-    assert handed("orders", Standing(last), query, batch, adopt) is what
+    assert handed("orders", Standing(last), query, batch, {}, adopt) is what
 
 
 @pytest.mark.parametrize(
@@ -47,11 +49,43 @@ def test_what_is_handed_out(last: StreamBatch | None, query: str, batch: int, ad
 )
 def test_what_does_not_follow_is_refused_with_both_places(query: str, batch: int, adopt: str | None) -> None:
     with pytest.raises(PositionMismatch) as refused:
-        handed("orders", Standing(LAST), query, batch, adopt)
+        handed("orders", Standing(LAST), query, batch, {}, adopt)
     text = str(refused.value)
     assert "batch 7 of streaming query q" in text
     assert f"batch {batch} of query {query}" in text
     assert "adopt='q:7'" in text
+
+
+PLANNED = replace(LAST, plan="{}\n107")
+
+
+@pytest.mark.parametrize(
+    ("batch", "plans", "what"),
+    [
+        (7, {6: "{}\n93", 7: "{}\n107"}, Handed.AGAIN),
+        (8, {7: "{}\n107", 8: "{}\n120"}, Handed.NEW),
+        (8, {8: "{}\n120"}, Handed.NEW),
+    ],
+)
+def test_a_batch_that_was_planned_alike_goes_on(batch: int, plans: dict[int, str], what: Handed) -> None:
+    assert handed("orders", Standing(PLANNED), "q", batch, plans, None) is what
+
+
+@pytest.mark.parametrize(
+    ("batch", "plans"),
+    [
+        pytest.param(7, {7: "{}\n110"}, id="the last one with further rows"),
+        pytest.param(7, {7: '{"batchTimestampMs": 2}\n107'}, id="the last one at another time"),
+        pytest.param(8, {7: "{}\n110", 8: "{}\n120"}, id="the next one behind another last one"),
+    ],
+)
+def test_another_plan_under_a_known_number_is_refused_with_both_ends(batch: int, plans: dict[int, str]) -> None:
+    with pytest.raises(PositionMismatch, match="planned otherwise") as refused:
+        handed("orders", Standing(PLANNED), "q", batch, plans, None)
+    assert (refused.value.details["ledger_plan"], refused.value.details["plan"]) == (PLANNED.plan, plans[7])
+    for part in ("to end at 107", "adopt='q:7'", f"hands out batch {batch}"):
+        assert part in str(refused.value)
+    assert handed("orders", Standing(PLANNED), "q", batch, plans, "q:7") is Handed.ADOPTED
 
 
 OTHERS = {"behind": StreamBatch(3, "q", 2, 3), "further": StreamBatch(9, "q", 7, 9)}
@@ -59,7 +93,7 @@ OTHERS = {"behind": StreamBatch(3, "q", 2, 3), "further": StreamBatch(9, "q", 7,
 
 def test_a_name_of_its_own_does_not_hide_that_the_query_is_known_by_another() -> None:
     with pytest.raises(PositionMismatch) as refused:
-        handed("orders", Standing(None, OTHERS), "q", 8, None)
+        handed("orders", Standing(None, OTHERS), "q", 8, {}, None)
     text = str(refused.value)
     for part in (
         "'orders' has taken nothing",
@@ -72,9 +106,9 @@ def test_a_name_of_its_own_does_not_hide_that_the_query_is_known_by_another() ->
     assert "batches 0 to 7 are not in its sinks" in text
     for wrong in ("q:2", "q:8", "r:7"):
         with pytest.raises(PositionMismatch):
-            handed("orders", Standing(None, OTHERS), "q", 8, wrong)
-    assert handed("orders", Standing(None, OTHERS), "q", 8, "q:7") is Handed.ADOPTED
-    assert handed("orders", Standing(LAST, OTHERS), "q", 8, None) is Handed.NEW, "it stands here by its own name"
+            handed("orders", Standing(None, OTHERS), "q", 8, {}, wrong)
+    assert handed("orders", Standing(None, OTHERS), "q", 8, {}, "q:7") is Handed.ADOPTED
+    assert handed("orders", Standing(LAST, OTHERS), "q", 8, {}, None) is Handed.NEW, "it stands here by its own name"
 
 
 @pytest.mark.parametrize(("first", "text"), [(1, "batch 0 is"), (2, "batches 0 to 1 are"), (7, "batches 0 to 6 are")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -15,8 +15,10 @@ from stormproof.core.errors import PositionMismatch
 from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.fence import DriverIdentity
 from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.transaction_states import TxnState
 
 SCHEMA: Final = "stormproof"
+_SHOWN_CHARACTERS: Final = 1_000
 START_TOLERANCE_S: Final = 1.0
 """How far two readings of one process's start may lie apart."""
 metadata: Final = sa.MetaData(schema=SCHEMA)
@@ -32,6 +34,9 @@ stream_batch: Final = sa.Table(
     sa.Column("first_id", sa.BigInteger, comment="the first of its messages, where it feeds a topology"),
     sa.Column("stop_id", sa.BigInteger, comment="the message behind its last one"),
     sa.Column("adopted_from", sa.Text, comment="the place that it follows by a person's word: query:batch"),
+    sa.Column(
+        "plan", sa.Text, comment="from what Spark planned it: its times, then the offset at which each source ends"
+    ),
     sa.Column("taken_at", sa.DateTime(timezone=True), nullable=False),
     sa.PrimaryKeyConstraint("incarnation", "number", name="pk_stream_batch"),
     comment="micro-batches of streaming queries; the highest number is where the query stands",
@@ -49,6 +54,8 @@ class StreamBatch:
     first: int | None = None
     stop: int | None = None
     adopted_from: str | None = None
+    plan: str | None = None
+    """From what Spark planned it, as `Frames.plan` tells; None where that does not count."""
 
     @property
     def place(self) -> str:
@@ -61,7 +68,7 @@ class Standing:
     """What the ledger has of a topology's name when Spark hands out a micro-batch."""
 
     last: StreamBatch | None = None
-    """The last micro-batch that it took."""
+    """The last micro-batch that it took; without its plan while nothing of it is fixed, so that it may be planned anew."""
     others: Mapping[str, StreamBatch] = field(default_factory=dict[str, StreamBatch])
     """Where this name took none: the last micro-batch of the same query that each other name took. At the query's first
     batch only those names count whose driver did not record its end: what they took may still be written.
@@ -83,7 +90,9 @@ class Handed(StrEnum):
     """Another one than the next, from which the user decided to go on."""
 
 
-def handed(topology: str, standing: Standing, query: str, batch: int, adopt: str | None) -> Handed:
+def handed(
+    topology: str, standing: Standing, query: str, batch: int, plans: Mapping[int, str | None], adopt: str | None
+) -> Handed:
     """How micro-batch `batch` of `query` relates to the ledger's standing of the topology.
 
     Spark hands out the batches of a query one after the other, and after a restart the last one again if it does not know
@@ -91,12 +100,19 @@ def handed(topology: str, standing: Standing, query: str, batch: int, adopt: str
     begins with its query's first batch; or with any batch, if the ledger does not know the query: then it ran without this
     name so far.
 
+    `plans` has what the checkpoint says of batches of the query. A checkpoint that is one batch old hands out the last
+    number again, with further rows: its plan is another one than that of the batch that was taken.
+
     Raises:
         PositionMismatch: names both places, and the argument with which to go on all the same.
     """
     last = standing.last
     if last is not None and last.query == query and batch in (last.batch, last.batch + 1):
-        return Handed.AGAIN if batch == last.batch else Handed.NEW
+        found = plans.get(last.batch)
+        if None in (last.plan, found) or last.plan == found:
+            return Handed.AGAIN if batch == last.batch else Handed.NEW
+        if adopt != last.place:
+            raise _planned_otherwise(topology, last, batch, str(found))
     if standing.before is None:
         return Handed.NEW
     if adopt == standing.before.place:
@@ -126,6 +142,30 @@ def _elsewhere(topology: str, last: StreamBatch, query: str, batch: int) -> Posi
         batch=batch,
         adopt=last.place,
     )
+
+
+def _planned_otherwise(topology: str, last: StreamBatch, batch: int, found: str) -> PositionMismatch:
+    return PositionMismatch(
+        f"topology {topology!r} took batch {last.batch} of streaming query {last.query}, which was planned to end at "
+        f"{_ends(str(last.plan))}. Spark hands out batch {batch}, and by the query's checkpoint batch {last.batch} was "
+        f"planned otherwise, to end at {_ends(found)}: the checkpoint was restored from a state before that batch, or "
+        "lost it with the power. Rows that the first plan has are in the sinks; which others these are cannot be told. "
+        "Nothing was written. Bring the newer checkpoint back. Or begin with a new checkpoint right behind the first plan's "
+        f"end (of Kafka: startingOffsets), and pass adopt={last.place!r}; see docs/foreach_batch.md. Inspect with: "
+        f"stormproof audit verify {topology}",
+        query=last.query,
+        batch=batch,
+        ledger_batch=last.batch,
+        ledger_plan=last.plan,
+        plan=found,
+        adopt=last.place,
+    )
+
+
+def _ends(plan: str) -> str:
+    """The offsets of a plan, shortened; with its times, by which two plans differ whose offsets are the same."""
+    times, *ends = plan.split("\n")
+    return f"{', '.join(ends)[:_SHOWN_CHARACTERS]} (planned with {times})"
 
 
 def _another_name(topology: str, standing: Standing, query: str, batch: int) -> PositionMismatch:
@@ -172,6 +212,12 @@ def stands_by_name(connection: sa.Connection, topology: str, query: str, batch: 
 
 def _standing(connection: sa.Connection, topology: str, incarnation: str | None, query: str, batch: int) -> Standing:
     last = None if incarnation is None else newest(connection, incarnation)
+    if last is not None and last.txid is not None:
+        own = tables.txn.c
+        state = connection.execute(
+            sa.select(own.state).where(own.incarnation == incarnation, own.txid == last.txid)
+        ).scalar_one_or_none()
+        last = replace(last, plan=None) if state == TxnState.OPEN else last
     return Standing(last, {} if last is not None else _others(connection, topology, query, batch))
 
 
@@ -230,7 +276,9 @@ def has_table(connection: sa.Connection) -> bool:
 
 
 def _read(row: Any) -> StreamBatch:
-    return StreamBatch(row.number, row.query, row.batch, row.txid, row.first_id, row.stop_id, row.adopted_from)
+    return StreamBatch(
+        *(row.number, row.query, row.batch, row.txid, row.first_id, row.stop_id, row.adopted_from, row.plan)
+    )
 
 
 def take(tx: Tx, taken: StreamBatch) -> None:
@@ -245,8 +293,17 @@ def take(tx: Tx, taken: StreamBatch) -> None:
             first_id=taken.first,
             stop_id=taken.stop,
             adopted_from=taken.adopted_from,
+            plan=taken.plan,
             taken_at=sa.func.now(),
         )
+    )
+
+
+def planned(tx: Tx, taken: StreamBatch, plan: str | None) -> None:
+    """Record the plan by which a micro-batch is computed anew, as nothing of it was fixed."""
+    c = stream_batch.c
+    tx.connection.execute(
+        sa.update(stream_batch).where(c.incarnation == tx.run.incarnation, c.number == taken.number).values(plan=plan)
     )
 
 

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = Any
 """Rows: Spark's DataFrame. It is not named here, so that Spark need not be imported."""
+Plans: TypeAlias = Mapping[int, str | None]
+"""What the query's checkpoint says of batches of the query, by their number."""
 Look: TypeAlias = Callable[[sa.Connection], object]
 """Reads the ledger before anything is opened, and raises where the caller does not belong here."""
 
@@ -138,19 +140,25 @@ class ForeachBatch(ABC):
         with self._lock:
             started_s = self._clock.monotonic_s()
             query = self._frames.query_id(frame)
+            plans = self._plans(frame, query, batch_id)
 
             def look(connection: sa.Connection) -> None:
                 job_keys.require_use(connection, self.name, by_key=False)
                 standing = stands_by_name(connection, self.name, query, batch_id)
-                handed(self.name, standing, query, batch_id, self._adopt)
+                handed(self.name, standing, query, batch_id, plans, self._adopt)
 
             with self._opened(frame, query, look) as current:
-                result = self._take(current, frame, query, batch_id)
+                result = self._take(current, frame, query, batch_id, plans)
                 result.steps_ms["total"] = (self._clock.monotonic_s() - started_s) * 1000
                 epoch = current.run.epoch
                 committed = self._times_transactions and result.outcome is StreamOutcome.COMMITTED
                 self._note_steps(current, result.steps_ms, committed=committed)
             self._account(epoch, result)
+
+    def _plans(self, frame: Frame, query: str, batch: int) -> Plans:
+        """Of this batch; and of the one before, where a function goes on that does not know what it was given last."""
+        numbers = (batch,) if self._current is not None else (batch - 1, batch)
+        return {number: self._frames.plan(frame, query, number) for number in numbers if number >= 0}
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +218,7 @@ class ForeachBatch(ABC):
         """The plan for such rows, and its source."""
 
     @abstractmethod
-    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int) -> StreamResult:
+    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int, plans: Plans) -> StreamResult:
         """Take one micro-batch to its end."""
 
     @abstractmethod

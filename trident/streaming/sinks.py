@@ -28,13 +28,13 @@ from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.job_keys import source_of
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, stands
+from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, planned, stands
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
 from stormproof.trident.statistics import RecoveryReport
 from stormproof.trident.steps import NO_TIMES, Opened, Steps
-from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
+from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, Plans, StepTimes
 from stormproof.trident.streaming.one_message import OneMessageSource, one_message, shown_message, slice_of
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
@@ -152,8 +152,8 @@ class SinkStream(ForeachBatch):
             log.info("recovered %s", json.dumps(summary))
         return report
 
-    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int) -> StreamResult:
-        return self._outlasting(current, lambda steps: self._take_once(current, steps, frame, query, batch))
+    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int, plans: Plans) -> StreamResult:
+        return self._outlasting(current, lambda steps: self._take_once(current, steps, frame, query, batch, plans))
 
     def _outlasting(self, current: OpenQuery, take: Callable[[Steps], R | JobFailed]) -> R:
         """Take it; where a store's answer is lost, recovery finds out what is owed, and the call goes on.
@@ -174,11 +174,11 @@ class SinkStream(ForeachBatch):
         return result
 
     def _take_once(
-        self, current: OpenQuery, steps: Steps, frame: Frame, query: str, batch: int
+        self, current: OpenQuery, steps: Steps, frame: Frame, query: str, batch: int, plans: Plans
     ) -> StreamResult | JobFailed:
         self._require_columns(frame)
         times = StepTimes(self._clock)
-        opened, attempt = self._open(current, steps, query, batch)
+        opened, attempt = self._open(current, steps, query, batch, plans)
         times.mark("open")
         if attempt is None:
             outcome = StreamOutcome.ROLLED_FORWARD if opened.txid in self._rolled else StreamOutcome.SUPPRESSED
@@ -261,20 +261,22 @@ class SinkStream(ForeachBatch):
         common = [name for name in keys[0] if all(name in others for others in keys[1:])]
         return self._frames.gathered(frame, common)
 
-    def _open(self, current: OpenQuery, steps: Steps, query: str, batch: int) -> tuple[Opened, int | None]:
+    def _open(
+        self, current: OpenQuery, steps: Steps, query: str, batch: int, plans: Plans
+    ) -> tuple[Opened, int | None]:
         """The micro-batch's transaction, and the number of its attempt (None: it is committed already)."""
         failpoint("open.before")
         seed = self._rng.getrandbits(SEED_BITS)
         with current.ledger.transaction(current.run) as tx:
             standing = stands(tx, query, batch)
-            known = handed(self.name, standing, query, batch, self._adopt)
+            known = handed(self.name, standing, query, batch, plans, self._adopt)
             if known is Handed.AGAIN:
                 assert standing.last is not None
-                taken, attempt = standing.last, self._again(current, tx, standing.last, seed)
+                taken, attempt = standing.last, self._again(current, tx, standing.last, plans[batch], seed)
             else:
                 txid = txns.next_txid(tx)
                 adopted = self._adopt if known is Handed.ADOPTED else None
-                taken = StreamBatch(txid, query, batch, txid, adopted_from=adopted)
+                taken = StreamBatch(txid, query, batch, txid, adopted_from=adopted, plan=plans[batch])
                 self._record_place(current, tx, standing, taken)
                 txns.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, self.name, slice_of(taken, seed), seed)
                 attempt = 1
@@ -290,7 +292,7 @@ class SinkStream(ForeachBatch):
         failpoint("open.after")
         return opened, attempt
 
-    def _again(self, current: OpenQuery, tx: Tx, last: StreamBatch, seed: int) -> int | None:
+    def _again(self, current: OpenQuery, tx: Tx, last: StreamBatch, plan: str | None, seed: int) -> int | None:
         assert last.txid is not None
         txn = txns.find(tx, last.txid)
         assert txn is not None
@@ -299,6 +301,7 @@ class SinkStream(ForeachBatch):
             txns.end_attempt(
                 tx, last.txid, txn.attempt, AttemptOutcome.JOB_FAILED, "its driver ended, or its job failed"
             )
+            planned(tx, last, plan)
             expected = one_message(last.number, seed)
             txns.add_attempt(tx, last.txid, txn.attempt + 1, seed, frozenset(), expected)
             return txn.attempt + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stormproof.core.errors import Json, UsageError
@@ -25,7 +26,7 @@ from stormproof.trident.ledger.streams import Handed, Standing, StreamBatch, han
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.statistics import RunStatistics
-from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, StepTimes
+from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, Plans, StepTimes
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction_states import EventKind
 
@@ -73,7 +74,7 @@ class TopologyStream(ForeachBatch):
     def _folder(self, current: OpenQuery) -> str:
         return os.path.join(current.settings.staging_address, "micro-batches", current.run.incarnation)
 
-    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int) -> StreamResult:
+    def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int, plans: Plans) -> StreamResult:
         times, rows = StepTimes(self._clock), 0
 
         def look() -> Standing:
@@ -81,12 +82,14 @@ class TopologyStream(ForeachBatch):
                 return stands(tx, query, batch)
 
         standing = outlasting_outages(look, current.options, self._clock)
-        known = handed(self.name, standing, query, batch, self._adopt)
+        known = handed(self.name, standing, query, batch, plans, self._adopt)
         if known is Handed.AGAIN:
             self._frames.read_in_vain(frame)
             times.mark("read_in_vain")
         else:
-            rows = self._stage(current, frame, query, batch, standing, known, times)
+            adopted = self._adopt if known is Handed.ADOPTED else None
+            taken = StreamBatch(0, query, batch, adopted_from=adopted, plan=plans[batch])
+            rows = self._stage(current, frame, standing, taken, times)
         before = self.statistics
         txids: list[int] = []
         statistics = self._run(current, frame, txids)
@@ -104,10 +107,8 @@ class TopologyStream(ForeachBatch):
         self,
         current: OpenQuery,
         frame: Frame,
-        query: str,
-        batch: int,
         standing: Standing,
-        known: Handed,
+        taken: StreamBatch,
         times: StepTimes,
     ) -> int:
         """Write the rows to files and register them as messages, which fixes the content; returns the number of rows."""
@@ -128,9 +129,7 @@ class TopologyStream(ForeachBatch):
                     return  # the earlier try took place, and its answer was lost
                 names = [file.path for file in written.files]
                 first, stop = self._source.register(folder, names, current.run.epoch, tx.raw)
-                adopted = self._adopt if known is Handed.ADOPTED else None
-                taken = StreamBatch(number, query, batch, None, first, stop, adopted)
-                self._record_place(current, tx, standing, taken)
+                self._record_place(current, tx, standing, replace(taken, number=number, first=first, stop=stop))
                 failpoint("stream.in_transaction")
 
         outlasting_outages(register, current.options, self._clock)
