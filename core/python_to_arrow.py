@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,12 @@ def _strict_types(type_: pa.DataType) -> frozenset[type] | None:
     return None
 
 
+def fits_strictly(value: object, type_: pa.DataType) -> bool:
+    """Whether a value is of a Python type that a column of this type takes; Arrow itself takes more, and changes it."""
+    strict = _strict_types(type_)
+    return value is None or strict is None or type(value) in strict
+
+
 def no_rows(schema: pa.Schema) -> pa.RecordBatch:
     """A record batch without rows."""
     return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
@@ -70,8 +77,17 @@ def _whole(values: Sequence[object], field: pa.Field, strict: frozenset[type] | 
         return None
     if (strict is not None and not strict.issuperset(map(type, values))) or (array.null_count and not field.nullable):
         return None
+    if _overflown(array, values):
+        return None
     # Above 2 GiB of text there are chunks.
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _overflown(array: pa.Array, values: Sequence[Any]) -> bool:
+    """Whether a number became infinite in a column of 32-bit floats, which Arrow does without a word."""
+    if not pa.types.is_float32(array.type):
+        return False
+    return any(not math.isinf(values[row]) for row in pc.indices_nonzero(pc.is_inf(array)).to_pylist())
 
 
 def nulls_refused(array: pa.Array, field: pa.Field) -> list[tuple[int, str]]:
@@ -116,10 +132,10 @@ def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> 
     if isinstance(value, bool) and not pa.types.is_boolean(field.type):
         return wanted
     try:
-        pa.array([value], field.type)
+        array = pa.array([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         return f"{wanted}: {storable_text(error, CULPRIT_MAX_CHARACTERS)}"
-    return None
+    return f"{wanted}: it is too large" if _overflown(array, [value]) else None
 
 
 def type_text(type_: pa.DataType) -> str:

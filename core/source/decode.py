@@ -10,10 +10,11 @@ import datetime
 import decimal
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +23,18 @@ from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError
 from stormproof.core.message import storable_text
-from stormproof.core.python_to_arrow import rows_of_columns, type_text, value_text
+from stormproof.core.python_to_arrow import fits_strictly, rows_of_columns, type_text, value_text
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.source.protocol import Decoded, Decoder
 
 ERROR_MAX_CHARACTERS: Final = 500
 _NUMBER_MAX_CHARACTERS: Final = 60
 _DIGITS_MAX: Final = sys.int_info.default_max_str_digits
+_FLOAT_END: Final = 2.0**128 - 2.0**103
+"""The least number that a 32-bit float rounds to infinity."""
+_DECIMAL: Final = re.compile(r"[-+.0-9eE]+")
+_TOO_FINE: Final = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
+"""Digits behind the microseconds, which Python cuts off."""
 
 Unit: TypeAlias = Literal["lines", "json"]
 """The form of several tuples in one message: one a line, or the rows of a JSON array."""
@@ -102,8 +108,9 @@ class _FieldError(ValueError):
 class JsonDecoder:
     """The payload is a JSON object in UTF-8 with a key for each column; other keys are ignored.
 
-    A missing key or null is NULL. Dates and timestamps are ISO 8601 text, decimals are numbers or text. Numbers are not
-    converted to text, nor text to numbers. Raises TopologyError where JSON cannot hold a type of the schema.
+    A missing key or null is NULL; of a key that comes twice the last one counts. Dates and timestamps are ISO 8601 text,
+    decimals are numbers or text. Numbers are not converted to text, nor text to numbers; docs/sources.md has the table.
+    Raises TopologyError where JSON cannot hold a type of the schema.
     """
 
     schema: pa.Schema
@@ -276,24 +283,22 @@ def _readers(schema: pa.Schema) -> list[tuple[str, Callable[[object], object]]]:
 def _reader(type_: pa.DataType, name: str) -> Callable[[object], object]:
     """The reader of one type; `name` is the field's with the names of the structs around it: ``order.price``."""
     if pa.types.is_floating(type_):
-        return lambda v: _real(v, type_, name) if isinstance(v, decimal.Decimal) else v
+        return lambda v: _real(v, type_, name) if type(v) in (decimal.Decimal, int) else v
     if pa.types.is_decimal(type_):
         return lambda v: _decimal(v, type_, name) if isinstance(v, str) else v
     if pa.types.is_timestamp(type_):
-        return lambda v: _parsed(datetime.datetime.fromisoformat, v, type_, name)
+        return lambda v: _parsed(_timestamp, v, type_, name)
     if pa.types.is_date(type_):
         return lambda v: _parsed(datetime.date.fromisoformat, v, type_, name)
     if pa.types.is_list(type_):
-        item = _reader(type_.value_type, name)
-        return lambda v: [None if x is None else item(x) for x in v] if isinstance(v, list) else v
+        item = _inner(type_.value_field, name)
+        return lambda v: [item(x) for x in v] if isinstance(v, list) else v
     if pa.types.is_map(type_):
-        item = _reader(type_.item_type, name)
-        return lambda v: [(k, None if x is None else item(x)) for k, x in v.items()] if isinstance(v, dict) else v
+        item = _inner(type_.item_field, name)
+        return lambda v: [(k, item(x)) for k, x in v.items()] if isinstance(v, dict) else v
     if pa.types.is_struct(type_):
-        inner = {f.name: _reader(f.type, f"{name}.{f.name}") for f in (type_.field(i) for i in range(type_.num_fields))}
-        return lambda v: (
-            {k: None if v.get(k) is None else read(v[k]) for k, read in inner.items()} if isinstance(v, dict) else v
-        )
+        inner = {f.name: _inner(f, f"{name}.{f.name}") for f in (type_.field(i) for i in range(type_.num_fields))}
+        return lambda v: {k: read(v.get(k)) for k, read in inner.items()} if isinstance(v, dict) else v
     if pa.types.is_binary(type_):
         raise TopologyError(
             f"field {name!r} is binary, which JSON can't hold; use one binary column for the whole payload, or string",
@@ -302,20 +307,46 @@ def _reader(type_: pa.DataType, name: str) -> Callable[[object], object]:
     return lambda v: v
 
 
-def _real(value: decimal.Decimal, type_: pa.DataType, name: str) -> float:
-    found = float(value)
-    if math.isinf(found):
+def _inner(field: pa.Field, name: str) -> Callable[[object], object]:
+    """The reader of a value in an array, a map or a struct. Arrow checks no type in there: it makes 1 of 1.5."""
+    read = _reader(field.type, name)
+
+    def checked(value: object) -> object:
+        made = None if value is None else read(value)
+        if made is None and not field.nullable:
+            raise _FieldError(f"field {name!r} is NOT NULL and got None")
+        if not fits_strictly(made, field.type):
+            shown = f"{value_text(value)} ({type(value).__name__})"
+            raise _FieldError(f"field {name!r} is {type_text(field.type)}, got {shown}")
+        return made
+
+    return checked
+
+
+def _real(value: Any, type_: pa.DataType, name: str) -> float:
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if math.isinf(found) or (pa.types.is_float32(type_) and abs(found) >= _FLOAT_END):
         raise _FieldError(f"field {name!r} is {type_text(type_)}, and {storable_text(value)} is too large for it")
     return found
 
 
 def _decimal(value: str, type_: pa.DataType, name: str) -> decimal.Decimal:
-    try:
-        found = decimal.Decimal(value)
+    try:  # Python takes 1_000, " 1" and the digits of every script, too
+        found = decimal.Decimal(value if _DECIMAL.fullmatch(value) else "NaN")
     except decimal.DecimalException:
         found = decimal.Decimal("NaN")
     if not found.is_finite():
         raise _FieldError(f"field {name!r} is {type_text(type_)}, and {value_text(value)} is not a decimal number")
+    return found
+
+
+def _timestamp(text: str) -> datetime.datetime:
+    found = datetime.datetime.fromisoformat(text)
+    if _TOO_FINE.search(text):
+        raise ValueError("it has digits behind the microseconds; keep it as a string")
     return found
 
 

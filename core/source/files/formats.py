@@ -30,6 +30,7 @@ from stormproof.core.source.files.digests import (
     footer_of,
     group_digests,
 )
+from stormproof.core.source.files.rows import converts
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState, OpenFile
 
@@ -225,13 +226,11 @@ def _scan_parquet(file: File, opened: OpenFile, schema: pa.Schema) -> File:
                 f"file {file.path} has no column {field.name!r}; it has {', '.join(there.names)}", file=file.path
             )
         found = there.field(field.name).type
-        try:
-            pa.array([], found).cast(field.type)
-        except pa.ArrowNotImplementedError as error:
+        if not converts(found, field.type):
             raise UsageError(
                 f"file {file.path}: column {field.name!r} is {found}, which cannot be read as {field.type}",
                 file=file.path,
-            ) from error
+            )
     groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
     rows = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int64)
     sizes = np.cumsum([0, *(group.total_byte_size for group in groups)], dtype=np.int64)

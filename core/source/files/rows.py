@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import starmap
 from typing import Final, cast
 
 import pyarrow as pa
@@ -30,7 +31,8 @@ PAYLOAD: Final = "$payload"
 class RowDecoder:
     """The payload is a row with the schema's columns (a struct). Nothing is copied where the types are the same.
 
-    A value that its field cannot hold (NULL, too large, too precise) fails its message.
+    A value that its field cannot hold (NULL, too large, too precise) fails its message. Numbers of another size are
+    converted, and a date is the midnight of a timestamp (`converts`); docs/sources.md has the table.
     """
 
     schema: pa.Schema
@@ -45,7 +47,7 @@ class RowDecoder:
             failed: list[tuple[int, str]] = []
             if column.type != field.type:
                 try:
-                    column = pc.cast(column, field.type)
+                    column = _converted(column, field.type)
                 except pa.ArrowInvalid:
                     column, failed = _one_by_one(column, field)
             for row, text in (*failed, *nulls_refused(column, field)):
@@ -54,13 +56,71 @@ class RowDecoder:
         return Decoded(pa.RecordBatch.from_arrays(columns, schema=self.schema), None, sorted(errors.items()))
 
 
+_KINDS: Final = (
+    ("integer", pa.types.is_integer),
+    ("decimal", pa.types.is_decimal),
+    ("real", pa.types.is_floating),
+    ("date", pa.types.is_date),
+    ("timestamp", pa.types.is_timestamp),
+    ("text", lambda type_: type_ in (pa.string(), pa.large_string(), pa.string_view())),
+    ("bytes", lambda type_: pa.types.is_fixed_size_binary(type_) or type_ in (pa.binary(), pa.large_binary())),
+)
+_WIDER: Final = frozenset(
+    {
+        ("integer", "decimal"),
+        ("integer", "real"),
+        ("decimal", "real"),
+        ("date", "timestamp"),
+        ("text", "bytes"),
+        ("bytes", "text"),
+    }
+)
+"""Pairs of kinds of which the second takes the first."""
+
+
+def converts(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column of a file is read as a field of another type. No text is a number, no number a boolean or a date."""
+    try:
+        pa.array([], found).cast(wanted)
+    except pa.ArrowNotImplementedError:
+        return False
+    return all(starmap(_converts, zip(_leaves(found), _leaves(wanted), strict=False)))
+
+
+def _leaves(type_: pa.DataType) -> list[pa.DataType]:
+    if pa.types.is_dictionary(type_):
+        return [type_.value_type]
+    if not pa.types.is_nested(type_):
+        return [type_]
+    return [leaf for place in range(type_.num_fields) for leaf in _leaves(type_.field(place).type)]
+
+
+def _converts(found: pa.DataType, wanted: pa.DataType) -> bool:
+    one, other = (next((kind for kind, is_kind in _KINDS if is_kind(type_)), str(type_)) for type_ in (found, wanted))
+    return one in (other, "null") or (one, other) in _WIDER
+
+
+def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Raises pa.ArrowInvalid where a value would be changed. A number in a float or a double is rounded, as everywhere."""
+    if pa.types.is_integer(column.type) and pa.types.is_decimal(type_):
+        column = pc.cast(
+            column, pa.decimal128(38, type_.scale)
+        )  # else Arrow asks for all digits that an integer may have
+    made = pc.cast(column, type_, safe=not (pa.types.is_integer(column.type) and pa.types.is_floating(type_)))
+    if pa.types.is_float32(type_) and pc.sum(pc.is_inf(made)) != pc.sum(
+        pc.is_inf(pc.cast(column, pa.float64(), safe=False))
+    ):
+        raise pa.ArrowInvalid("a number is too large for it")
+    return made
+
+
 def _one_by_one(column: pa.Array, field: pa.Field) -> tuple[pa.Array, list[tuple[int, str]]]:
     values: list[pa.Array] = []
     errors: list[tuple[int, str]] = []
     nothing = pa.nulls(1, field.type)
     for row in range(len(column)):
         try:
-            values.append(pc.cast(column.slice(row, 1), field.type))
+            values.append(_converted(column.take(pa.array([row])), field.type))  # a slice has all of its list's items
         except pa.ArrowInvalid as error:
             values.append(nothing)
             errors.append((row, f"field {field.name!r} is {field.type}: {error}"))

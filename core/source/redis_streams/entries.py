@@ -26,10 +26,15 @@ def payload_by(schema: pa.Schema, field: str | None, *, unit: bool) -> Payload:
     """
     if field is not None:
         return partial(_field, field.encode())
-    if unit or len(schema) == 1:
+    if unit or (len(schema) == 1 and not _is_json(schema.field(0).type)):
         return partial(_field_of_column, schema.names[0].encode())
     quoted = {column.name.encode(): _is_quoted(column.type) for column in schema}
     return partial(_object, quoted)
+
+
+def _is_json(type_: pa.DataType) -> bool:
+    """Whether the decoder takes a single column of the type as a key of a JSON object, and not as the whole payload."""
+    return not (pa.types.is_string(type_) or pa.types.is_binary(type_))
 
 
 def _field(name: bytes, fields: Fields) -> bytes:

@@ -12,7 +12,7 @@ from stormproof.core.source.redis_streams.group import Entry
 
 ENTRY: Final[Mapping[str, pa.DataType]] = {
     "id": pa.string(),
-    "timestamp": pa.timestamp("ms", "UTC"),
+    "timestamp": pa.timestamp("us", "UTC"),
     "fields": pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])),
 }
 """`timestamp` is the first part of the id: the server's time in milliseconds, where the producer gave no id of its own."""

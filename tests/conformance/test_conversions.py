@@ -1,0 +1,218 @@
+"""docs/sources.md, "What a value becomes": each row of its tables, at every source."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stormproof import (
+    FileSource,
+    IteratorSource,
+    KafkaSource,
+    KestrelSource,
+    MemorySource,
+    NatsSource,
+    PostgresQueue,
+    RabbitMQSource,
+    RabbitMQStreamSource,
+    RedisStreamSource,
+)
+from stormproof.core.errors import UsageError
+from stormproof.core.schema import KNOWN_TYPES, parse_schema, to_ddl
+from stormproof.core.source.decode import decoder_for
+from stormproof.core.source.files.formats import scan
+from stormproof.core.source.files.rows import RowDecoder, as_struct
+from stormproof.core.source.kafka import reader as kafka
+from stormproof.core.source.kestrel import source as kestrel
+from stormproof.core.source.nats import message_metadata as nats
+from stormproof.core.source.protocol import Decoder
+from stormproof.core.source.rabbitmq import message_metadata as rabbitmq
+from stormproof.core.source.redis_streams import entry_metadata as redis
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
+
+Made = Callable[[str], Any]
+SOURCES: dict[str, Made] = {
+    "files": lambda schema: FileSource("/nowhere", "jsonl", schema=schema),
+    "iterator": lambda schema: IteratorSource("i", [], schema=schema),
+    "kafka": lambda schema: KafkaSource("t", servers="127.0.0.1:1", schema=schema),
+    "kestrel": lambda schema: KestrelSource("q", schema=schema),
+    "memory": lambda schema: MemorySource("m", schema=schema),
+    "nats": lambda schema: NatsSource("s", schema=schema),
+    "postgres": lambda schema: PostgresQueue("q", schema=schema),
+    "rabbitmq": lambda schema: RabbitMQSource("q", schema=schema),
+    "rabbitmq stream": lambda schema: RabbitMQStreamSource("q", schema=schema),
+}
+
+
+def rows(table: str) -> list[list[str]]:
+    """The cells of the page's table below this comment, without its head."""
+    lines = PAGE.partition(f"<!-- {table} -->\n")[2].partition("\n\n")[0].splitlines()
+    assert len(lines) > 3, table
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def spans(cell: str) -> list[str]:
+    return re.findall(r"`([^`]*)`", cell)
+
+
+def read(decoder: Decoder, payload: bytes) -> object:
+    """The first column of the payload's row; an error's text where it fails."""
+    made = decoder.decode(pa.array([payload], pa.binary()))
+    return made.failed[0][1] if made.failed else shown(made.rows.column(0)[0].as_py())
+
+
+def shown(value: object) -> str:
+    return str(value)
+
+
+def payload(text: str) -> bytes:
+    return f'{{"c": {text}, "other": 1}}'.encode()
+
+
+JSON = rows("json values")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("row", JSON, ids=lambda row: row[0])
+def test_a_json_value_becomes_what_the_page_says_at_every_source(row: list[str], source: str) -> None:
+    (kind,) = spans(row[0])
+    decoder = SOURCES[source](f"c {kind}, other long").decoder
+    taken = {text: read(decoder, payload(text)) for text in spans(row[1])}
+    assert taken == dict(zip(spans(row[1]), spans(row[2]), strict=True))
+    for text in spans(row[3]):
+        refused = read(decoder, payload(text))
+        assert "field 'c" in str(refused) or "which is not JSON" in str(refused), text
+
+
+@pytest.mark.parametrize("row", JSON, ids=lambda row: row[0])
+@pytest.mark.parametrize("columns", ["c {}", "c {}, other long"], ids=["one column", "two columns"])
+def test_a_field_of_a_redis_entry_becomes_what_the_page_says(row: list[str], columns: str) -> None:
+    (kind,) = spans(row[0])
+    source: Any = RedisStreamSource("s", schema=columns.format(kind))
+
+    def entry(text: str) -> object:
+        value = json.loads(text) if text.startswith('"') else text
+        fields = {b"c": value.encode("utf-8", "surrogatepass"), b"other": b"1"}
+        return read(source.decoder, source._payload(fields))
+
+    for text, wanted in zip(spans(row[1]), spans(row[2]), strict=True):
+        assert entry(text) == wanted, text
+    for text in spans(row[3]):
+        if (kind == "string") <= text.startswith('"') and text not in (
+            '"1"',
+            '"true"',
+        ):  # these are what they say there
+            assert re.search("field 'c|not JSON|not UTF-8", str(entry(text))), text
+
+
+def test_every_type_that_a_schema_knows_is_on_the_page() -> None:
+    told = {re.sub(r"\W.*", "", spans(row[0])[0]) for row in JSON}
+    assert set(re.findall(r"[a-z_]{3,}", KNOWN_TYPES)) - {"long"} == told | {"binary"}
+
+
+TYPES = {
+    str(type_): type_
+    for type_ in (
+        pa.int32(),
+        pa.int64(),
+        pa.uint8(),
+        pa.float32(),
+        pa.float64(),
+        pa.decimal128(9, 2),
+        pa.decimal128(12, 4),
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.bool_(),
+        pa.date32(),
+        pa.date64(),
+        pa.timestamp("us"),
+        pa.timestamp("ns"),
+    )
+} | {"list<int64>": pa.list_(pa.int64()), "list<double>": pa.list_(pa.float64())}
+
+FAILS: dict[str, tuple[object, pa.DataType]] = {
+    "int": (2**31, pa.int64()),
+    "float": (1e39, pa.float64()),
+    "decimal(9,2)": (decimal.Decimal("1.255"), pa.decimal128(12, 4)),
+    "string": (b"\xff", pa.binary()),
+    "timestamp": (1, pa.timestamp("ns")),
+    "array<int>": ([2**31], pa.list_(pa.int64())),
+}
+
+
+@pytest.mark.parametrize("row", rows("parquet columns"), ids=lambda row: row[0])
+def test_a_column_of_a_parquet_file_is_read_or_refused_as_the_page_says(row: list[str], tmp_path: Path) -> None:
+    (kind,) = spans(row[0])
+    schema = parse_schema(f"c {kind}")
+
+    def register(type_: str) -> None:
+        pq.write_table(pa.table({"c": pa.array([None], TYPES[type_])}), tmp_path / "f.parquet")
+        scan(str(tmp_path / "f.parquet"), "parquet", schema)
+
+    for type_ in spans(row[1]):
+        register(type_)
+    for type_ in spans(row[3]):
+        with pytest.raises(UsageError, match="column 'c'"):
+            register(type_)
+    if row[2]:
+        value, type_ = FAILS[kind]
+        batch = pa.RecordBatch.from_arrays([pa.array([None, value], type_)], names=["c"])
+        assert [number for number, _ in RowDecoder(schema).decode(as_struct(batch)).failed] == [1]
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "kind", "wanted"),
+    [
+        (pa.int64(), 2**53 + 1, "double", 2.0**53),
+        (pa.float64(), float("inf"), "float", float("inf")),
+        (pa.int64(), 5, "decimal(20,2)", decimal.Decimal("5.00")),
+        (pa.date32(), datetime.date(2026, 2, 3), "timestamp_ntz", datetime.datetime(2026, 2, 3)),  # noqa: DTZ001 - it has no zone
+    ],
+    ids=str,
+)
+def test_a_value_of_a_parquet_file_is_converted_as_json_would_be(
+    type_: pa.DataType, value: object, kind: str, wanted: object
+) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([value], type_)], names=["c"])
+    made = RowDecoder(parse_schema(f"c {kind}")).decode(as_struct(batch))
+    assert (made.rows.column(0).to_pylist(), list(made.failed)) == ([wanted], [])
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        kafka.METADATA,
+        kestrel.METADATA,
+        nats.MESSAGE,
+        rabbitmq.DELIVERY,
+        rabbitmq.STREAM,
+        redis.ENTRY,
+    ],
+    ids=["kafka", "kestrel", "nats", "rabbitmq", "rabbitmq stream", "redis"],
+)
+def test_what_a_broker_says_of_a_message_is_of_types_that_a_sink_takes(known: dict[str, pa.DataType]) -> None:
+    assert to_ddl(pa.schema(list(known.items())))
+
+
+def test_a_number_beyond_a_float_fails_also_where_a_function_gives_it() -> None:
+    from stormproof.core.python_to_arrow import column_of
+
+    array, errors = column_of([1.5, 1e39, float("inf"), None], pa.field("x", pa.float32()))
+    assert (array.to_pylist(), [row for row, _ in errors]) == ([1.5, None, float("inf"), None], [1])
+
+
+def test_units_of_several_rows_convert_alike() -> None:
+    for unit, text in (("lines", b'{"c": 1e39}'), ("json", b'[{"c": 1e39}]')):
+        made = decoder_for("c float", unit).decode(pa.array([text], pa.binary()))  # type: ignore[arg-type]
+        assert "too large" in made.failed[0][1]
