@@ -15,11 +15,12 @@ from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import Fenced, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
+from stormproof.core.sink import SinkMode
 from stormproof.sinks.abilities import Compaction
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.evidence import lost_files
 from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
-from stormproof.sinks.delta.features import Committer
+from stormproof.sinks.delta.features import NO_ZONE, Committer, TableFacts, choose, refusal
 from stormproof.sinks.delta.log import COMPACTS, LogEntry, Undo, undo_metadata
 from stormproof.sinks.delta.rewrite import rewrite
 from stormproof.sinks.protocol import SinkProblem
@@ -43,7 +44,7 @@ def compact(hold: TableHold, application: str, epoch: int | None, target_bytes: 
 
     Raises:
         StoreUnavailable: other writers kept changing the same files, or something of the machine's is missing.
-        SinkRefused: the table refuses it.
+        SinkRefused: the table refuses it, or has partition values that a rewriting would change.
         Fenced: a newer epoch has committed.
     """
     for attempt in range(1, COMPACTION_TRIES_MAX + 1):
@@ -77,6 +78,9 @@ def _compact_once(
     hold: TableHold, application: str, epoch: int | None, committer: Committer, target_bytes: int | None, attempt: int
 ) -> Compaction:
     table = hold.load()
+    for found in choose(TableFacts.of(table, SinkMode.UPSERT), SinkMode.UPSERT).refused:
+        if found.feature.upsert is NO_ZONE:
+            raise SinkRefused(f"{hold.where}: {refusal(found, SinkMode.UPSERT)}")
     position = hold.position(table, same_table=True)
     if epoch is not None and position is not None and position.commit is not None and position.commit.epoch > epoch:
         raise Fenced(f"{hold.where}: epoch {position.commit.epoch} has committed here, this is epoch {epoch}")

@@ -6,13 +6,17 @@ A feature that neither writes without harm is refused by its name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
+
+from deltalake import DeltaTable
 
 from stormproof.core.sink import SinkMode
 from stormproof.sinks.delta.head import TableHead
+from stormproof.sinks.delta.live_paths import paths_outside, respelled_paths, unzoned_values
 
 
 class Committer(StrEnum):
@@ -25,6 +29,7 @@ class Committer(StrEnum):
 GENERATED: Final = "delta.generationExpression"
 DEFAULT: Final = "CURRENT_DEFAULT"
 IDENTITY: Final = "delta.identity."
+TEXT_TYPE: Final = "__CHAR_VARCHAR_TYPE_STRING"
 """Keys of a column's metadata, or how they begin."""
 """Of a generated column, the key of its expression in its metadata."""
 
@@ -69,14 +74,19 @@ class TableFacts:
     """The partition columns, each with its type."""
     required: tuple[str, ...] = ()
     """The columns that are NOT NULL."""
-    marks: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    """The keys of the columns' own metadata, by column."""
+    marks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """The columns' own metadata, by column."""
     reader: int = 1
     writer: int = 2
+    respelled: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    unzoned: tuple[str, ...] = ()
+    """Some of the files' paths and partition values; see `live_paths`. An append touches none, and does not look at them."""
 
     @classmethod
-    def of(cls, table: TableHead) -> TableFacts:
-        """The facts of a version of a table."""
+    def of(cls, table: TableHead, mode: SinkMode = SinkMode.APPEND) -> TableFacts:
+        """The facts of a version of a table that rows of this mode ask for."""
+        files = table if mode is not SinkMode.APPEND and isinstance(table, DeltaTable) else None
         protocol, metadata, fields = table.protocol(), table.metadata(), table.schema().fields
         types = {f.name: str(getattr(f.type, "type", f.type)) for f in fields}
         return cls(
@@ -84,9 +94,14 @@ class TableFacts:
             metadata.configuration,
             {name: types[name] for name in metadata.partition_columns},
             tuple(f.name for f in fields if not f.nullable),
-            {f.name: frozenset(f.metadata) for f in fields if f.metadata},
+            {f.name: f.metadata for f in fields if f.metadata},
             protocol.min_reader_version,
             protocol.min_writer_version,
+            () if files is None else respelled_paths(files),
+            () if files is None else paths_outside(files),
+            ()
+            if files is None
+            else unzoned_values(files, [n for n in metadata.partition_columns if types[n] == "timestamp"]),
         )
 
     def marked(self, prefix: str) -> tuple[str, ...]:
@@ -151,6 +166,20 @@ def _odd_partitions(facts: TableFacts) -> Iterable[str]:
     return (f"{name} {kind}" for name, kind in facts.partitions.items() if kind not in _PLAIN)
 
 
+def _text_types(*, served: bool) -> Find:
+    def find(facts: TableFacts) -> Iterable[str]:
+        found = {name: str(marks[TEXT_TYPE]) for name, marks in facts.marks.items() if TEXT_TYPE in marks}
+        return (f"{name} {kind}" for name, kind in found.items() if served is (characters_max(kind) is not None))
+
+    return find
+
+
+def characters_max(text_type: str | None) -> int | None:
+    """How many characters Spark's type of a text column allows; None: it is no `varchar(n)`."""
+    found = re.fullmatch(r"varchar\((\d+)\)", text_type or "")
+    return None if found is None else int(found[1])
+
+
 def _mapping(facts: TableFacts) -> Iterable[str]:
     mode = facts.settings.get("delta.columnMapping.mode", "none")
     return () if mode == "none" else (f"delta.columnMapping.mode={mode}",)
@@ -183,6 +212,15 @@ _NO_JAR: Final = Refused(
     "each commit must also write the other format, and its converter is not among Delta's jars for this Spark",
     "unset the property",
 )
+NO_ZONE: Final = Refused(
+    "they are of the zone that Spark's session had when it wrote them, which the log does not say, and a merge would read "
+    "them as UTC",
+    "have Spark write these rows again in a session of that zone, with "
+    "spark.databricks.delta.write.utcTimestampPartitionValues=true",
+)
+_PADDED: Final = Refused(
+    "Spark pads or checks such text by rules of its own", "change it with ALTER TABLE ... ALTER COLUMN ... TYPE STRING"
+)
 _TYPES: Final = Refused("this release of Delta does not write it", _OTHER_TABLE)
 _UNKNOWN: Final = Refused("it is not known here what a writer has to do for it", _OTHER_TABLE)
 _MOVED: Final = Refused("the table is being moved: its writers are sent to another one", "name that table")
@@ -205,6 +243,32 @@ FEATURES: Final = (
         SPARK,
         "whose values writers spell differently",
     ),
+    Feature(
+        "file paths that delta-rs spells otherwise",
+        lambda facts: facts.respelled,
+        RS,
+        SPARK,
+        SPARK,
+        "such as Spark's with letters outside ASCII: a merge has to remove a file by the very path that added it",
+    ),
+    Feature(
+        "files outside of its folder",
+        lambda facts: facts.outside,
+        RS,
+        SPARK,
+        SPARK,
+        "those of a SHALLOW CLONE, whose paths are absolute",
+    ),
+    Feature(
+        "partition timestamps without a zone",
+        lambda facts: facts.unzoned,
+        RS,
+        NO_ZONE,
+        NO_ZONE,
+        "",
+    ),
+    Feature("varchar(n)", _text_types(served=True), RS, RS, RS, "longer text fails its message before it is prepared"),
+    Feature("char(n), or either inside of a column", _text_types(served=False), _PADDED, _PADDED, _PADDED),
     _in_protocol("liquid clustering", "clustering", SPARK, "rows are clustered by OPTIMIZE, not by a commit"),
     _in_protocol(
         "deletion vectors", "deletionVectors", RS, "adopted files need none; a merge deletes by them", by_key=SPARK

@@ -201,7 +201,7 @@ class DeltaSink(Sink):
             return None
         try:
             with panics_as_errors():
-                facts = TableFacts.of(load_table(self._path)) if is_table(self._path) else None
+                facts = TableFacts.of(load_table(self._path), input_.mode) if is_table(self._path) else None
         except (DeltaError, OSError, SinkRefused):
             return None
         if facts is None or self._committer != "auto":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Final
 
 from deltalake import DeltaTable, Field, Schema
@@ -14,9 +14,11 @@ from stormproof.sinks.delta.features import (
     DEFAULT,
     GENERATED,
     IDENTITY,
+    TEXT_TYPE,
     AskedCommitter,
     Committer,
     TableFacts,
+    characters_max,
     choose,
     refusal,
 )
@@ -51,7 +53,7 @@ def require_table(table: TableHead, input_: SinkInput, where: str, asked: AskedC
 
 def committer_of(table: TableHead, input_: SinkInput, asked: AskedCommitter) -> Committer:
     """Who is to write to the table; it may refuse the rows all the same."""
-    return choose(TableFacts.of(table), input_.mode).committer if asked == "auto" else Committer(asked)
+    return choose(TableFacts.of(table, input_.mode), input_.mode).committer if asked == "auto" else Committer(asked)
 
 
 def require_plain_files(table: TableHead, where: str) -> None:
@@ -86,16 +88,19 @@ def column_limits(table: DeltaTable, input_: SinkInput) -> Limits:
     """What the writer stage checks: keys, columns of `order_by` and NOT NULL columns hold no NULL, text by which a
     table is partitioned is not empty.
     """
-    required = {f.name for f in table.schema().fields if not f.nullable}
-    return _limits(input_, required, table.metadata().partition_columns)
+    fields = table.schema().fields
+    lengths = {f.name: characters_max(f.metadata.get(TEXT_TYPE)) for f in fields}
+    return _limits(input_, {f.name for f in fields if not f.nullable}, table.metadata().partition_columns, lengths)
 
 
 def limits_of_new(input_: SinkInput, partitions: Sequence[str]) -> Limits:
     """The same for a table that is made for such rows."""
-    return _limits(input_, {f.name for f in input_.schema if not f.nullable}, partitions)
+    return _limits(input_, {f.name for f in input_.schema if not f.nullable}, partitions, {})
 
 
-def _limits(input_: SinkInput, not_null: Set[str], partitions: Collection[str]) -> Limits:
+def _limits(
+    input_: SinkInput, not_null: Set[str], partitions: Collection[str], lengths: Mapping[str, int | None]
+) -> Limits:
     required = {*not_null, *input_.keys, *input_.order_by}
     return Limits(
         tuple(
@@ -104,6 +109,7 @@ def _limits(input_: SinkInput, not_null: Set[str], partitions: Collection[str]) 
                 "a partition column" if f.name in partitions else str(f.type),
                 not_null=f.name in required,
                 no_empty=f.name in partitions,
+                chars_max=lengths.get(f.name),
             )
             for f in input_.schema
         )
@@ -142,7 +148,7 @@ def _type_name(kind: object) -> str:
 
 
 def _require_features(table: TableHead, input_: SinkInput, where: str, asked: AskedCommitter) -> Committer:
-    choice = choose(TableFacts.of(table), input_.mode)
+    choice = choose(TableFacts.of(table, input_.mode), input_.mode)
     if choice.refused:
         raise SinkRefused(
             f"{where}: {refusal(choice.refused[0], input_.mode)}",

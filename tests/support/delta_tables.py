@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PLAIN: Final = "word STRING, n BIGINT"
+UTC_VALUES: Final = "spark.databricks.delta.write.utcTimestampPartitionValues"
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,39 @@ class Made:
     clause: str = ""
     properties: str = ""
     then: tuple[str, ...] = ()
+    """`{table}` is the table, and `{other}` one beside it."""
 
     def make(self, session: SparkSession, path: Path) -> None:
         properties = f"TBLPROPERTIES ({self.properties})" if self.properties else ""
         session.sql(f"CREATE TABLE delta.`{path}` ({self.columns}) USING delta {self.clause} {properties}")
         for statement in self.then:
-            session.sql(statement.format(table=f"delta.`{path}`"))
+            session.sql(statement.format(table=f"delta.`{path}`", other=f"delta.`{path}-other`"))
 
 
 BY_SPARK: Final[Mapping[str, Made]] = {
     "no further feature": Made(),
     "partitions": Made(clause="PARTITIONED BY (word)"),
     "partitions by a float, a decimal or binary": Made(f"{PLAIN}, at DOUBLE", "PARTITIONED BY (at)"),
+    "file paths that delta-rs spells otherwise": Made(
+        f"{PLAIN}, city STRING", "PARTITIONED BY (city)", then=("INSERT INTO {table} VALUES ('old', 1, 'Zürich')",)
+    ),
+    "files outside of its folder": Made(
+        then=(
+            "CREATE TABLE {other} USING delta AS SELECT 'old' AS word, 1L AS n",
+            "CREATE OR REPLACE TABLE {table} SHALLOW CLONE {other}",
+        ),
+    ),
+    "partition timestamps without a zone": Made(
+        f"{PLAIN}, at TIMESTAMP",
+        "PARTITIONED BY (at)",
+        then=(
+            f"SET {UTC_VALUES}=false",
+            "INSERT INTO {table} VALUES ('old', 1, TIMESTAMP '2024-01-01 10:00:00')",
+            f"RESET {UTC_VALUES}",
+        ),
+    ),
+    "varchar(n)": Made("word VARCHAR(3), n BIGINT"),
+    "char(n), or either inside of a column": Made("word CHAR(3), n BIGINT"),
     "liquid clustering": Made(clause="CLUSTER BY (word)"),
     "deletion vectors": Made(properties="'delta.enableDeletionVectors' = 'true'"),
     "column mapping": Made(properties="'delta.columnMapping.mode' = 'name'"),

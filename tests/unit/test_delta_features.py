@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Field, Schema
 from support.delta_tables import BY_HAND, BY_SPARK, make_by_hand
 from support.sink_harness import FOLD, SCHEMA, SinkHarness
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkMode
-from stormproof.sinks.delta.features import FEATURES, Committer, Refused, TableFacts, choose, features_of
+from stormproof.sinks.delta.features import FEATURES, TEXT_TYPE, Committer, Refused, TableFacts, choose, features_of
 
 
 def facts(*features: str, **settings: str) -> TableFacts:
@@ -75,6 +76,16 @@ def test_a_refusal_says_why_and_what_to_do() -> None:
 def test_partitions_whose_values_are_spelled_differently_need_spark(kind: str) -> None:
     found = TableFacts(frozenset(), {}, {"at": kind})
     assert choose(found, FOLD.mode).committer is Committer.SPARK
+
+
+def test_text_longer_than_its_varchar_fails_its_message(tmp_path: Path) -> None:
+    harness = SinkHarness("delta-append", tmp_path, None)
+    columns = Schema.from_arrow(SCHEMA).fields
+    short = Field("word", columns[0].type, metadata={TEXT_TYPE: "varchar(2)"})
+    DeltaTable.create(harness.delta_path, Schema([short, columns[1]]))
+    rows = pa.record_batch([["äb", "äbc", None], [1, 2, 3]], schema=SCHEMA)
+    ((row, reason),) = harness.open().writer().check(rows)
+    assert (row, "has 3 characters, too many for" in reason) == (1, True)
 
 
 def test_who_commits_is_told_with_the_reason(tmp_path: Path) -> None:
