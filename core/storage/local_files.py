@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from stormproof.core.storage.protocol import Files, FileState, Names
+from stormproof.core.storage.protocol import Files, FileState
 
 PRIVATE_FILE: Final = 0o600
 PRIVATE_FOLDER: Final = 0o700
@@ -66,10 +66,11 @@ class LocalFiles(Files):
         """The names in the folder."""
         return [name for name in os.listdir(folder) if name.startswith(prefix)] if os.path.isdir(folder) else []
 
-    def find(self, pattern: str) -> Names:
+    def find(self, pattern: str) -> dict[str, FileState]:
         """By `glob`."""
         wanted = os.path.join(pattern, "*") if os.path.isdir(pattern) else pattern
-        return [path for path in glob.iglob(wanted, recursive=True) if os.path.isfile(path)]
+        states = ((path, self.stat(path)) for path in glob.iglob(wanted, recursive=True) if os.path.isfile(path))
+        return {path: state for path, state in states if state is not None}
 
     def remove(self, path: str) -> None:
         """Unlink; the folder is not synced."""

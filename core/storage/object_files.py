@@ -11,7 +11,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
@@ -116,8 +116,7 @@ class ObjectFiles(Files):
         """
         with _errors(path):
             found = _obstore().head(self.store(path), key_of(path))
-        modified_ns = int(found["last_modified"].timestamp() * 1_000_000) * 1_000
-        return FileState(found["size"], modified_ns, (str(found.get("e_tag")), str(found.get("version"))))
+        return _state(found)
 
     def list(self, folder: str, prefix: str = "") -> list[str]:
         """The names of the objects directly below, and of the folders there."""
@@ -144,19 +143,19 @@ class ObjectFiles(Files):
                     names.append(name)
         return names
 
-    def find(self, pattern: str) -> Names:
-        """By the names of all objects below the pattern's first `*`. What a star stands for begins with no dot."""
+    def find(self, pattern: str) -> dict[str, FileState]:
+        """By a list of all objects below the pattern's first `*`. What a star stands for begins with no dot."""
         if "*" not in pattern:
-            if self.stat(pattern) is not None:
-                return [pattern]
+            if (state := self.stat(pattern)) is not None:
+                return {pattern: state}
             pattern = f"{pattern.rstrip('/')}/*"
         folder = pattern.partition("*")[0].rpartition("/")[0]
         matches = re.compile(_expression(key_of(pattern))).fullmatch
-        names: Names = []
+        found: dict[str, FileState] = {}
         with _errors(folder):
             for chunk in _obstore().list(self.store(folder), prefix=key_of(folder)):
-                names += [f"{self._root}/{meta['path']}" for meta in chunk if matches(meta["path"])]
-        return names
+                found |= {f"{self._root}/{meta['path']}": _state(meta) for meta in chunk if matches(meta["path"])}
+        return found
 
     def remove(self, path: str) -> None:
         """Delete it."""
@@ -210,6 +209,12 @@ class ObjectFiles(Files):
     def _reader(self, path: str) -> Any:
         with _errors(path):
             return _obstore().open_reader(self.store(path), key_of(path), buffer_size=PART_BYTES)
+
+
+def _state(meta: Mapping[str, Any]) -> FileState:
+    """In whole seconds: some stores tell more of them in a list than of one object."""
+    modified_ns = int(meta["last_modified"].timestamp()) * 1_000_000_000
+    return FileState(meta["size"], modified_ns, (str(meta.get("e_tag")), str(meta.get("version"))))
 
 
 class NewObject:

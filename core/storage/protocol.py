@@ -126,8 +126,8 @@ class Files(Protocol):
         """The names in a folder that begin with `prefix`, in no particular order; none where there is no such folder."""
         ...
 
-    def find(self, pattern: str) -> Names:
-        """The paths of the files that a pattern matches, in no particular order.
+    def find(self, pattern: str) -> dict[str, FileState]:
+        """The files that a pattern matches, by their paths, as they are now; in no particular order.
 
         A folder stands for all that lies directly in it. `*` matches within a name, `**` any folders; on a disk `?` and
         `[...]` match, too.

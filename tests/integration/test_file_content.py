@@ -22,8 +22,10 @@ from stormproof.core.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.files.formats import FORMATS, Format
+from stormproof.core.source.files.identity import renamed_from
 from stormproof.core.source.files.reader import FileSliceReader
 from stormproof.core.source.protocol import Lease, Limit, Slice
+from stormproof.core.storage.local_files import LocalFiles
 from stormproof.testing import Message
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
@@ -219,6 +221,35 @@ def test_a_file_that_is_renamed_keeps_its_messages_and_a_copy_is_another_file(fi
     assert files.source.place_of(HALF) == (str(moved), HALF)
     shutil.copyfile(moved, files.path)
     assert Counter(files.read(files.open())) == Counter(files.numbers)  # each path is a file of its own
+
+
+def put_in_place_of_one_that_was_read(files: Files) -> Path:
+    """The next file of a producer that writes alike ones, where times are of whole seconds."""
+    assert files.read(files.open()) == files.numbers
+    files.source.confirm(Lease("1", 1))
+    before = os.stat(files.path)
+    files.path.unlink()
+    after = files.path.with_name(f"next.{files.format}")
+    write(after, files.format, files.numbers)
+    os.utime(after, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return after
+
+
+def test_a_new_file_that_is_like_one_that_was_read_and_is_gone_is_read(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    after = put_in_place_of_one_that_was_read(files)
+    assert files.read(files.open()) == files.numbers
+    assert files.source.place_of(ROWS) == (str(after), 0)
+    assert f"{after} has the size and the time of {files.path}" in caplog.text
+
+
+def test_control_guessed_to_be_renamed_it_is_never_read(files: Files) -> None:
+    after = put_in_place_of_one_that_was_read(files)
+    state = LocalFiles().stat(str(after))
+    assert state is not None
+    all_needed = renamed_from(files.source._files, str(after), state, files.source._schema, 0)  # pyright: ignore[reportPrivateUsage]
+    assert all_needed == 0, "the new file would be the place of the one that was read"
 
 
 def test_a_file_that_an_older_version_registered_gets_its_digests(files: Files) -> None:

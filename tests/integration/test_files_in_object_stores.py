@@ -97,6 +97,50 @@ def test_an_object_that_was_changed_is_refused_by_its_content(
             list(reader.read(1, frozenset(), 10))
 
 
+def read_whole(source: FileSource, owner: str) -> list[bytes]:
+    """What is new is read and confirmed."""
+    source.look(1)
+    slice_ = source.open(Lease(owner, 1), Limit(10, 1 << 20), 7)
+    assert slice_ is not None
+    found = [
+        line
+        for reader in source.readers(slice_, 1)
+        for rows in reader.read(1, frozenset(), 10)
+        for line in rows.column("payload").to_pylist()
+    ]
+    source.confirm(Lease(owner, 1))
+    return found
+
+
+def test_an_object_under_a_new_name_is_a_new_one_whatever_it_is_like(
+    place: tuple[ObjectStore, str, str], database: Database
+) -> None:
+    """A store has no renaming; its times are of whole seconds, and the tag of an object is often that of its content."""
+    server, prefix, url = place
+    source = FileSource(f"{url}/*.txt", "text", database=prepared_database(database), look_interval_s=0)
+    with closing(source):
+        source.subscribe("s", 1)
+        for number in range(3):
+            put(server, prefix, f"{number}.txt", [b"beat"])
+            assert read_whole(source, str(number)) == [b"beat"]
+            obstore.delete(server.store(), f"{prefix}/{number}.txt")
+
+
+def test_an_object_that_was_replaced_after_it_was_read_is_refused(
+    place: tuple[ObjectStore, str, str], database: Database
+) -> None:
+    server, prefix, url = place
+    put(server, prefix, "a.txt", [b"one"])
+    source = FileSource(f"{url}/*.txt", "text", database=prepared_database(database), look_interval_s=0)
+    with closing(source):
+        source.subscribe("s", 1)
+        assert read_whole(source, "1") == [b"one"]
+        source.look(1)
+        put(server, prefix, "a.txt", [b"one", b"never read"])
+        with pytest.raises(PositionMismatch, match=rf"{url}/a.txt has changed"):
+            source.look(1)
+
+
 @pytest.mark.parametrize(
     ("address", "why"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,21 +20,26 @@ from stormproof.core.source.files.formats import (
     scan,
 )
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import FileState
+
+log = logging.getLogger("stormproof.source")
+
+_LIKE_ONE_THAT_WAS_READ: Final = (
+    "file %s has the size and the time of %s, which was read and is gone: it is read as a new file. If it is that file "
+    "under another name, its messages come a second time"
+)
 
 
-def as_registered(file: File, schema: pa.Schema, *, needed: bool) -> File:
+def as_registered(file: File, schema: pa.Schema, listed: FileState | None, *, needed: bool) -> File:
     """A registered file as it is now: with its present time, and digests of the columns that are read now.
 
-    It is read again where its time has changed. `needed` is off where all of its messages are resolved: then it may be
-    gone.
+    `listed` is what a search for files found under its path. It is read again where its time has changed. `needed` is off
+    where all of its messages are resolved: then it may be gone.
 
     Raises:
         PositionMismatch: its content has changed, or it is gone and needed.
     """
-    files = files_at(file.path)
-    if not (files.is_local or needed):
-        return file  # in a store each look would be a request
-    now = files.stat(file.path)
+    now = files_at(file.path).stat(file.path) if listed is None and needed else listed
     if now is None:
         if needed:
             raise gone(file.path)
@@ -64,20 +71,23 @@ def as_registered(file: File, schema: pa.Schema, *, needed: bool) -> File:
     )
 
 
-def renamed_from(files: Sequence[File], path: str, schema: pa.Schema) -> int | None:
+def renamed_from(files: Sequence[File], path: str, now: FileState, schema: pa.Schema, lowest: int) -> int | None:
     """The place of the registered file that `path` is under a new name; None where it is a new file.
 
-    A renamed file has the size, the time and the content of a registered file that is gone. A copy has another time, and
-    is a new file.
+    A renamed file has the size, the time and the content of a registered file that is gone, and of whose messages some are
+    not resolved: `lowest` is the first such message. A new file, too, may have all three of one whose messages are resolved,
+    so that one is not guessed at: its messages would be lost. A copy has another time, and is a new file. An object store
+    has no renaming: what is there under a new name was put there.
     """
     store = files_at(path)
-    now = store.stat(path)
+    if not store.is_local:
+        return None
     for place, file in enumerate(files):
-        if now is None or (file.size_bytes, file.modified_ns) != (now.size, now.modified_ns):
+        if (file.size_bytes, file.modified_ns) != (now.size, now.modified_ns) or store.stat(file.path) is not None:
             continue
-        if store.stat(file.path) is not None:
-            continue
-        if _same_content(file, scan(path, file.format, schema)):
+        if file.stop_id <= lowest:
+            log.warning(_LIKE_ONE_THAT_WAS_READ, path, file.path)
+        elif _same_content(file, scan(path, file.format, schema)):
             return place
     return None
 

@@ -37,6 +37,7 @@ from stormproof.core.source.files.rows import RowDecoder, edited, unpack
 from stormproof.core.source.protocol import Decoder, Limit, SliceReader, SourcePreview
 from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import FileState
 
 log = logging.getLogger("stormproof.source")
 
@@ -57,17 +58,20 @@ class FileSource(NumberedSource):
         Every row of every registered file is opened once by each subscription, and again only when it was returned,
         failed, or its lease ran out. A file that was changed after its registration, or is gone before all of its
         messages were resolved, is refused by name: its rows would be other messages, or lost. Each read compares the
-        content with digests that were taken at registration, whatever size and time say; a file that was merely touched
-        or renamed is still the same. Failed messages are stored with their payload, for a retry or as dead letters.
+        content with digests that were taken at registration, whatever size and time say; a file that was merely touched is
+        still the same, and so is one on a disk that was renamed before all of its messages were resolved. Failed messages
+        are stored with their payload, for a retry or as dead letters.
 
     Not guaranteed:
         An order between slices; within one, messages come in the files' order. A file that is still being written when it
         is found is registered as it is then: so write a file elsewhere, and move it here when it is whole.
 
-    The executors must reach the files under the same path or URL. In an object store each look asks for every file that
-    is still needed, one request a file. A line ends with a newline or with the file; an empty line is a message. The
-    bytes of a Parquet row are estimated from its row group. The object connects at its first use, and pickles without its
-    connection.
+        That a file which was read may be renamed within the pattern: under another name it is a new file, as it is in an
+        object store at any time.
+
+    The executors must reach the files under the same path or URL. A line ends with a newline or with the file; an empty line
+    is a message. The bytes of a Parquet row are estimated from its row group. The object connects at its first use, and
+    pickles without its connection.
 
     Threads: topologies on several threads may share one object; each run has a subscription of its own.
     Forks: a fork makes connections of its own, and never touches its parent's.
@@ -168,10 +172,10 @@ class FileSource(NumberedSource):
         with self.rows() as rows:
             return RegisteredFiles(entries.registered(rows.cursor, who, self._format))
 
-    def _found(self) -> list[str]:
-        """The paths that the pattern matches now, sorted."""
+    def _found(self) -> dict[str, FileState]:
+        """What the pattern matches now, in the order of the paths."""
         found = files_at(self._pattern).find(self._pattern)
-        return sorted(path for path in found if not os.path.basename(path).startswith((".", "_")))
+        return {path: found[path] for path in sorted(found) if not os.path.basename(path).startswith((".", "_"))}
 
     def look(self, epoch: int) -> None:
         """Check that registered files have not changed, and register new ones.
@@ -187,22 +191,23 @@ class FileSource(NumberedSource):
             all_opened = next_of(self._locked(rows, who, epoch)) >= self._files.stop
         if not all_opened and clock.monotonic_s() - self._looked_s < self._look_interval_s:
             return
-        known = {file.path for file in self._files}
-        new = [path for path in self._found() if path not in known and self._is_new(path)]
         with self.rows() as rows:
             lowest = lowest_unresolved(rows)
+        known, found = {file.path for file in self._files}, self._found()
+        new = [path for path, now in found.items() if path not in known and self._is_new(path, now, lowest)]
         for place, file in enumerate(self._files):
-            self._keep(place, as_registered(file, self._schema, needed=file.stop_id > lowest))
+            needed = file.stop_id > lowest
+            self._keep(place, as_registered(file, self._schema, found.get(file.path), needed=needed))
         for path in new:
             with _moved_away(path):
                 self._register(who, epoch, scan(path, self._format, self._schema))
         self._looked_s = clock.monotonic_s()
 
-    def _is_new(self, path: str) -> bool:
+    def _is_new(self, path: str, now: FileState, lowest: int) -> bool:
         """Whether an unregistered path is a new file. A registered file that was renamed gets its new name here."""
         place: int | None = None
         with _moved_away(path):
-            place = renamed_from(self._files, path, self._schema)
+            place = renamed_from(self._files, path, now, self._schema, lowest)
         if place is None:
             return True
         file = self._files[place]
@@ -231,12 +236,13 @@ class FileSource(NumberedSource):
         with self._store.rows(who) as rows:
             known = RegisteredFiles(entries.registered(rows.cursor, who, self._format))
             first = next_of(rows.position() or self.start(rows.cursor))
+            lowest = lowest_unresolved(rows)
         there = {file.path for file in known}
-        for path in self._found():
+        for path, now in self._found().items():
             if known.stop >= first + max(1, limit.messages):
                 break
             with _moved_away(path):
-                if path not in there and renamed_from(known, path, self._schema) is None:
+                if path not in there and renamed_from(known, path, now, self._schema, lowest) is None:
                     file = scan(path, self._format, self._schema)
                     known.append(replace(file, number=known.newest + 1, first_id=known.stop))
         self._files = known
