@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from stormproof.core.sink import PreparedFile
+from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.content import Content
+from stormproof.sinks.totals import Totals, summed_columns
 
 Progress: TypeAlias = Callable[[int, int | None], None]
 """Told how many rows of how many were looked at by now; None: their number is not known."""
@@ -77,7 +78,9 @@ class Compared:
     left_out: list[str] = field(default_factory=list[str])
     wrong: list[WrongRows] = field(default_factory=list[WrongRows])
 
-    def differs(self, what: str, expected: Content, found: Content, txid: int | None = None) -> bool:
+    def differs(
+        self, what: str, expected: Content, found: Content, txid: int | None = None, *, by_others: bool = False
+    ) -> bool:
         """Note the difference of two contents, if there is one."""
         if expected.rows == found.rows:
             if expected.total == found.total:
@@ -93,8 +96,51 @@ class Compared:
             )
         else:
             problem, text = RowProblem.ROWS_ADDED, f"{found.rows} rows are there, {expected.rows} were written"
-        self.add(problem, f"{what}: {text}", txid)
+        self.add(problem, f"{what}: {text}", txid, by_others=by_others)
         return True
+
+    def by_key(self, input_: SinkInput, expected: Totals | None, there: Totals, doubled: int | None) -> None:
+        """Compare what a table by key holds with what is `expected`; `doubled` keys are there more than once."""
+        rows = there.rows or 0
+        self.rows += rows
+        if doubled is None:
+            self.left_out.append("its keys: their type has no one equality")
+        elif doubled:
+            self.add(RowProblem.ROWS_ADDED, f"{doubled} keys are in the table more than once")
+        else:
+            self.compared.append(f"that each of its {rows} rows has a key of its own")
+        if expected is None or expected.rows is None:
+            self.left_out.append(
+                "its number of rows: how many keys were inserted is not on record of each of its commits"
+            )
+        elif expected.rows == rows:
+            self.compared.append("its number of rows, with the keys that were inserted on record")
+        else:
+            self.differs("the table", Content(expected.rows, 0), Content(rows, 0), by_others=rows > expected.rows)
+        for name in summed_columns(input_.folds):
+            known, found = None if expected is None else expected.sums.get(name), there.sums.get(name)
+            agrees = None
+            if expected is not None and known is not None and found is not None:
+                agrees = known.agrees(found, input_.schema.field(name).type, expected.commits)
+            if agrees:
+                self.compared.append(f"the sum of its column {name!r}, with what the txids added")
+            elif agrees is None:
+                self.left_out.append(f"the sum of its column {name!r}: it is not finite, or not all of it is on record")
+            else:
+                others = expected is not None and expected.rows is not None and rows > expected.rows
+                self.add(
+                    RowProblem.ROWS_CHANGED,
+                    f"its column {name!r} sums up to another number than the txids added",
+                    by_others=others,
+                )
+
+    def not_by_row(self, input_: SinkInput) -> None:
+        """Note the columns of a table by key whose values are not compared."""
+        lineage = () if input_.lineage is None else input_.lineage.columns.names
+        covered = {*input_.keys, *summed_columns(input_.folds), *lineage}
+        names = ", ".join(repr(name) for name in input_.schema.names if name not in covered)
+        if names:
+            self.left_out.append(f"the values of its columns {names}: rows are overwritten by key")
 
     def add(self, problem: RowProblem, text: str, txid: int | None = None, *, by_others: bool = False) -> None:
         """Note something that is wrong."""

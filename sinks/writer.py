@@ -34,6 +34,7 @@ from stormproof.sinks.misfits import LeavingOutWriter
 from stormproof.sinks.partitions import PartitionedTaskWriter
 from stormproof.sinks.staging import guard_of, prepared_name
 from stormproof.sinks.statistics import FileStatistics
+from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of
 
 ROW_GROUP_ROWS_MAX: Final = 256 * 1024
 ROW_GROUP_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -103,8 +104,10 @@ class ParquetTaskWriter:
         guarded: bool = False,
         empty: bool = False,
         hashed: Collection[str] = (),
+        summed: Collection[str] = (),
     ) -> None:
         self._empty = empty
+        self._sums = dict.fromkeys(summed, Sum())
         kinds = kinds_of(schema, [name for name in hashed if name not in MESSAGE_COLUMNS.names])
         self._content = ContentSum(kinds) if kinds else None
         self._sink = sink
@@ -134,6 +137,7 @@ class ParquetTaskWriter:
         if rows.num_rows == 0:
             return
         self._statistics.add(rows)
+        self._sums = added_up(self._sums, sums_of(rows, self._sums))
         self._pending.append(rows)
         self._pending_rows += rows.num_rows
         self._pending_bytes += rows.nbytes
@@ -163,9 +167,16 @@ class ParquetTaskWriter:
                 digest=self._file.digest,
                 statistics=self._statistics.to_json(),
                 partition=self._partition,
-                content="" if self._content is None else self._content.content.to_text(),
+                content=self._said,
             ),
         )
+
+    @property
+    def _said(self) -> str:
+        """What is kept of the rows' content."""
+        if self._sums:
+            return Totals(sums=self._sums).to_text()
+        return "" if self._content is None else self._content.content.to_text()
 
     def discard(self) -> None:
         """Remove what was written: the task failed."""
@@ -238,7 +249,8 @@ class FileWriter:
     row with such a value is left out, and the file names its messages; rows without message columns are not. `guarded` files
     have a second name, since the folder is a table's own; see `staging.guard_of`. `storage` has the options of an object
     store, which executors have not: they travel with the job. `hashed` are the columns that
-    the content digests of an append's files cover; those of an upsert and a fold have none.
+    the content digests of an append's files cover; those of a fold have the sums of the columns that are summed, those of an
+    upsert nothing.
     """
 
     sink: str
@@ -306,6 +318,7 @@ class FileWriter:
             guarded=self.guarded,
             empty=empty,
             hashed=self.hashed,
+            summed=() if self.input is None else summed_columns(self.input.folds),
         )
 
     def files_in(self) -> str:

@@ -1,17 +1,25 @@
-"""What can be compared of the rows of an upsert and a fold: other writers' versions, and how many rows name each txid."""
+"""What can be compared of the rows of an upsert and a fold: that no key is twice, how many rows there are, what each summed
+column sums up to, other writers' versions, and how many rows name each txid.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
+from stormproof.core.arrow_compute import pc
+from stormproof.core.task.keyhash import is_hashable
 from stormproof.sinks.comparison import Compared, ReadRecord, RowProblem
+from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.delta.log import DeltaLog, LogEntry
+from stormproof.sinks.delta.position import find_position, totals_at
 from stormproof.sinks.delta.reach import Reach
+from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of
+from stormproof.sinks.unique_keys import doubled_keys
 
 if TYPE_CHECKING:
     from stormproof.sinks.delta.hold import TableHold
@@ -25,17 +33,17 @@ def compare_by_key(
     span: tuple[int, int | None],
     found: Compared,
 ) -> None:
-    """Count the rows of an upsert or a fold by txid."""
-    lineage = hold.input.lineage
+    """Compare the table as a whole, and count the rows of an upsert or a fold by txid."""
+    lineage, application = hold.input.lineage, hold.identity.application_id
     column = None if lineage is None else lineage.txid
-    _foreign_versions(hold.log, hold.identity.application_id, entries, span, found)
+    _foreign_versions(hold.log, application, entries, span, found)
+    if span[1] is None:
+        _against_totals(hold, table, found)
+    else:
+        found.left_out.append("rows are overwritten by key: only the table with all of its txids")
     if column is None:
-        found.left_out.append(
-            "rows are overwritten by key, and without a lineage column (lineage=True) no row says which txid wrote it: "
-            "the log alone was compared"
-        )
+        found.not_by_row(hold.input)
         return
-    application = hold.identity.application_id
     if any(
         entry.is_stormproofs and entry.ours(application) is None and entry.undo(application) is None
         for entry in entries
@@ -70,10 +78,32 @@ def compare_by_key(
                 found.add(RowProblem.ROWS_ADDED, text, txid, by_others=True)
             else:
                 found.left_out.append(f"{text}: it is not on record that the table was empty before the first txid")
-    found.left_out.append(
-        f"the values of its rows: rows are overwritten by key. That no txid has more rows than it wrote was checked, by "
-        f"the lineage column of {rows} rows"
-    )
+    found.compared.append(f"that no txid has more rows than it wrote, by the lineage column of {rows} rows")
+    found.not_by_row(hold.input)
+
+
+def _against_totals(hold: TableHold, table: DeltaTable, found: Compared) -> None:
+    """The table's keys, its number of rows and its sums, with the record of its commits."""
+    keys, schema = hold.input.keys, hold.input.schema
+    sums = [name for name in summed_columns(hold.input.folds) if name in table.schema().to_arrow().names]
+
+    def read(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        asked = f"SELECT {', '.join(map(quoted, names))} FROM t"
+        for batch in pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(asked)):
+            columns = [pc.cast(batch.column(at), schema.field(name).type) for at, name in enumerate(names)]
+            yield pa.RecordBatch.from_arrays(columns, names=list(names))
+
+    there = Totals(0, dict.fromkeys(sums, Sum()))
+    try:
+        for batch in read([*keys, *sums]):
+            there = Totals(batch.num_rows + (there.rows or 0), added_up(there.sums, sums_of(batch, sums)))
+        hashable = all(is_hashable(schema.field(key).type) for key in keys)
+        doubled = doubled_keys(lambda: read(keys), there.rows or 0, keys) if hashable else None
+    except (DeltaError, OSError, ValueError) as error:
+        found.left_out.append(f"its rows: they cannot be read: {error}")
+        return
+    position = find_position(hold.log, table, hold.identity.application_id)
+    found.by_key(hold.input, totals_at(hold.log, table, position), there, doubled)
 
 
 def _foreign_versions(

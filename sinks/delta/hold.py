@@ -13,11 +13,13 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.checks import may_reject
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
+from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.entries import is_ours
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files, tail_since
 from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, versions_for
@@ -28,7 +30,13 @@ from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
 from stormproof.sinks.delta.newest_version import NewestTable
-from stormproof.sinks.delta.position import Position, find_commit, find_position, require_not_given_up
+from stormproof.sinks.delta.position import (
+    Position,
+    find_commit,
+    find_position,
+    require_not_given_up,
+    totals_with,
+)
 from stormproof.sinks.delta.refused import LeftOut, refused_rows
 from stormproof.sinks.delta.rows import RowsToPut
 from stormproof.sinks.delta.spark import SparkCommitter
@@ -407,6 +415,10 @@ class TableHold(StoreRecord):
             tail=tail,
         )
 
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """See `SupportsCompareRows`."""
+        return compare(self, read, (first, last), progress)
+
     def keep_held(self) -> None:
         """Check that the files of the last commit are there, and sync it."""
         position = self.position(self._newest.load(), same_table=True)
@@ -484,6 +496,9 @@ class TableHold(StoreRecord):
         version = transaction.txid if checked or position is None else max(position.txid, transaction.txid)
         metadata = commit_metadata(self._application, transaction, self._epoch, checked=checked)
         metadata |= {} if left_out is None else left_out.metadata()
+        if checked and self.input.is_by_key:
+            put = transaction if left_out is None else left_out.put
+            metadata |= totals_with(self.log, table, position, put, self.input)
         return Label(self._application, version, metadata, known=table.transaction_version(self._application))
 
     def _property_writer(self) -> SparkCommitter | None:

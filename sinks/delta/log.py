@@ -17,6 +17,7 @@ from stormproof.core.sink import PreparedFile
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import Files
 from stormproof.sinks.protocol import PreparedTransaction
+from stormproof.sinks.totals import Totals
 
 APPLICATION: Final = "stormproof.application"
 TXID: Final = "stormproof.txid"
@@ -29,6 +30,7 @@ REJECTED: Final = "stormproof.rejected"
 REINSTATED: Final = "stormproof.reinstated"
 REFUSED: Final = "stormproof.refused"
 FILES: Final = "stormproof.files"
+TOTALS: Final = "stormproof.totals"
 """Keys of the commit's own metadata; Delta keeps them beside `operation` in `commitInfo`."""
 
 UNDOES: Final = "stormproof.undoes"
@@ -45,6 +47,9 @@ COMPACTS: Final = "stormproof.compacts"
 
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """The file beside the entries that names the last checkpoint; whoever makes one writes it."""
+
+REMOVED: Final = "stormproof.removed"
+"""Key of a version of ours that removed rows of a table by key, which were there twice: their number."""
 
 _METRICS: Final = (
     ("num_source_rows", ("num_target_rows_inserted", "num_target_rows_updated")),
@@ -81,6 +86,8 @@ class OurCommit:
     """The rejected rows, as `refused.refused_rows` reads them."""
     files: tuple[PreparedFile, ...] = ()
     """The files that were written in place of prepared ones, without the rejected rows."""
+    totals: Totals | None = None
+    """What a table by key holds since, by the record of its commits; None: it is not on record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,17 @@ class LogEntry:
             reinstated=int(self.info.get(REINSTATED, 0)),
             refused=str(self.info.get(REFUSED, "")),
             files=tuple(PreparedFile(**file) for file in json.loads(str(self.info.get(FILES, "[]")))),
+            totals=self._totals,
         )
+
+    @property
+    def _totals(self) -> Totals | None:
+        """The label has the rows before the commit, whose own metrics have those that it inserted; Spark's may count some
+        twice, where a task ran again.
+        """
+        totals = Totals.of_text(self.info.get(TOTALS))
+        inserted = (self.info.get("operationMetrics") or {}).get(_METRICS[0][1][0], 0)
+        return None if totals is None else totals.with_rows(None if self.is_by_spark else int(inserted))
 
     @property
     def _unmerged(self) -> int:

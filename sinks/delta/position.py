@@ -4,13 +4,18 @@ not come any more.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
+from deltalake import DeltaTable
+
 from stormproof.core.errors import Fenced
+from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.head import TableHead
-from stormproof.sinks.delta.log import DeltaLog, OurCommit, Undo
+from stormproof.sinks.delta.log import REMOVED, TOTALS, DeltaLog, OurCommit, Undo
 from stormproof.sinks.delta.reach import Reach
 from stormproof.sinks.protocol import Held, PreparedTransaction
+from stormproof.sinks.totals import Totals, summed_columns, sums_of_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +86,29 @@ def require_not_given_up(
                 txid=txid,
                 version=entry.version,
             )
+
+
+def totals_at(log: DeltaLog, table: TableHead, position: Position | None) -> Totals | None:
+    """What a table by key must hold at a version, by the record of the commits; None: it is not on record. Before the first
+    one its rows are those of its files.
+    """
+    if position is None:
+        if not isinstance(table, DeltaTable):
+            return None
+        counted = table.get_add_actions(flatten=True).column("num_records").to_pylist()
+        return Totals(None if None in counted else sum(counted))
+    commit = position.commit
+    if commit is None or commit.totals is None:
+        return None
+    later = itertools.takewhile(lambda entry: entry.version > commit.version, log.back_from(table.version()))
+    return commit.totals.with_rows(-sum(int(entry.info.get(REMOVED, 0)) for entry in later))
+
+
+def totals_with(
+    log: DeltaLog, table: TableHead, position: Position | None, put: PreparedTransaction, input_: SinkInput
+) -> dict[str, str]:
+    """For a commit's metadata: the same with this transaction, but for the rows that it inserts, which its metrics have."""
+    before = totals_at(log, table, position)
+    if before is None:
+        return {}
+    return {TOTALS: before.after(sums_of_files(put.files, summed_columns(input_.folds)), 0).to_text()}

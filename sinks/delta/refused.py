@@ -25,6 +25,7 @@ from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROW
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.rejects import Part, Rejects
 from stormproof.sinks.staging import parse_prepared_name
+from stormproof.sinks.totals import summed_columns
 from stormproof.sinks.writer import ParquetTaskWriter
 
 RECORD_BYTES_MAX: Final = 1024 * 1024
@@ -165,6 +166,7 @@ class _Rewritten:
             partition=file.partition,
             guarded=self.adopted,
             hashed=schema.names if self.adopted and file.content else (),
+            summed=summed_columns(self.input.folds),
         )
 
 

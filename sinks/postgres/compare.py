@@ -1,8 +1,9 @@
 """Compares a Postgres table's rows with the contents that the sink's evidence has on record.
 
 With a lineage column each txid's rows are compared by themselves; without one all rows of the table at once, which is
-possible only where every batch has a digest. Of an upsert and a fold, rows are overwritten as they should be: with a lineage
-column it is compared how many rows name each txid, else nothing.
+possible only where every batch has a digest. Of an upsert and a fold, rows are overwritten as they should be: it is compared
+that no key is twice, how many rows there are, what each summed column sums up to, and with a lineage column how many rows
+name each txid.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import adbc_driver_manager
@@ -25,11 +27,13 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.session import started
 from stormproof.core.sink import SinkMode
 from stormproof.sinks.comparison import Compared, Comparison, Progress, ReadRecord, RowProblem, content_of_files, spans
-from stormproof.sinks.content import NOTHING, Content, ContentSum, content_by, joined
+from stormproof.sinks.content import NOTHING, Content, ContentSum, content_by, joined, kinds_of
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.hashed import keeps
 from stormproof.sinks.postgres.refusals import why_uncounted
 from stormproof.sinks.postgres.table import Column, find_oid, read_table
+from stormproof.sinks.totals import Sum, Totals, summed_columns
+from stormproof.sinks.unique_keys import SUSPECTS_MAX
 
 if TYPE_CHECKING:
     from stormproof.sinks.postgres.hold import TableHold
@@ -43,6 +47,7 @@ Kinds: TypeAlias = tuple[tuple[str, str], ...]
 class _Entry:
     rows: int
     content: Content | None
+    totals: Totals | None
     why: str = ""
     """Why there is no content."""
     began_empty: bool = False
@@ -55,7 +60,10 @@ class _Entry:
             if text
             else {"why": "it has no digest: content_digests was off, or an earlier version wrote it"}
         )
-        return _Entry(rows, Content.of_text(text), str(said.get("why", "")), bool(said.get("began_empty", False)))
+        totals = Totals.of_text(text)
+        return _Entry(
+            rows, Content.of_text(text), totals, str(said.get("why", "")), bool(said.get("began_empty", False))
+        )
 
 
 def compare(
@@ -111,6 +119,8 @@ class _Reading:
         self._several = False
         self._rows: int | None = None
         self._counts: dict[int | None, int] | None = None
+        self._totals: Totals | None = None
+        self._doubled = 0
         first = min(entries, default=None)
         self._began_empty = first is not None and entries[first].began_empty
 
@@ -154,16 +164,43 @@ class _Reading:
             self._rows = self._count()
 
     def by_key(self) -> None:
-        """Count the rows of an upsert or a fold by txid."""
-        if self._txid_column is None:
-            self._found.left_out.append(
-                "rows are overwritten by key, and without a lineage column (lineage=True) no row says which txid wrote it"
+        """Read the keys, the number and the sums of an upsert or a fold, and count its rows by txid."""
+        if self._span[1] is None:
+            self._against_totals()
+        else:
+            self._found.left_out.append("rows are overwritten by key: only the table with all of its txids")
+        if self._txid_column is not None:
+            query = sql.SQL("select {0}, count(*) from {1} group by {0}").format(
+                sql.Identifier(self._txid_column), self._hold.name.identifier
             )
-            return
-        query = sql.SQL("select {0}, count(*) from {1} group by {0}").format(
-            sql.Identifier(self._txid_column), self._hold.name.identifier
+            self._counts = dict(self._connection.execute(query).fetchall())
+        self._found.not_by_row(self._hold.input)
+
+    def _against_totals(self) -> None:
+        """The table's rows are read, and no index: a damaged one would hide a key that is twice."""
+        kinds = dict(kinds_of(self._hold.input.schema, summed_columns(self._hold.input.folds)))
+        kept = [name for name, kind in kinds.items() if name in self._columns and keeps(self._columns[name], kind)]
+        sums = [
+            sql.SQL("sum({}::{})").format(
+                sql.Identifier(name), sql.SQL("double precision" if kinds[name] == "float" else "numeric")
+            )
+            for name in kept
+        ]
+        table, keys = self._hold.name.identifier, [sql.Identifier(key) for key in self._hold.input.keys]
+        twice = sql.SQL("select 1 from {} where {} group by {} having count(*) > 1 limit {}").format(
+            table,
+            sql.SQL(" and ").join(sql.SQL("{} is not null").format(key) for key in keys),
+            sql.SQL(", ").join(keys),
+            sql.Literal(SUSPECTS_MAX),
         )
-        self._counts = dict(self._connection.execute(query).fetchall())
+        for way in ("indexscan", "indexonlyscan", "bitmapscan"):
+            self._connection.execute(f"set local enable_{way} = off".encode())
+        query = sql.SQL("select {} from {}").format(sql.SQL(", ").join([sql.SQL("count(*)"), *sums]), table)
+        rows, *values = self._connection.execute(query).fetchone() or (0,)
+        found = {name: Sum(Decimal(0) if value is None else value) for name, value in zip(kept, values, strict=True)}
+        self._totals = Totals(int(rows), found)
+        counted = self._connection.execute(sql.SQL("select count(*) from ({}) as twice").format(twice)).fetchone()
+        self._doubled = 0 if counted is None else int(counted[0])
 
     def _by_txid(self, kinds: Kinds, sets: Collection[Kinds]) -> None:
         assert self._txid_column is not None
@@ -212,6 +249,9 @@ class _Reading:
         """Compare what was read with what is on record."""
         record = read()
         self._against_ledger(record.files)
+        if self._totals is not None:
+            known = self._on_record() if not record.given_up else None
+            self._found.by_key(self._hold.input, known, self._totals, self._doubled)
         if self._counts is not None:
             self._judge_counts(self._counts, record.given_up)
         elif self._whole is not None or self._rows is not None:
@@ -306,10 +346,16 @@ class _Reading:
                     txid,
                 )
         self._strangers({t: n for t, n in counts.items() if t is None or (t > given_up and t not in self._entries)})
-        self._found.left_out.append(
-            "the values of its rows, and rows that were deleted: rows are overwritten by key. That no txid has more rows "
-            f"than it wrote was checked, by the lineage column of {more} rows"
-        )
+        self._found.compared.append(f"that no txid has more rows than it wrote, by the lineage column of {more} rows")
+
+    def _on_record(self) -> Totals | None:
+        """What the table must hold by the evidence of all txids; None: it is not on record."""
+        total = Totals() if self._began_empty or not self._entries else None
+        for entry in self._entries.values():
+            if total is None or entry.totals is None:
+                return None
+            total = total.after(entry.totals.sums, entry.totals.rows)
+        return total
 
     def _strangers(self, rows: Mapping[int | None, int]) -> None:
         for txid, number in rows.items():

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from stormproof.sinks.content import Content, kind_of
 from stormproof.sinks.postgres.table import Column, step_us
+from stormproof.sinks.totals import Totals
 
 _BASES: Final[Mapping[str, frozenset[str]]] = {
     "integer": frozenset({"smallint", "integer", "bigint", "boolean"}),
@@ -38,7 +39,7 @@ def keeps(column: Column, kind: str) -> bool:
     return citext or column.base in _BASES[kind.partition("(")[0]]
 
 
-def known_content(content: Content, *, began_empty: bool) -> str:
+def known_content(content: Content | Totals, *, began_empty: bool) -> str:
     """The evidence's `content` of a txid; `began_empty`: it is the first one, and the table was empty before it."""
     return json.dumps({**json.loads(content.to_text()), **({"began_empty": True} if began_empty else {})})
 

@@ -20,11 +20,14 @@ from stormproof.sinks.rejects import Part, Rejects
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many rows were sent to the table without an error, and how many of them it took, superseded ones among them."""
+    """How many rows were sent to the table without an error, how many of them it took, superseded ones among them, and how
+    many keys it had not.
+    """
 
     sent: int
     taken: int
     superseded: int
+    inserted: int
 
     @property
     def dropped(self) -> int:
@@ -92,7 +95,7 @@ def move_without_rejects(
                     raise _Again
         except _Again:
             continue
-        return Moved(sent, taken, rows.superseded)
+        return Moved(sent, taken, rows.superseded, rows.inserted)
 
 
 _NO_PARENT: Final = "23503"

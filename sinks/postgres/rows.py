@@ -36,16 +36,18 @@ def insert_rows(
 
 @dataclass(slots=True)
 class AppendedRows:
-    """Appends rows to a table by `put`, which returns how many it took; none is superseded."""
+    """Appends rows to a table by `put`, which returns how many it took; none is superseded, and none is counted."""
 
     put: Callable[[Iterable[pa.RecordBatch]], int]
     superseded: int = 0
+    inserted: int = 0
 
 
 class RowsByKey:
     """Upserts or folds rows into a table, within one transaction of the connection; a key comes once in a call.
 
-    `superseded` counts the rows so far that changed nothing, since the table has a later one of their key. `may_drop`: the
+    `superseded` counts the rows so far that changed nothing, since the table has a later one of their key, and `inserted`
+    those whose key the table did not have. `may_drop`: the
     table has triggers that may drop rows without an error; then the rows that changed nothing are looked at. `undecided`
     columns do not tell which of two rows is later.
     """
@@ -60,6 +62,7 @@ class RowsByKey:
         *,
         may_drop: bool = False,
         undecided: Sequence[str] = (),
+        partitioned: bool = False,
     ) -> None:
         self._connection = connection
         self._name = name
@@ -70,7 +73,8 @@ class RowsByKey:
         self._may_drop = may_drop
         self._later = later_condition(input_, undecided)
         self._merged = MergedPut(connection, name, input_, schema, where) if function_folds(input_) else None
-        self.superseded = 0
+        self._partitioned = partitioned
+        self.superseded = self.inserted = 0
 
     def put(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Upsert or fold these rows by way of a temporary table. Returns how many were taken: all, superseded ones among
@@ -86,14 +90,31 @@ class RowsByKey:
         insert = sql.SQL("insert into {} as held ({}) select {} from {} order by {} on conflict ({}) do {}").format(
             self._name.identifier, columns, columns, ADDED, keys, keys, self._update()
         )
+        changed = self._changed(insert)
         if self._merged is not None:
-            return self._merged.put(insert)
-        changed = self._connection.execute(insert).rowcount
+            return changed
         if self._later is None and self._updates:
             return changed
         dropped = self._dropped() if self._may_drop and changed < copied else 0
         self.superseded += copied - changed - dropped
         return copied - dropped
+
+    def _changed(self, insert: sql.Composed) -> int:
+        """Run the statement. Returns how many rows it changed, and counts those that it inserted."""
+        if self._merged is None and not self._partitioned:
+            # A row that was there is locked by this transaction before it is updated, which its new version shows.
+            counted = sql.SQL(
+                "with done as ({} returning held.xmax = 0 as new) select count(*), count(*) filter (where new) from done"
+            )
+            changed, new = self._connection.execute(counted.format(insert)).fetchone() or (0, 0)
+        else:  # a partitioned table does not return a row's xmax
+            asked = sql.SQL(
+                "select count(*) from {} as added where not exists (select from {} as held where {})"
+            ).format(ADDED, self._name.identifier, same_columns("held", "added", self._input.keys))
+            (new,) = self._connection.execute(asked).fetchone() or (0,)
+            changed = self._connection.execute(insert).rowcount if self._merged is None else self._merged.put(insert)
+        self.inserted += int(new)
+        return int(changed)
 
     def _dropped(self) -> int:
         """The rows that should have changed the table and did not: it lacks their key, or has an earlier row of it."""

@@ -14,12 +14,11 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
-from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, content_of_files
+from stormproof.sinks.comparison import content_of_files
 from stormproof.sinks.content import Content, ContentSum
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.copying import copy_rows
 from stormproof.sinks.postgres.durable import require_no_volatile
 from stormproof.sinks.postgres.facts import Facts, ask_facts, facts_of
@@ -44,6 +43,7 @@ from stormproof.sinks.protocol import (
 )
 from stormproof.sinks.rejects import REFUSED_MAX, Rejects
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder, unreached
+from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of, sums_of_files
 from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
@@ -144,7 +144,9 @@ class PostgresSession(TableHold, SinkSession):
             taken = self._move_rows(rows, connection, facts, transaction, where)
             dropped = transaction.rows - taken
             superseded = transaction.superseded + rows.superseded
-            content = content_of_files(transaction.files)
+            content: Content | Totals | None = content_of_files(transaction.files)
+            if self.input.is_by_key:
+                content = Totals(rows.inserted, sums_of_files(transaction.files, summed_columns(self.input.folds)), 1)
             said = self._said(facts, content, checked=checked, dropped=dropped, began_empty=began_empty)
             self._record(connection, facts, transaction, taken, dropped, said, where, checked=checked)
             self.guard.add_rejected(connection, transaction.txid, (), again=not checked)
@@ -243,7 +245,7 @@ class PostgresSession(TableHold, SinkSession):
             refused, back = rejects.rows(), rejects.reinstated
             superseded = transaction.superseded - back + moved.superseded
             _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
-            content = self._content_of(transaction, rejects)
+            content = self._content_of(transaction, rejects, moved.inserted)
             said = self._said(facts, content, checked=checked, dropped=moved.dropped, began_empty=began_empty)
             self._record(connection, facts, transaction, moved.taken, moved.dropped, said, where, checked=checked)
             guard.add_rejected(connection, transaction.txid, refused, again=not checked)
@@ -256,15 +258,13 @@ class PostgresSession(TableHold, SinkSession):
     def _said(
         self,
         facts: Facts,
-        content: Content | None,
+        content: Content | Totals | None,
         *,
         checked: bool,
         dropped: int,
         began_empty: bool,
     ) -> str | None:
         """What the evidence says of the rows' content, for a later comparison with the table; None: nothing."""
-        if self.input.mode is not SinkMode.APPEND:
-            return unknown_content("rows are overwritten by key", began_empty=True) if began_empty else None
         if not checked:
             return unknown_content("under its guarantee, a row may be in the table more than once, or not at all")
         if dropped:
@@ -275,10 +275,15 @@ class PostgresSession(TableHold, SinkSession):
             )
         return None if content is None else known_content(content, began_empty=began_empty)
 
-    def _content_of(self, transaction: PreparedTransaction, rejects: Rejects) -> Content | None:
+    def _content_of(self, transaction: PreparedTransaction, rejects: Rejects, inserted: int) -> Content | Totals | None:
         """The content of the rows that are not rejected."""
+        if self.input.is_by_key:
+            sums = dict.fromkeys(summed_columns(self.input.folds), Sum())
+            for part in rejects.kept() if sums else ():
+                sums = added_up(sums, sums_of(part.rows, sums))
+            return Totals(inserted, sums, 1)
         prepared = content_of_files(transaction.files)
-        if prepared is None or self.input.mode is not SinkMode.APPEND:
+        if prepared is None:
             return None
         total = ContentSum(prepared.kinds)
         for part in rejects.kept():
@@ -293,10 +298,6 @@ class PostgresSession(TableHold, SinkSession):
         superseded = self.guard.superseded(connection, transaction.txid)
         changed = self.changed(connection, transaction.txid)
         return CommitResult(CommitOutcome.ALREADY_HELD, superseded, refused, dropped, changed)
-
-    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
-        """See `SupportsCompareRows`."""
-        return compare(self, self.database, read, (first, last), progress)
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files and staging tables of dead attempts."""
@@ -396,6 +397,7 @@ class PostgresSession(TableHold, SinkSession):
                 *(connection, name, self.input, schema, where),
                 may_drop=bool(facts.dropping),
                 undecided=kept_otherwise(facts.table, self.input),
+                partitioned=facts.table.kind == "p",
             )
         if facts.row_security:
             return AppendedRows(lambda batches: insert_rows(connection, name, schema, batches, where))

@@ -133,16 +133,16 @@ APPENDS: Final = frozenset(name for name in TABLES if "upsert" not in name)
 DELTAS: Final = frozenset(name for name in TABLES if "delta" in name)
 FOUND: Final[Mapping[str, frozenset[str]]] = {
     "a row is changed": APPENDS | DELTAS,
-    "a row is deleted": APPENDS | DELTAS,
-    "a row is added": EVERY - {"postgres-upsert"},
+    "a row is deleted": EVERY,
+    "a row is added": EVERY,
     "a row is doubled": APPENDS | DELTAS,
     "a row is doubled and another deleted": APPENDS - DELTAS,
     "two rows swap a value": APPENDS - DELTAS,
     "a file is replaced": APPENDS & DELTAS,
     "an OPTIMIZE changes a row": APPENDS & DELTAS,
-    "an OPTIMIZE doubles a row and drops another": APPENDS & DELTAS | {"delta-upsert-lineage"},
+    "an OPTIMIZE doubles a row and drops another": DELTAS,
     "an older version is restored": DELTAS,
-    "an older copy is restored": APPENDS - DELTAS,
+    "an older copy is restored": EVERY - DELTAS,
 }
 """The tables in which a change is found. Where it is not, the sink says so: what it did not compare."""
 

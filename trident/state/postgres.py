@@ -13,13 +13,16 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres.durable import require_durable
+from stormproof.sinks.postgres.hashed import known_content
 from stormproof.sinks.postgres.hold import TableHold
+from stormproof.sinks.postgres.refusals import is_empty
 from stormproof.sinks.postgres.rows import RowsByKey
 from stormproof.sinks.postgres.table import Table, TableName, check_flat_types, find_oid, wire_schema
 from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import Decision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
+from stormproof.sinks.totals import Totals
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
@@ -59,11 +62,15 @@ class PostgresBacking(Backing):
             try:
                 done = hold.begin(connection, transaction, checked=checked) is Decision.SKIP
                 table = hold.checked_table(connection, where)
+                began_empty = transaction.previous is None and is_empty(connection, table.oid, table.name)
             except BaseException:
                 self.close()  # or the next call would go on in this transaction, and leave its locks
                 raise
-        rows = RowsByKey(connection, table.name, self._input, wire_schema(table, self._input), hold.where)
-        self._begun = _Begun(connection, transaction, table, rows, checked=checked, is_held=done)
+        schema, partitioned = wire_schema(table, self._input), table.kind == "p"
+        rows = RowsByKey(connection, table.name, self._input, schema, hold.where, partitioned=partitioned)
+        self._begun = _Begun(
+            connection, transaction, table, rows, checked=checked, is_held=done, began_empty=began_empty
+        )
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of these keys, by one query."""
@@ -115,7 +122,9 @@ class PostgresBacking(Backing):
                     require_durable(begun.connection, oid, where)
                 self._hold.require_same(begun.connection, begun.table, where)
                 self._hold.guard.move(begun.connection, transaction, checked=begun.checked)
-                self._hold.guard.add_evidence(begun.connection, transaction, transaction.rows, again=True)
+                totals = Totals(begun.rows.inserted, commits=1) if begun.checked else None
+                said = None if totals is None else known_content(totals, began_empty=begun.began_empty)
+                self._hold.guard.add_evidence(begun.connection, transaction, transaction.rows, again=True, content=said)
             begun.connection.execute("commit")
         self._begun = None
 
@@ -150,6 +159,7 @@ class _Begun:
     rows: RowsByKey
     checked: bool
     is_held: bool
+    began_empty: bool
 
 
 def _with_values(*name: str) -> sql.Identifier:

@@ -23,6 +23,7 @@ from stormproof.core.sink import APPEND_AND_FOLD, EVERY_FOLD, SinkInput, SinkMod
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.storage.address import absolute
 from stormproof.sinks.abilities import SupportsTakeTable
+from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, SupportsCompareRows
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
@@ -461,6 +462,13 @@ class StateSession(SinkSession):
             f"{self._where} does not remember which txids it took; what it holds can only be compared by hand",
             sink=self.identity.sink,
         )
+
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """See `SupportsCompareRows`."""
+        backing = self._backing()
+        if backing is None or not isinstance(backing.record, SupportsCompareRows):
+            return Comparison(left_out=("its rows: a state of its kind cannot read them back",))
+        return backing.record.compare_rows(read, first, last, progress)
 
     def close(self) -> None:
         """Close the state."""
