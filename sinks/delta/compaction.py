@@ -9,6 +9,8 @@ files. The old ones are still there, since only a VACUUM removes them: the next 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from deltalake.exceptions import DeltaError
@@ -21,8 +23,8 @@ from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.evidence import lost_files
 from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
 from stormproof.sinks.delta.features import NO_ZONE, Committer, TableFacts, choose, refusal
-from stormproof.sinks.delta.log import COMPACTS, LogEntry, Undo, undo_metadata
-from stormproof.sinks.delta.rewrite import rewrite
+from stormproof.sinks.delta.log import COMPACTS, Undo, undo_metadata
+from stormproof.sinks.delta.rewrite import COMPACTED, rewrite
 from stormproof.sinks.protocol import SinkProblem
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def compact(hold: TableHold, application: str, epoch: int | None, target_bytes: 
     for attempt in range(1, COMPACTION_TRIES_MAX + 1):
         committer = hold.committers.of_files(hold.load())
         try:
+            settle_compactions(hold, application)
             with hold.committers.alone_with_lock(committer):
                 return _compact_once(hold, application, epoch, committer, target_bytes, attempt)
         except (DeltaError, OSError, ValueError) as error:
@@ -59,7 +62,7 @@ def compact(hold: TableHold, application: str, epoch: int | None, target_bytes: 
                 continue
             kind = StoreUnavailable if may_pass(error) else SinkRefused
             raise kind(
-                f"{hold.where}: the files cannot be compacted (tried {attempt} times), no row is changed: {shown(error)}"
+                f"{hold.where}: the compaction failed (tried {attempt} times), and no row is changed: {shown(error)}"
             ) from error
     raise AssertionError("unreachable")
 
@@ -102,65 +105,70 @@ def _compact_once(
 
 
 def settle_compactions(hold: TableHold, application: str) -> None:
-    """Check the files of compactions since the last commit, and sync them; take one back that a power loss left without.
+    """Check the files of compactions, and sync what no commit has synced; take one back that a power loss left without.
 
     Raises:
-        SinkRefused: files are lost, and other writers' versions came after it.
+        SinkRefused: files are lost, and other versions came after it.
         StoreUnavailable: the table cannot be restored now.
     """
-    table = hold.load()
-    newest = table.version()
-    for entry in _since_last_commit(hold, application, newest):
-        whole = hold.log.entry(entry.version)
-        if whole is None:
-            continue
-        lost = lost_files(hold.log, whole, hold.log.tail(newest), decode=True)
+    newest = hold.load().version()
+    for version, lost in _compactions(hold, application):
         if not lost:
-            durable.sync_version(hold.log, entry.version)
-            continue
-        if entry.version != newest:
-            raise SinkRefused(
-                f"{hold.where}: version {entry.version}, a compaction, lost {lost[0]}, and versions up to {newest} came "
-                f"after it. The rows are still in the files of version {entry.version - 1}: RESTORE the table to that "
-                "version, and write the later versions' rows again; then start again",
-                problem=SinkProblem.FILE_LOST,
-                files=list(lost),
+            durable.sync_version(hold.log, version)
+        elif version != newest:
+            raise _lost(
+                f"{hold.where}: version {version}, a compaction, lost {lost[0]}, and versions up to {newest} came after it. "
+                "Put the file back. Where there is none, the rows are still in the files that the version replaced, until a "
+                f"VACUUM: RESTORE the table to version {version - 1}, and write the later versions' rows again",
+                lost,
             )
-        _take_back(hold, application, entry.version, lost[0])
+        else:
+            _take_back(hold, application, version, lost[0])
 
 
 def require_settled(hold: TableHold, application: str) -> None:
-    """Refuse where a compaction since the last commit lost its files: their rows are in the old ones alone.
+    """Refuse where a compaction lost its files: their rows are in the old ones alone.
 
     Raises:
         SinkRefused: names the version and the way on.
     """
-    newest = hold.load().version()
-    for entry in _since_last_commit(hold, application, newest):
-        whole = hold.log.entry(entry.version)
-        lost = [] if whole is None else lost_files(hold.log, whole, hold.log.tail(newest), decode=True)
+    for version, lost in _compactions(hold, application):
         if lost:
-            raise SinkRefused(
-                f"{hold.where}: version {entry.version}, a compaction, lost {lost[0]}, and its rows are only in the files "
-                f"that it replaced. Start the topology, which takes it back, or RESTORE the table to version "
-                f"{entry.version - 1}",
-                problem=SinkProblem.FILE_LOST,
-                files=list(lost),
+            raise _lost(
+                f"{hold.where}: version {version}, a compaction, lost {lost[0]}, and its rows are only in the files that it "
+                "replaced. Start the topology, which takes it back or says what to do",
+                lost,
             )
 
 
-def _since_last_commit(hold: TableHold, application: str, newest: int) -> list[LogEntry]:
-    found: list[LogEntry] = []
-    undone: set[int] = set()
+def _lost(text: str, lost: list[str]) -> SinkRefused:
+    return SinkRefused(text, problem=SinkProblem.FILE_LOST, files=[*lost])
+
+
+def _compactions(hold: TableHold, application: str) -> Iterator[tuple[int, list[str]]]:
+    """The versions of compactions, each with what is wrong with its live files, newest first: those that may not be synced,
+    since they came after our last commit but one, and any further back whose files have gone.
+    """
+    table, files = hold.load(), hold.log.files
+    live = {name for uri in table.file_uris() if (name := uri.rpartition("/")[2]).startswith(COMPACTED)}
+    gone = live.difference(files.list(hold.log.table, COMPACTED)) if live else set[str]()
+    newest, commits, undone = table.version(), 0, set[int]()
     for entry in hold.log.back_from(newest):
         undo = entry.undo(application)
         if undo is not None:
             undone.add(undo.version)
-        if entry.ours(application) is not None:
-            break
-        if entry.compacts(application) and entry.version not in undone:
-            found.append(entry)
-    return found
+        commits += entry.ours(application) is not None
+        if commits > 1 and not gone:
+            return
+        whole = hold.log.entry(entry.version) if COMPACTS in entry.info and entry.version not in undone else None
+        if whole is not None:
+            gone.difference_update(file.path for file in whole.added)
+            yield entry.version, lost_files(hold.log, whole, hold.log.tail(newest), decode=commits < 2)
+    if gone:
+        lost = [f"{os.path.join(hold.log.table, name)} is missing" for name in sorted(gone)]
+        raise _lost(
+            f"{hold.where}: {lost[0]}, which a compaction wrote whose log entry has gone; put the file back", lost
+        )
 
 
 def _take_back(hold: TableHold, application: str, version: int, lost: str) -> None:

@@ -12,8 +12,9 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,13 +26,16 @@ from deltalake.transaction import AddAction
 
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.entries import entry_of
-from stormproof.sinks.delta.failures import OTHERS_CHANGED, panics_as_errors
-from stormproof.sinks.delta.log import COMPACTS, DeltaLog, now_ms
+from stormproof.sinks.delta.failures import OTHERS_CHANGED, is_conflict, panics_as_errors
+from stormproof.sinks.delta.log import COMPACTS, DeltaLog, LogEntry, now_ms
 from stormproof.sinks.delta.merge_files import written_for
 from stormproof.sinks.partitions import as_text
 
 FOLDER: Final = "_stormproof-compact-"
 """Prefix of the folders in which files are rewritten; readers and VACUUM pass over such names."""
+
+COMPACTED: Final = "stormproof_compacted-"
+"""Prefix of the names of the new files, by which a start finds those that are lost, and a VACUUM those left over."""
 
 TARGET_BYTES: Final = 100 * 1024 * 1024
 PART_BYTES: Final = 8 * 1024 * 1024
@@ -51,9 +55,11 @@ class _Small:
 def rewrite(log: DeltaLog, table: DeltaTable, application: str, target_bytes: int | None) -> int | None:
     """Rewrite the small files of a loaded table; returns the version that was put, None where there is nothing to do.
 
+    After an error or an interrupt the new files go only where no entry of the log has them, nor can have them later.
+
     Raises:
         OSError: another writer replaced some of the files meanwhile (see `failures.is_conflict`), or the machine lacks
-            something; the table is as it was.
+            something. No row is changed, be the version in the log or not.
         DeltaError: a file cannot be read.
     """
     small = _small_files(table, target_bytes or _target_of(table))
@@ -66,13 +72,26 @@ def rewrite(log: DeltaLog, table: DeltaTable, application: str, target_bytes: in
         if not gone:
             return None
         _require_rows(adds, gone)
-        moved = _move(log, adds, folder)
-    try:
-        return _put(log, table, application, adds, gone)
-    except BaseException:
-        for path in moved:
-            log.files.remove(path)
-        raise
+        written = {f"{COMPACTED}{uuid.uuid4().hex}.parquet": os.path.join(folder, unquote(a["path"])) for a in adds}
+        adds = [{**add, "path": name} for add, name in zip(adds, written, strict=True)]
+        try:
+            _move(log, written)
+            return _put(log, table, application, adds, gone)
+        except BaseException as error:
+            if is_conflict(error) or _is_never_put(log, table.version(), written.keys()):
+                for name in written:
+                    log.files.remove(os.path.join(log.table, name))
+            raise
+
+
+def _is_never_put(log: DeltaLog, after: int, names: Collection[str]) -> bool:
+    """Whether no version behind `after` has the files, nor can have them later: a store may carry out a PUT late."""
+    later = (log.entry(version) for version in log.versions() if version > after)
+    return log.files.is_local and not any(_adds(entry, names) for entry in later)
+
+
+def _adds(entry: LogEntry | None, names: Collection[str]) -> bool:
+    return entry is not None and any(file.path in names for file in entry.added)
 
 
 def _target_of(table: DeltaTable) -> int:
@@ -138,7 +157,7 @@ def _rewritten(
         made.optimize.compact(target_size=target_bytes, writer_properties=written_for(made))
     if DeltaTable(folder).version() == version:
         return []
-    with log.files.open(DeltaLog(folder).entry_path(version + 1)) as written:
+    with open(DeltaLog(folder).entry_path(version + 1), "rb") as written:
         return [json.loads(line) for line in written]
 
 
@@ -149,20 +168,15 @@ def _require_rows(adds: list[dict[str, Any]], gone: list[_Small]) -> None:
         raise ValueError(f"the new files have {came} rows, the old ones {went}; nothing was put into the table")
 
 
-def _move(log: DeltaLog, adds: list[dict[str, Any]], folder: str) -> list[str]:
-    """Move the new files into the table's folder, synced; their paths. The log says which partition is whose."""
-    moved: list[str] = []
-    for add in adds:
-        written = os.path.join(folder, unquote(add["path"]))
-        add["path"] = os.path.basename(written)
-        moved.append(os.path.join(log.table, add["path"]))
+def _move(log: DeltaLog, written: Mapping[str, str]) -> None:
+    """Move the new files into the table's folder, synced. The log says which partition is whose."""
+    for name, path in written.items():
         if log.files.is_local:
-            log.files.sync(written)
-            log.files.rename(written, moved[-1])
+            log.files.sync(path)
+            log.files.rename(path, os.path.join(log.table, name))
         else:
-            _upload(log, written, moved[-1])
+            _upload(log, path, os.path.join(log.table, name))
     log.files.sync_folder(log.table)
-    return moved
 
 
 def _upload(log: DeltaLog, written: str, to: str) -> None:
@@ -178,28 +192,24 @@ def _upload(log: DeltaLog, written: str, to: str) -> None:
 
 def _put(log: DeltaLog, table: DeltaTable, application: str, adds: list[dict[str, Any]], gone: list[_Small]) -> int:
     entry = _entry(application, adds, gone)
-    ours = {unquote(file.path) for file in gone}
+    ours, new = {unquote(file.path) for file in gone}, {str(add["path"]) for add in adds}
     version = table.version()
     while True:
         version += 1
-        _require_untouched(log, version, ours)
-        try:
-            durable.sync_tail(log, version - 1)
-            log.files.put_new(log.entry_path(version), entry)
-        except FileExistsError:
-            _require_untouched(log, version, ours)
-            continue
-        log.files.sync_folder(log.folder)
-        return version
-
-
-def _require_untouched(log: DeltaLog, version: int, ours: set[str]) -> None:
-    """Refuse where this version took one of the files, or changed the table's columns or features."""
-    entry = log.entry(version)
-    if entry is None:
-        return
-    if entry.changes_table or not ours.isdisjoint(path for path, _ in entry.removed):
-        raise OSError(f"{OTHERS_CHANGED}: version {version} ({entry.operation}) took its files")
+        there = log.entry(version)
+        if there is None:
+            try:
+                durable.sync_tail(log, version - 1)
+                log.files.put_new(log.entry_path(version), entry)
+            except OSError:  # whatever the answer was, only the log says whether the entry is there
+                there = log.entry(version)
+                if there is None:
+                    raise
+        if there is None or _adds(there, new):
+            log.files.sync_folder(log.folder)
+            return version
+        if there.changes_table or not ours.isdisjoint(path for path, _ in there.removed):
+            raise OSError(f"{OTHERS_CHANGED}: version {version} ({there.operation}) took its files")
 
 
 def _entry(application: str, adds: list[dict[str, Any]], gone: list[_Small]) -> bytes:

@@ -139,7 +139,7 @@ def test_lost_files_of_a_compaction_below_another_writers_version_are_named(appe
     foreign(append, "x")
     lost.unlink()
     with pytest.raises(
-        SinkRefused, match=f"version 4, a compaction, lost .*{lost.name}.*RESTORE the table to that version"
+        SinkRefused, match=f"version 4, a compaction, lost .*{lost.name}.*RESTORE the table to version 3"
     ):
         opened(append, 2)
 
