@@ -30,10 +30,19 @@ def failure_events(source: Source, failed: Sequence[FailedIn], txid: int) -> lis
 
 
 def rejects_of(
-    source: Source, txid: int, slice_: Slice, work: Mapping[str, SinkWork], results: Mapping[str, CommitResult]
+    source: Source,
+    txid: int,
+    slice_: Slice,
+    work: Mapping[str, SinkWork],
+    results: Mapping[str, CommitResult],
+    given_up: Mapping[str, RefusedRow],
 ) -> list[Reject]:
-    """The batch's rejects, with the payloads of their messages where the source gives them again."""
+    """The batch's rejects, with the payloads of their messages where the source gives them again.
+
+    `given_up` has a row that stands for all of the batch's messages, for each sink where an operator gave up all but them.
+    """
     found = {sink: (*_left_out(work[sink]), *result.refused) for sink, result in results.items()}
+    found |= {sink: (row,) for sink, row in given_up.items()}
     refused = {sink: rows for sink, rows in found.items() if rows}
     if not refused:
         return []

@@ -20,7 +20,7 @@ from stormproof.core.errors import Json, SinkRefused
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, MessageId, storable_text
-from stormproof.core.source.protocol import Expectation, Slice
+from stormproof.core.source.protocol import Expectation, Slice, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.together import touched_by
@@ -144,19 +144,20 @@ class Recount:
         touched = touched_by({MessageId(number) for number in named}, together)
         return found + tuple(
             replace(named[touched[number]], messages=((number, origin),), goes_with_others=True)
-            for number, origin in self._origins(batch, touched)
+            for number, origin in (messages_of(self._steps.source, batch.slice, among=touched) if touched else ())
         )
 
-    def _origins(self, batch: Prepared, numbers: Collection[int]) -> Iterator[tuple[int, int]]:
-        """These messages with their origins, which are read again: a report has only their numbers."""
-        if not numbers:
-            return
-        wanted = np.fromiter(sorted(numbers), np.int64)
-        for reader in self._steps.source.readers(batch.slice, 1):
-            for rows in reader.read(0, frozenset(), _ROWS):
-                ids = rows.column("id").to_numpy()
-                for row in np.flatnonzero(np.isin(ids, wanted)).tolist():
-                    yield int(ids[row]), int(rows.column("origin")[row].as_py())
+
+def messages_of(
+    source: Source, slice_: Slice, *, excluded: frozenset[int] = frozenset(), among: Collection[int] | None = None
+) -> Iterator[tuple[int, int]]:
+    """A slice's messages with their origins, read again: all but the `excluded` ones, or those `among` some."""
+    wanted = None if among is None else np.fromiter(sorted(among), np.int64)
+    for reader in source.readers(slice_, 1):
+        for rows in reader.read(0, excluded, _ROWS):
+            ids, origins = rows.column("id").to_numpy(), rows.column("origin")
+            for row in range(len(ids)) if wanted is None else np.flatnonzero(np.isin(ids, wanted)).tolist():
+                yield int(ids[row]), int(origins[row].as_py())
 
 
 def _may_recount(batch: Prepared, error: SinkRefused) -> bool:

@@ -6,28 +6,31 @@ are owed are repeated, each sink's last txid is compared with the ledger's, and 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.errors import FatalError, PositionMismatch
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Expectation, Resolution
-from stormproof.sinks.protocol import CommitResult, Held, SinkSession
+from stormproof.sinks.protocol import CommitResult, Held, RefusedRow, SinkSession
 from stormproof.trident.batch_records import to_prepared
 from stormproof.trident.blocked_error import blocked
 from stormproof.trident.ledger import bindings, events, rejects, txns
 from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
-from stormproof.trident.recount import Prepared, Recount
+from stormproof.trident.recount import Prepared, Recount, messages_of
 from stormproof.trident.sessions import machine_errors
 from stormproof.trident.statistics import RecoveryReport
 from stormproof.trident.steps import MovedLate, Steps
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
+
+log = logging.getLogger("stormproof.txn")
 
 LEFTOVER_TXIDS_MAX: Final = 64
 """The number of newest committed batches whose staging files are removed: a kill right after a commit leaves them."""
@@ -136,6 +139,7 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) 
         )
     with steps.ledger.transaction(steps.run) as tx:
         sinks = rejects.sinks_of_batch(tx, txn.txid) if txn.retry else None
+        kept = events.kept_messages(tx, txn.txid)
     rejects_max = steps.rejects_max(txn.messages, sinks)
     slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
     batch = Prepared(txn.txid, txn.attempt, txn.guarantee, TxnState.PREPARED, slice_, failures, rejects_max)
@@ -147,8 +151,9 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) 
         with steps.ledger.transaction(steps.run) as tx:
             work, _ = txns.owed_work(tx, txn.txid)
         work, results = _adopt(steps, batch, work, recount)
+    given_up = _given_up(steps, batch, kept) if kept else {}
     finished = steps.finish(
-        txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, results, txn.steps_ms, slice_, sinks
+        *(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, results, txn.steps_ms, slice_, sinks, given_up)
     )
     resolution = finished.resolution
     _record_dead(steps, txn.txid, failures, resolution, recorded=resolution.dead)
@@ -165,6 +170,18 @@ def _adopt(
     if recount is not None:
         work, answers = recount.settle(batch, work, answers)
     return work, steps.settle(batch.txid, batch.guarantee, answers)
+
+
+def _given_up(steps: Steps, batch: Prepared, kept: Mapping[str, str]) -> dict[str, RefusedRow]:
+    """A row for each sink at which an operator gave up the batch and kept its messages: those that the source has still."""
+    failed = frozenset(int(failure.id) for failure in batch.failed)
+    why_not = ""
+    try:
+        messages = tuple(messages_of(steps.source, batch.slice, excluded=failed))
+    except FatalError as error:
+        messages, why_not = (), f"; its messages cannot be read again: {error}"
+        log.warning("txid %d of topology %r%s", batch.txid, steps.run.topology, why_not)
+    return {sink: RefusedRow("", -1, "", None, f"{why}{why_not}", messages) for sink, why in kept.items()}
 
 
 def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], done: _Done) -> bool:

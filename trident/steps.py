@@ -32,7 +32,7 @@ from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
-from stormproof.sinks.protocol import CommitResult
+from stormproof.sinks.protocol import CommitResult, RefusedRow
 from stormproof.trident.batch_records import (
     cause_of,
     contract_events,
@@ -59,6 +59,7 @@ NO_TIMES: Final[Mapping[str, float]] = MappingProxyType({})
 """The steps' times of a batch of which they are not known: its driver died."""
 
 NO_COUNTS: Final = BatchCounts()
+NOTHING_GIVEN_UP: Final[Mapping[str, RefusedRow]] = MappingProxyType({})
 
 
 class MovedLate(TransientError):
@@ -433,6 +434,7 @@ class Steps:
         steps_ms: Mapping[str, float],
         slice_: Slice,
         sinks: frozenset[str] | None = None,
+        given_up: Mapping[str, RefusedRow] = NOTHING_GIVEN_UP,
     ) -> Finished:
         """Confirm the messages and record `committed`, with the messages that sinks rejected.
 
@@ -442,7 +444,7 @@ class Steps:
         message that was confirmed with it, and that a sink rejected, would be on record nowhere.
         """
         failpoint("finish.before")
-        rejected = rejects_of(self.source, txid, slice_, work, results)
+        rejected = rejects_of(self.source, txid, slice_, work, results, given_up)
         resolution = Resolution()
         with self.ledger.transaction(self.run) as tx:
             joined = self.joined(tx)

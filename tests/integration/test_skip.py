@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -102,6 +103,31 @@ def test_a_skipped_sink_goes_on_without_the_batch_and_the_others_have_it(operate
     (last,) = [one["id"] for one in operated.command("queue", "peek", NAME)["messages"]][-1:]
     assert operated.command("audit", "message", NAME, last)["end"]["kind"] == "committed"
     assert "m1" in operated.text("audit", "txn", NAME, "1")
+
+
+def test_messages_of_a_batch_whose_prepared_files_are_gone_are_run_again_for_that_sink(operated: Operated) -> None:
+    """As where a rule of an object store removed them."""
+    operated.put(*messages(9))
+    assert run_driver(operated.cell, "prepare.after=kill") == KILLED
+    ((files,),) = operated.sql(f"select files from stormproof.txn_sink where txid = 1 and sink = '{REFUSING}'")
+    for file in files:
+        (found,) = operated.cell.folder.rglob(os.path.basename(file["path"]))
+        found.unlink()
+    with pytest.raises(SinkRefused, match=rf"ledger skip {NAME} 1 {REFUSING}"):
+        operated.run()
+    refused = operated.command("ledger", "skip", NAME, "1", REFUSING, "--rows", "--messages", status=2)
+    assert "give --rows or --messages" in refused["error"]["message"]
+    assert operated.command("ledger", "skip", NAME, "1", REFUSING, "--messages", "--by", "Ada")["unreadable"]
+    operated.run()
+    assert held(operated, REFUSING) < expected(messages(9))
+    rejected = {one["id"] for one in operated.command("rejects", "list", NAME)["rejects"]}
+    operated.verify()
+    assert rejected
+    operated.command("rejects", "retry", NAME, *sorted(rejected), "--why", "the files are gone")
+    operated.run()
+    for mode in SinkMode:
+        assert held(operated, mode) == expected(messages(9)), mode
+    operated.verify()
 
 
 def test_a_retry_after_the_repair_loses_nothing(operated: Operated) -> None:

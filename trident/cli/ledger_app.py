@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stormproof.core.errors import UsageError
 from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli.options import AsJson, By, SinkName, TopologyName, Txid, Why
 
@@ -69,6 +70,10 @@ def ledger_skip(
     rows: Annotated[
         bool, typer.Option("--rows", help="Only the rows that the sink's Postgres table refuses; it gets the others.")
     ] = False,
+    messages: Annotated[
+        bool,
+        typer.Option("--messages", help="Its messages are rejects of the sink, which can be retried for it alone."),
+    ] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
@@ -77,10 +82,18 @@ def ledger_skip(
 
     The sink goes on from what it holds. The other sinks get the txid at the next start, and its messages are confirmed.
     With --rows the sink gets, at once, every message whose rows its table takes, and only the others are given up.
+
+    With --messages the next start reads the txid's messages from the source, while it has them, and keeps each as a reject
+    of the sink: `stormproof rejects retry` runs them again. For where the prepared files are gone, and the messages are not.
     """
     from stormproof.trident.cli.skip import skip_rows, skip_sink
 
-    (skip_rows if rows else skip_sink)(topology, txid, sink, by=by, why=why, as_json=as_json)
+    if rows and messages:
+        raise UsageError("give --rows or --messages: with --rows the messages of the given up rows are rejects anyway")
+    if rows:
+        skip_rows(topology, txid, sink, by=by, why=why, as_json=as_json)
+    else:
+        skip_sink(topology, txid, sink, messages=messages, by=by, why=why, as_json=as_json)
 
 
 @app.command("accept-change")

@@ -80,6 +80,7 @@ class SkipReport:
     unreadable: tuple[str, ...]
     holds: str
     kept_out_from: int | None
+    messages: bool
     by: str
     why: str
 
@@ -93,11 +94,22 @@ class SkipReport:
             f"{'' if self.kept_out_from is None else kept_out}",
             *(f"not listed: {text}" for text in self.unreadable),
             _next(self.topology),
+            *(
+                [
+                    f"run them again for this sink, after that: stormproof rejects retry {self.topology} --sink {self.sink}"
+                ]
+                if self.messages
+                else []
+            ),
         ]
 
 
-def skip_sink(stores: Stores, topology: str, txid: int, sink: str, *, by: str, why: str) -> SkipReport:
+def skip_sink(
+    stores: Stores, topology: str, txid: int, sink: str, *, messages: bool = False, by: str, why: str
+) -> SkipReport:
     """Give up a batch's rows at one sink, on record; the topology's next start goes on with the other sinks.
+
+    With `messages` that start keeps each of the batch's messages as a reject of the sink, with its payload from the source.
 
     Raises:
         UsageError: there is no such batch or sink, a driver may be committing it, or the sink holds the batch.
@@ -112,11 +124,15 @@ def skip_sink(stores: Stores, topology: str, txid: int, sink: str, *, by: str, w
         detail: dict[str, Json] = {
             "unreadable": [*unreadable],
             "sink_holds": holds,
+            "messages": messages,
             **({} if kept_out_from is None else {"kept_out_from": kept_out_from}),
         }
         state = skip(tx, txid, work, rejected, by=by, why=why, detail=detail)
     return SkipReport(
-        *(topology, txid, sink, state.value, work.rows, len(rejected), tuple(unreadable), holds, kept_out_from, by, why)
+        *(topology, txid, sink, state.value, work.rows, len(rejected), tuple(unreadable), holds, kept_out_from),
+        messages=messages,
+        by=by,
+        why=why,
     )
 
 

@@ -102,6 +102,21 @@ def blocking_sink(tx: Tx, txid: int) -> str | None:
     ).scalar_one_or_none()
 
 
+def kept_messages(tx: Tx, txid: int) -> dict[str, str]:
+    """The sinks at which an operator gave up a batch's rows and kept its messages; with who decided, and why."""
+    c = t.event.c
+    rows = tx.connection.execute(
+        sa.select(c.sink, c.detail).where(
+            c.incarnation == tx.run.incarnation, c.txid == txid, c.kind == EventKind.OPERATOR.value
+        )
+    )
+    return {
+        row.sink: f"skipped by {row.detail['by']}: {row.detail['why']}"
+        for row in rows
+        if row.detail.get("messages") is True
+    }
+
+
 def dead_letters_in(tx: Tx, txid: int) -> list[str]:
     """The messages that are recorded as dead letters of a batch."""
     rows = tx.connection.execute(
