@@ -15,6 +15,7 @@ from stormproof.core.message import storable_text
 from stormproof.sinks.leaves import is_bytes, is_string, parts_of, plain, repeated_keys
 
 _VALUE_SHOWN_MAX = 80
+_NULLS_IN_PATHS: Final = ("", "__HIVE_DEFAULT_PARTITION__")
 _FIRST_DAY: Final = date.min.toordinal() - date(1970, 1, 1).toordinal()
 _DAY_AFTER: Final = date.max.toordinal() - date(1970, 1, 1).toordinal() + 1
 _TICKS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -24,16 +25,17 @@ _TICKS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_
 class ColumnLimit:
     """What the values of one column must be. `type_name` is the sink's name of the column's type, for messages.
 
-    `no_nul`: text holds no NUL character; `no_empty`: no empty text. `chars_max` bounds text, `bytes_max` text and bytes,
+    `no_nul`: text holds no NUL character. `path_bytes_max`: text and bytes name a folder, in so many bytes at most once they
+    are percent-encoded; see `_path_violations`. `chars_max` bounds text, `bytes_max` text and bytes,
     `low` and `high` integers. `step_us` divides timestamps. `pattern`: a regular expression that text has to match. All
-    but `not_null`, `no_empty`, `bytes_max` and `step_us` are asked of the values inside a nested column, too.
+    but `not_null`, `path_bytes_max`, `bytes_max` and `step_us` are asked of the values inside a nested column, too.
     """
 
     name: str
     type_name: str
     not_null: bool = False
     no_nul: bool = False
-    no_empty: bool = False
+    path_bytes_max: int | None = None
     chars_max: int | None = None
     bytes_max: int | None = None
     low: int | None = None
@@ -104,7 +106,7 @@ class Limits:
 
 def _nested_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str, str]]:
     """Row number, path and reason of each value inside a nested column that it cannot hold."""
-    inner = replace(limit, not_null=False, no_empty=False, bytes_max=None, step_us=1)
+    inner = replace(limit, not_null=False, path_bytes_max=None, bytes_max=None, step_us=1)
     if pa.types.is_map(column.type):
         yield from ((row, "", "a key comes more than once") for row in repeated_keys(column).tolist())
     for part in parts_of(column):
@@ -121,6 +123,9 @@ def _violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str
         yield from ((row, "NULL, and the column takes none") for row in _true(pc.is_null(column)))
     column = plain(column)
     kind = column.type
+    if limit.path_bytes_max is not None and is_bytes(kind):
+        column = column.cast(pa.binary()).view(pa.string())
+        kind = column.type
     if is_string(kind):
         broken = _broken_utf8(column)
         yield from ((row, f"{shown!r} is not UTF-8") for row, shown in broken.items())
@@ -181,10 +186,8 @@ def _text_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int
     if limit.no_nul:
         for row in _true(pc.match_substring(column, "\0")):
             yield row, f"{_value(column, row)} has a NUL, and {limit.type_name} holds none"
-    if limit.no_empty:
-        yield from (
-            (row, f"the empty text, which {limit.type_name} stores as NULL") for row in _true(pc.equal(column, ""))
-        )
+    if limit.path_bytes_max is not None:
+        yield from _path_violations(limit, limit.path_bytes_max, column)
     if limit.chars_max is not None:
         lengths = pc.utf8_length(column)
         for row in _true(pc.greater(lengths, limit.chars_max)):
@@ -192,6 +195,22 @@ def _text_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int
     if limit.pattern is not None:
         for row in _true(pc.invert(pc.match_substring_regex(column, limit.pattern))):
             yield row, f"{_value(column, row)} is no {limit.type_name}"
+
+
+def _path_violations(limit: ColumnLimit, most: int, column: pa.Array) -> Iterator[tuple[int, str]]:
+    """Text that is no part of a path, or that stands for NULL there."""
+    for row in _true(pc.is_in(column, pa.array(_NULLS_IN_PATHS, column.type))):
+        yield row, f"{_value(column, row)}, which {limit.type_name} stores as NULL"
+    for row in _true(pc.match_substring(column, "\0")):
+        yield row, f"{_value(column, row)} has a NUL, and {limit.type_name} is part of a file's path"
+    plain_bytes = pc.count_substring_regex(column, "[A-Za-z0-9._~-]")
+    lengths = pc.subtract(pc.multiply(pc.binary_length(column), 3), pc.multiply(plain_bytes, 2))
+    for row in _true(pc.greater(lengths, most)):
+        yield (
+            row,
+            f"{_value(column, row)} takes {lengths[row]} bytes in a file's path, percent-encoded, and {limit.type_name} "
+            f"takes at most {most}",
+        )
 
 
 def _beyond(column: pa.Array, low: int | None, high: int | None) -> list[int]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
-from stormproof.core.sink import SinkMode
+from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.live_paths import paths_outside, respelled_paths, unzoned_values
 
@@ -55,6 +55,10 @@ Way: TypeAlias = Committer | Refused
 RS: Final = Committer.DELTA_RS
 SPARK: Final = Committer.SPARK
 
+_NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f:]")
+_NAME_BYTES_MAX: Final = 200
+"""Of a partition column's name: what is left of a folder's name of 255 bytes is for its value."""
+
 READER_VERSION_MAX: Final = 3
 WRITER_VERSION_MAX: Final = 7
 
@@ -76,6 +80,7 @@ class TableFacts:
     """The columns that are NOT NULL."""
     marks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """The columns' own metadata, by column."""
+    columns: tuple[str, ...] = ()
     reader: int = 1
     writer: int = 2
     respelled: tuple[str, ...] = ()
@@ -95,6 +100,7 @@ class TableFacts:
             {name: types[name] for name in metadata.partition_columns},
             tuple(f.name for f in fields if not f.nullable),
             {f.name: f.metadata for f in fields if f.metadata},
+            tuple(f.name for f in fields),
             protocol.min_reader_version,
             protocol.min_writer_version,
             () if files is None else respelled_paths(files),
@@ -103,6 +109,15 @@ class TableFacts:
             if files is None
             else unzoned_values(files, [n for n in metadata.partition_columns if types[n] == "timestamp"]),
         )
+
+    @classmethod
+    def of_new(cls, input_: SinkInput, partitions: Iterable[str], settings: Mapping[str, str]) -> TableFacts:
+        """The facts of a table that is made for such rows."""
+        types = {
+            f.name: str(getattr(f.type, "type", f.type))
+            for f in Schema.from_arrow(input_.schema.empty_table().schema).fields
+        }
+        return cls(frozenset(), settings, {name: types[name] for name in partitions}, columns=tuple(types))
 
     def marked(self, prefix: str) -> tuple[str, ...]:
         """The columns with a key of this beginning in their metadata."""
@@ -180,6 +195,16 @@ def characters_max(text_type: str | None) -> int | None:
     return None if found is None else int(found[1])
 
 
+def _not_in_paths(facts: TableFacts) -> Iterable[str]:
+    return (
+        repr(name) for name in facts.partitions if _NOT_IN_PATHS.search(name) or len(name.encode()) > _NAME_BYTES_MAX
+    )
+
+
+def _reserved(facts: TableFacts) -> Iterable[str]:
+    return (f"column {name!r}" for name in facts.columns if name.startswith("__delta_rs_"))
+
+
 def _mapping(facts: TableFacts) -> Iterable[str]:
     mode = facts.settings.get("delta.columnMapping.mode", "none")
     return () if mode == "none" else (f"delta.columnMapping.mode={mode}",)
@@ -212,6 +237,10 @@ _NO_JAR: Final = Refused(
     "each commit must also write the other format, and its converter is not among Delta's jars for this Spark",
     "unset the property",
 )
+_NO_PATH: Final = Refused(
+    "a colon, a control character, or a name so long cannot be in the path of a file that every reader finds",
+    "name the column otherwise",
+)
 NO_ZONE: Final = Refused(
     "they are of the zone that Spark's session had when it wrote them, which the log does not say, and a merge would read "
     "them as UTC",
@@ -242,6 +271,15 @@ FEATURES: Final = (
         SPARK,
         SPARK,
         "whose values writers spell differently",
+    ),
+    Feature("partition columns whose names no path takes", _not_in_paths, _NO_PATH, _NO_PATH, _NO_PATH),
+    Feature(
+        "column names that delta-rs uses itself",
+        _reserved,
+        RS,
+        SPARK,
+        SPARK,
+        "those that begin with `__delta_rs_`, in a merge",
     ),
     Feature(
         "file paths that delta-rs spells otherwise",

@@ -109,7 +109,7 @@ class TableHold(StoreRecord):
                 self.committers.spark.start()
             else:
                 require_more_than_partitions(table, input_, self.where)
-        self.limits = column_limits(table, input_)
+        self.limits = column_limits(table, input_, path)
         self._table_id = str(table.metadata().id)
 
     @property

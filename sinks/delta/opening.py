@@ -83,6 +83,9 @@ def _create(
     where: str,
 ) -> None:
     files, log = files_at(path), DeltaLog(path)
+    refused = choose(TableFacts.of_new(input_, partitions, settings), input_.mode).refused
+    if refused:
+        raise SinkRefused(f"{where}: {refusal(refused[0], input_.mode)}", features=[f.feature.name for f in refused])
     files.make_folder(path)
     ours = {"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **settings, **properties_of(identity)}
     try:

@@ -15,7 +15,7 @@ from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta.claims import other_claims
 from stormproof.sinks.delta.evolve import changes_for, known_part
-from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
 from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening
@@ -80,7 +80,7 @@ class DeltaPreview:
                 table_id=table_id,
                 other_lives=tuple(sorted(lives)),
                 writer=self._writer(
-                    column_limits(table, self._input),
+                    column_limits(table, self._input, self._path),
                     tuple(table.metadata().partition_columns) if adopted else (),
                 ),
             )
@@ -91,13 +91,17 @@ class DeltaPreview:
         if folder is not None and (not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
             why = f"{self._where}: there is no table, and {folder} is no folder that this user may write to"
             return TablePreview(TableAction.REFUSE, why)
+        refused = choose(TableFacts.of_new(self._input, self._partitions, {}), self._input.mode).refused
+        if refused:
+            return TablePreview(TableAction.REFUSE, f"{self._where}: {refusal(refused[0], self._input.mode)}")
         columns = ", ".join(f"{f.name} {getattr(f.type, 'type', f.type)}" for f in _made(self._input).fields)
         cut = f"; partitioned by {', '.join(self._partitions)}" if self._partitions else ""
         return TablePreview(
             TableAction.CREATE,
             changes=(f"columns: {columns}{cut}",),
             writer=self._writer(
-                limits_of_new(self._input, self._partitions), () if self._input.is_by_key else self._partitions
+                limits_of_new(self._input, self._partitions, self._path),
+                () if self._input.is_by_key else self._partitions,
             ),
         )
 

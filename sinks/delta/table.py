@@ -9,6 +9,7 @@ from deltalake import DeltaTable, Field, Schema
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
+from stormproof.core.storage.address import is_url
 from stormproof.sinks.delta.checks import dividing
 from stormproof.sinks.delta.features import (
     DEFAULT,
@@ -26,6 +27,12 @@ from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.lineage import require_lineage_takes_null
 from stormproof.sinks.merging import columns_by_function
+
+FOLDER_NAME_BYTES_MAX: Final = 255
+PATH_BYTES_MAX: Final = 4_096
+OBJECT_KEY_BYTES_MAX: Final = 1_024
+FILE_NAME_BYTES: Final = 100
+"""The longest names that file systems and object stores take, and what the name of a table's file takes, with a margin."""
 
 CHECKPOINT_INTERVAL: Final = 100
 """Delta's default of 10 writes the table's whole state at every tenth commit, which is too often for small batches."""
@@ -84,22 +91,28 @@ def require_more_than_partitions(table: DeltaTable, input_: SinkInput, where: st
         )
 
 
-def column_limits(table: DeltaTable, input_: SinkInput) -> Limits:
-    """What the writer stage checks: keys, columns of `order_by` and NOT NULL columns hold no NULL, text by which a
-    table is partitioned is not empty.
+def column_limits(table: DeltaTable, input_: SinkInput, address: str) -> Limits:
+    """What the writer stage checks: keys, columns of `order_by` and NOT NULL columns hold no NULL, text is no longer than
+    its `varchar(n)`, and text by which a table is partitioned fits a file's path.
     """
     fields = table.schema().fields
     lengths = {f.name: characters_max(f.metadata.get(TEXT_TYPE)) for f in fields}
-    return _limits(input_, {f.name for f in fields if not f.nullable}, table.metadata().partition_columns, lengths)
+    return _limits(
+        input_, {f.name for f in fields if not f.nullable}, table.metadata().partition_columns, lengths, address
+    )
 
 
-def limits_of_new(input_: SinkInput, partitions: Sequence[str]) -> Limits:
+def limits_of_new(input_: SinkInput, partitions: Sequence[str], address: str) -> Limits:
     """The same for a table that is made for such rows."""
-    return _limits(input_, {f.name for f in input_.schema if not f.nullable}, partitions, {})
+    return _limits(input_, {f.name for f in input_.schema if not f.nullable}, partitions, {}, address)
 
 
 def _limits(
-    input_: SinkInput, not_null: Set[str], partitions: Collection[str], lengths: Mapping[str, int | None]
+    input_: SinkInput,
+    not_null: Set[str],
+    partitions: Collection[str],
+    lengths: Mapping[str, int | None],
+    address: str,
 ) -> Limits:
     required = {*not_null, *input_.keys, *input_.order_by}
     return Limits(
@@ -108,12 +121,21 @@ def _limits(
                 f.name,
                 "a partition column" if f.name in partitions else str(f.type),
                 not_null=f.name in required,
-                no_empty=f.name in partitions,
+                path_bytes_max=_path_share(f.name, address, len(partitions)) if f.name in partitions else None,
                 chars_max=lengths.get(f.name),
             )
             for f in input_.schema
         )
     )
+
+
+def _path_share(name: str, address: str, partitions: int) -> int:
+    """How many bytes a partition column's value may take: a folder's name ``name=value`` 255, and the whole path of a file,
+    or the key of an object, what the system takes.
+    """
+    whole = OBJECT_KEY_BYTES_MAX if is_url(address) else PATH_BYTES_MAX
+    folder = (whole - len(address.encode()) - FILE_NAME_BYTES) // partitions - 1
+    return min(FOLDER_NAME_BYTES_MAX, folder) - len(name.encode()) - 1
 
 
 def _require_columns(table: TableHead, input_: SinkInput, where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
+from support.brokers.object_store import ObjectStore
 from support.delta_tables import make_by_hand
 from support.sink_harness import SCHEMA, SinkHarness
 
@@ -22,6 +24,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks import partitions
 from stormproof.sinks.delta import DeltaSink, checks
+from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
 
 IDENTITY = SinkIdentity("topology", "inc-1", "t")
@@ -119,9 +122,44 @@ def by_word(tmp_path: Path) -> SinkHarness:
     return harness
 
 
+@pytest.mark.parametrize("name", ["of\tday", "at:hour", "x" * 201])
+def test_a_table_by_a_column_whose_name_no_path_takes_is_not_made(name: str, tmp_path: Path) -> None:
+    input_ = SinkInput(pa.schema([("n", pa.int64()), (name, pa.string())]))
+    with pytest.raises(SinkRefused, match=r"partition columns whose names no path takes.*name the column otherwise"):
+        DeltaSink(tmp_path / "t", partition_by=name).open(IDENTITY, input_, 1)
+    assert not (tmp_path / "t").exists()
+
+
 def test_empty_text_that_would_become_null_fails_its_message(by_word: SinkHarness) -> None:
     rows = pa.record_batch([pa.array(["", "a", None]), pa.array([1, 2, 3])], schema=SCHEMA)
     assert [row for row, _ in by_word.open().writer().check(rows)] == [0]
+
+
+@pytest.mark.parametrize("how", ["append", "upsert"])
+@pytest.mark.parametrize("where", ["local disk", "object store"])
+def test_a_value_too_long_for_a_path_fails_its_message_and_the_longest_is_merged_and_compacted(
+    where: str, how: str, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    columns = pa.schema([("k", pa.int64()), *((name, pa.string()) for name in "abcde")])
+    folder = f"{object_store.url}/{uuid.uuid4().hex}" if where == "object store" else str(tmp_path)
+    options = object_store.options() if where == "object store" else None
+    given: dict[str, Any] = {} if how == "append" else {"mode": "upsert", "key": "k", "order_by": "any"}
+    sink = DeltaSink(f"{folder}/t", partition_by=list("abcde"), storage_options=options, **given)
+    session = sink.open(IDENTITY, sink.input_of(SinkInput(columns)), 1)
+    assert isinstance(session, DeltaSession)
+    most = next(limit.path_bytes_max for limit in session.limits.columns if limit.name == "a")
+    assert most is not None
+    assert most == 253 if where == "local disk" else 130 < most < 253
+    longest = "日" * (most // 9) + "x" * (most % 9)
+    rows = pa.table({"k": [1, 2], "a": ["short", longest], **dict.fromkeys("bcde", [longest] * 2)}, columns)
+    ((row, reason),) = session.writer().check(pa.record_batch([["x"], [longest + "x"]], names=["k", "a"]))
+    assert (row, f"{most + 1} bytes in a file's path" in reason) == (0, True)
+    put(session, rows)
+    put(session, rows, 2, 1)
+    if where == "local disk":
+        session.compact()
+    found = DeltaTable(f"{folder}/t", storage_options=options).to_pyarrow_table().column("a").to_pylist()
+    assert Counter(found) == Counter(["short", longest] * (2 if how == "append" else 1))
 
 
 def test_the_digest_covers_the_partition(by_word: SinkHarness) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from support.duck import connected
@@ -17,14 +18,18 @@ from support.sink_harness import SinkHarness
 
 from stormproof import DeltaSink, MemorySource, Topology
 from stormproof.core.errors import SinkRefused
+from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
+
+IDENTITY = SinkIdentity("topology", "inc-1", "t")
 
 
 def removed_but_not_live(table: Path) -> list[str]:
@@ -134,6 +139,23 @@ def test_rows_of_a_shallow_clone_are_replaced_and_its_source_is_left(
     assert Counter((r["word"], r["n"]) for r in DeltaTable(source).to_pyarrow_table().to_pylist()) == {
         ("a", 1): 1, ("b", 2): 1
     }  # fmt: skip
+
+
+@pytest.mark.sampled(0.3)
+@pytest.mark.parametrize("name", ["__delta_rs_source", "__delta_rs_target", "__delta_rs_operation"])
+def test_a_column_may_have_a_name_that_delta_rs_uses_itself(spark: SparkSession, name: str, tmp_path: Path) -> None:
+    del spark  # it is the process's, and commits
+    sink = DeltaSink(tmp_path / "t", mode="upsert", key="word", order_by="n", partition_by=name)
+    rows = pa.schema([("word", pa.string()), ("n", pa.int64()), (name, pa.string())])
+    session = sink.open(IDENTITY, sink.input_of(SinkInput(rows)), 1)
+    assert isinstance(session, DeltaSession)
+    for txid in (1, 2):
+        writer = session.writer().open_task(TaskContext("inc-1", txid, 1, 0), rows)
+        writer.write(pa.record_batch([["a"], [txid], ["x"]], schema=rows))
+        files = tuple(writer.close())
+        session.commit(PreparedTransaction(txid, txid - 1 or None, transaction_digest(files), 1, files), checked=True)
+    session.compact()
+    assert DeltaTable(tmp_path / "t").to_pyarrow_table().to_pylist() == [{"word": "a", "n": 2, name: "x"}]
 
 
 @pytest.mark.sampled(0.3)

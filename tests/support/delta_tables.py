@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
 from support.sink_harness import SCHEMA
@@ -60,6 +61,7 @@ BY_SPARK: Final[Mapping[str, Made]] = {
     ),
     "varchar(n)": Made("word VARCHAR(3), n BIGINT"),
     "char(n), or either inside of a column": Made("word CHAR(3), n BIGINT"),
+    "column names that delta-rs uses itself": Made(f"{PLAIN}, __delta_rs_source STRING"),
     "liquid clustering": Made(clause="CLUSTER BY (word)"),
     "deletion vectors": Made(properties="'delta.enableDeletionVectors' = 'true'"),
     "column mapping": Made(properties="'delta.columnMapping.mode' = 'name'"),
@@ -104,6 +106,7 @@ BY_SPARK: Final[Mapping[str, Made]] = {
 BY_HAND: Final[Mapping[str, Mapping[str, Any]]] = {
     "column invariants": {"column": {"delta.invariants": '{"expression": {"expression": "n > 0"}}'}},
     "managed or catalog commits": {"both": "catalogManaged"},
+    "partition columns whose names no path takes": {"partition": "of\tday"},
     "collations": {"writer": "collations-preview"},
     "geometry and geography": {"both": "geospatial"},
     "redirection": {"writer": "redirectWriterOnly-preview"},
@@ -115,7 +118,10 @@ BY_HAND: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def make_by_hand(path: Path, what: Mapping[str, Any]) -> None:
     """Make a table whose first log entry says so."""
-    DeltaTable.create(path, Schema.from_arrow(SCHEMA))
+    by = [what["partition"]] if "partition" in what else []
+    DeltaTable.create(
+        path, Schema.from_arrow(pa.schema([*SCHEMA, *(pa.field(name, pa.string()) for name in by)])), partition_by=by
+    )
     entry = path / "_delta_log" / f"{0:020}.json"
     actions = [json.loads(line) for line in entry.read_text().splitlines()]
     for action in actions:

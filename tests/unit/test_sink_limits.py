@@ -28,6 +28,17 @@ def test_null_nul_and_length_each_name_the_row() -> None:
     assert "4 characters" in found[3][1]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.binary_view()])
+def test_what_names_no_folder_is_no_partition(kind: pa.DataType) -> None:
+    values = ["", "__HIVE_DEFAULT_PARTITION__", "a\0", "日" * 11, "x" * 91, "日" * 10, "x" * 90, "a/.. :%\n", None]
+    column = pa.array([None if v is None else v.encode() for v in values], pa.binary()).cast(kind)
+    found = check(ColumnLimit("x", "a partition column", path_bytes_max=90), column)
+    assert [row for row, _ in found] == [0, 1, 2, 3, 4]
+    assert "99 bytes in a file's path" in found[3][1]
+    if kind == pa.binary():
+        assert [row for row, _ in check(ColumnLimit("x", "", path_bytes_max=90), pa.array([b"a", b"\xff"]))] == [1]
+
+
 def test_integers_out_of_range() -> None:
     limit = ColumnLimit("x", "smallint", low=-(2**15), high=2**15 - 1)
     found = check(limit, pa.array([0, 2**15, -(2**15) - 1, None], pa.int64()))
