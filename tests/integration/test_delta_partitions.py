@@ -156,8 +156,7 @@ def test_a_value_too_long_for_a_path_fails_its_message_and_the_longest_is_merged
     assert (row, f"{most + 1} bytes in a file's path" in reason) == (0, True)
     put(session, rows)
     put(session, rows, 2, 1)
-    if where == "local disk":
-        session.compact()
+    session.compact()
     found = DeltaTable(f"{folder}/t", storage_options=options).to_pyarrow_table().column("a").to_pylist()
     assert Counter(found) == Counter(["short", longest] * (2 if how == "append" else 1))
 
