@@ -104,31 +104,42 @@ class Claims:
     def _write(self, table: DeltaTable, value: str) -> bool:
         """Whether it was written, in a version of its own; False: another writer's change came first."""
         seen = table.version()  # before anything else loads the newest version, which brings `table` up to date
-        spark = self._spark()
         try:
             with self._alone():
                 if self._newest.load().version() != seen:
                     return False
-                if spark is not None:
-                    spark.set_property(_name(self._identity), value)
-                else:
-                    durable.sync_tail(self._log, seen)
-                    self._log.files.put_new(self._log.entry_path(seen + 1), self._entry(table, value))
+                self.set_property(table, _name(self._identity), value)
         except FileExistsError:
             return False
         except (DeltaError, OSError, ValueError) as error:
             raise StoreUnavailable(f"{self._where}: the table cannot be claimed: {shown(error)}") from error
+        return True
+
+    def set_property(self, table: DeltaTable, name: str, value: str) -> None:
+        """Set a property of the table, in the version behind the one that is loaded; the caller keeps others of us out.
+
+        Raises:
+            FileExistsError: another writer's version came first.
+            OSError, ValueError: the table cannot be changed.
+        """
+        spark = self._spark()
+        try:
+            if spark is not None:
+                spark.set_property(name, value)
+            else:
+                durable.sync_tail(self._log, table.version())
+                entry = self._entry(table, {name: value})
+                self._log.files.put_new(self._log.entry_path(table.version() + 1), entry)
         finally:
             self._newest.forget()
         durable.sync_version(self._log, self._newest.load().version())
-        return True
 
-    def _entry(self, table: DeltaTable, value: str) -> bytes:
+    def _entry(self, table: DeltaTable, parameters: Mapping[str, str]) -> bytes:
         """The log entry that sets our property, and changes nothing else.
 
         Not by delta-rs: with a property it adds features to the table's protocol, which older readers then refuse.
         """
-        metadata, parameters = table.metadata(), {_name(self._identity): value}
+        metadata = table.metadata()
         told: dict[str, object] = {
             "id": str(metadata.id),
             "name": metadata.name,

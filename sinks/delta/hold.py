@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -16,6 +17,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import durable
+from stormproof.sinks.delta.bounds import WITH_STATISTICS, narrowed
 from stormproof.sinks.delta.checks import may_reject
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
@@ -23,7 +25,7 @@ from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.entries import is_ours
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files, tail_since
 from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, versions_for
-from stormproof.sinks.delta.failures import is_conflict, may_pass, os_error, panics_as_errors, shown
+from stormproof.sinks.delta.failures import OTHERS_CHANGED, is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.head import TableAhead, TableHead
 from stormproof.sinks.delta.label import Label
@@ -238,7 +240,7 @@ class TableHold(StoreRecord):
                 f"{where}: the table's features changed meanwhile, and nothing was written; try again"
             )
         if whole is not None:
-            table = whole = self._evolved(whole, transaction, where)
+            table = whole = self._narrowed(self._evolved(whole, transaction, where), committer, where)
         self._rows.check(table, transaction, where)
         left_out = None if whole is None else self._rows.left_out(whole, transaction, where)
         failpoint("delta.after_check")
@@ -384,6 +386,27 @@ class TableHold(StoreRecord):
             raise StoreUnavailable(f"{where}: the table's columns cannot be changed: {shown(error)}") from error
         finally:
             self._newest.forget()
+        return self._newest.load()
+
+    def _narrowed(self, table: DeltaTable, committer: Committer, where: str) -> DeltaTable:
+        """The table without bounds, for a MERGE by key, of columns of which delta-rs takes wrong ones; see `bounds`.
+
+        Spark takes right ones, but its MERGE believes those that delta-rs has taken of a key.
+        """
+        if not self.input.is_by_key:
+            return table
+        only = frozenset(self.input.keys) if committer is Committer.SPARK else None
+        schema, metadata = pa.schema(table.schema().to_arrow()), table.metadata()
+        columns = narrowed(schema, metadata.partition_columns, metadata.configuration, only=only)
+        if columns is None:
+            return table
+        try:
+            self._claims.set_property(table, WITH_STATISTICS, columns)
+        except FileExistsError as error:
+            raise StoreUnavailable(f"{where}: {OTHERS_CHANGED}") from OSError(f"{OTHERS_CHANGED}: {error}")
+        except (DeltaError, OSError, ValueError) as error:
+            raise StoreUnavailable(f"{where}: {WITH_STATISTICS} cannot be set: {shown(error)}") from error
+        log.info("%s: %s is %r now: a MERGE by other columns' bounds could miss a key", where, WITH_STATISTICS, columns)
         return self._newest.load()
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:

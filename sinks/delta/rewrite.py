@@ -25,6 +25,7 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.transaction import AddAction
 
 from stormproof.sinks.delta import durable
+from stormproof.sinks.delta.bounds import exact_statistics, is_rounded
 from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import OTHERS_CHANGED, is_conflict, panics_as_errors
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog, LogEntry, now_ms
@@ -158,7 +159,11 @@ def _rewritten(
     if DeltaTable(folder).version() == version:
         return []
     with open(DeltaLog(folder).entry_path(version + 1), "rb") as written:
-        return [json.loads(line) for line in written]
+        entry = [json.loads(line) for line in written]
+    if any(is_rounded(field.type) for field in pa.schema(plain.to_arrow())):
+        for add in (action["add"] for action in entry if "add" in action):
+            add["stats"] = exact_statistics(os.path.join(folder, unquote(add["path"])))
+    return entry
 
 
 def _require_rows(adds: list[dict[str, Any]], gone: list[_Small]) -> None:

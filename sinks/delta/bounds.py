@@ -1,0 +1,101 @@
+"""Which columns of a Delta table may have bounds, so that no reader and no MERGE passes over a file that holds the row.
+
+delta-rs rounds the bounds of decimals through a double, and leaves NaN out of those of floating-point numbers. Columns for
+which a file has no bounds beside others that have some are no way out: a dataset of delta-rs takes that for "no value". So
+such columns are left out of the table's own property that names the columns with statistics. Writers gather none of them
+then, and the bounds that a file has already are not used by a MERGE, be it delta-rs's or Spark's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from stormproof.core.storage.files import files_at
+from stormproof.sinks.leaves import is_string
+from stormproof.sinks.statistics import COLUMNS_MAX, FileStatistics
+
+WITH_STATISTICS: Final = "delta.dataSkippingStatsColumns"
+"""The property that names the columns with statistics; without it they are the first ones, `_FIRST` in number."""
+_FIRST: Final = "delta.dataSkippingNumIndexedCols"
+
+_DIGITS_OF_DOUBLE: Final = 15
+"""A decimal of so many digits is the same after it was a double."""
+_NAME: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^,.`]+))[^,]*")
+"""The column of one entry of the property; an entry may name a field of it."""
+
+
+def narrowed(
+    schema: pa.Schema, partitions: Collection[str], properties: Mapping[str, str], *, only: frozenset[str] | None = None
+) -> str | None:
+    """The value of `WITH_STATISTICS` that leaves out the columns of which delta-rs takes wrong bounds; None: there are none.
+
+    `partitions` are the columns without statistics, by which the table is partitioned. `only`: these columns alone are
+    looked at.
+    """
+    indexed = [f for f in _indexed(schema, properties) if f.name not in partitions]
+    doubtful = {f.name for f in indexed if is_rounded(f.type) and (only is None or f.name in only)}
+    if not doubtful:
+        return None
+    kept = [f.name for f in indexed if f.name not in doubtful and _may_be_named(f)]
+    return ",".join(f"`{name}`" for name in kept)
+
+
+def is_rounded(kind: pa.DataType) -> bool:
+    """Whether delta-rs may take wrong bounds of such a column, or of a field of such a struct."""
+    return any(
+        pa.types.is_floating(leaf) or (pa.types.is_decimal(leaf) and leaf.precision > _DIGITS_OF_DOUBLE)
+        for leaf in _leaves(kind)
+    )
+
+
+def exact_statistics(path: str) -> str:
+    """The `stats` of a Parquet file, by its rows."""
+    import pyarrow.parquet as pq
+
+    with files_at(path).open(path) as file, pq.ParquetFile(file) as parquet:
+        found = FileStatistics(parquet.schema_arrow)
+        for batch in parquet.iter_batches():
+            found.add(batch)
+    return found.to_json()
+
+
+def _indexed(schema: pa.Schema, properties: Mapping[str, str]) -> list[pa.Field]:
+    """The columns that have statistics."""
+    named = properties.get(WITH_STATISTICS)
+    if named is not None:
+        names = {(quoted.replace("``", "`") or plain.strip()).lower() for quoted, plain in _NAME.findall(named)}
+        return [f for f in schema if f.name.lower() in names]
+    told, found = properties.get(_FIRST, ""), list[pa.Field]()
+    left = int(told) if re.fullmatch(r"-?\d+", told) else COLUMNS_MAX
+    for field in schema:
+        if left == 0:
+            break
+        found.append(field)
+        left = left if left < 0 else max(left - len([*_leaves(field.type)]), 0)
+    return found
+
+
+def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The type itself, or those inside of a struct. Arrays and maps have no statistics inside."""
+    if not pa.types.is_struct(kind):
+        yield kind
+        return
+    for at in range(kind.num_fields):
+        yield from _leaves(kind.field(at).type)
+
+
+def _may_be_named(field: pa.Field) -> bool:
+    """Whether Spark takes it for a column with statistics, and every reader of the property its name."""
+    return "`" not in field.name and all(
+        pa.types.is_integer(leaf)
+        or pa.types.is_floating(leaf)
+        or pa.types.is_decimal(leaf)
+        or pa.types.is_date(leaf)
+        or pa.types.is_timestamp(leaf)
+        or is_string(leaf)
+        for leaf in _leaves(field.type)
+    )
