@@ -22,6 +22,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
+from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 
 from stormproof.sinks.delta import durable
@@ -38,6 +39,7 @@ FOLDER: Final = "_stormproof-compact-"
 COMPACTED: Final = "stormproof_compacted-"
 """Prefix of the names of the new files, by which a start finds those that are lost, and a VACUUM those left over."""
 
+_PARTITION: Final = "_stormproof_partition"
 TARGET_BYTES: Final = 100 * 1024 * 1024
 PART_BYTES: Final = 8 * 1024 * 1024
 LEFT_OVER_S: Final = 86_400.0
@@ -141,27 +143,39 @@ def _folder_in(log: DeltaLog) -> Generator[str]:
 def _rewritten(
     log: DeltaLog, table: DeltaTable, small: list[_Small], folder: str, target_bytes: int
 ) -> list[dict[str, Any]]:
-    """Have delta-rs compact them in a table of their own; its log entry."""
-    columns = table.metadata().partition_columns
-    plain = Schema([Field(f.name, f.type, nullable=f.nullable) for f in table.schema().fields])
+    """Have delta-rs compact them in a table of their own; its log entry.
+
+    That table has numbers for the partitions: delta-rs would make folders of their values, which others may have chosen so
+    that no folder can have such a name.
+    """
+    kept = [f for f in table.schema().fields if f.name not in table.metadata().partition_columns]
+    plain = Schema(
+        [*(Field(f.name, f.type, nullable=f.nullable) for f in kept), Field(_PARTITION, PrimitiveType("integer"))]
+    )
+    partitions: list[dict[str, str | None]] = []
     adds: list[Any] = []
     for number, file in enumerate(small):
         path = log.local_path(unquote(file.path))
         assert path is not None
         log.files.bring(path, os.path.join(folder, f"{number}.parquet"))
-        adds.append(AddAction(f"{number}.parquet", file.bytes, file.partition, 0, data_change=True, stats="{}"))
+        if not partitions or partitions[-1] != file.partition:  # they come one partition after the other
+            partitions.append(file.partition)
+        partition = {_PARTITION: str(len(partitions) - 1)}
+        adds.append(AddAction(f"{number}.parquet", file.bytes, partition, 0, data_change=True, stats="{}"))
     with panics_as_errors():
-        made = DeltaTable.create(folder, plain, partition_by=columns)
-        made.create_write_transaction(adds, "append", made.schema(), columns)
+        made = DeltaTable.create(folder, plain, partition_by=[_PARTITION])
+        made.create_write_transaction(adds, "append", made.schema(), [_PARTITION])
         made = DeltaTable(folder)
         version = made.version()
         made.optimize.compact(target_size=target_bytes, writer_properties=written_for(made))
     if DeltaTable(folder).version() == version:
         return []
     with open(DeltaLog(folder).entry_path(version + 1), "rb") as written:
-        entry = [json.loads(line) for line in written]
-    if any(is_rounded(field.type) for field in pa.schema(plain.to_arrow())):
-        for add in (action["add"] for action in entry if "add" in action):
+        entry: list[dict[str, Any]] = [json.loads(line) for line in written]
+    rounded = any(is_rounded(field.type) for field in pa.schema(plain.to_arrow()))
+    for add in (action["add"] for action in entry if "add" in action):
+        add["partitionValues"] = partitions[int(add["partitionValues"][_PARTITION])]
+        if rounded:
             add["stats"] = exact_statistics(os.path.join(folder, unquote(add["path"])))
     return entry
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake.transaction import AddAction
 from support.brokers.object_store import ObjectStore
 from support.delta_tables import make_by_hand
 from support.sink_harness import SCHEMA, SinkHarness
@@ -159,6 +161,24 @@ def test_a_value_too_long_for_a_path_fails_its_message_and_the_longest_is_merged
     session.compact()
     found = DeltaTable(f"{folder}/t", storage_options=options).to_pyarrow_table().column("a").to_pylist()
     assert Counter(found) == Counter(["short", longest] * (2 if how == "append" else 1))
+
+
+def test_a_table_with_values_of_others_too_long_for_a_folder_is_compacted(tmp_path: Path) -> None:
+    harness = SinkHarness("delta-append", tmp_path, None)
+    made = DeltaTable.create(harness.delta_path, Schema.from_arrow(SCHEMA), partition_by=["word"])
+    values = ["日" * 29, "日" * 29, "a", "a", None, None]
+    for at, value in enumerate(values):
+        pq.write_table(pa.table({"n": [at]}), harness.delta_path / f"{at}.parquet")
+        size = (harness.delta_path / f"{at}.parquet").stat().st_size
+        add = AddAction(
+            f"{at}.parquet", size, {"word": value}, 0, data_change=True, stats=json.dumps({"numRecords": 1})
+        )
+        made.create_write_transaction([add], "append", made.schema(), ["word"])
+    session = harness.open()
+    assert isinstance(session, DeltaSession)
+    assert session.compact().removed == 6
+    assert harness.rows() == Counter({(value, at): 1 for at, value in enumerate(values)})
+    assert len(DeltaTable(harness.delta_path).file_uris()) == 3
 
 
 def test_the_digest_covers_the_partition(by_word: SinkHarness) -> None:
