@@ -193,3 +193,5 @@ class Verdict(StrEnum):
     VIOLATION = "violation"
     CANNOT_TELL = "cannot_tell"
     """Nothing is wrong as far as the evidence goes, and some of the evidence is gone."""
+    NOT_COMPARED = "not_compared"
+    """All that was compared agrees, and of the tables that were to be read some rows or values were not compared."""

@@ -154,9 +154,11 @@ class _Reading:
         if self._txid_column is not None:
             self._by_txid(kinds, sets)
         elif self._span != (1, None):
-            self._found.left_out.append(
-                "some txids' rows cannot be told from others' without lineage columns (lineage=True): only the whole table"
-            )
+            if wanted:
+                self._found.left_out.append(
+                    "some txids' rows cannot be told from others' without lineage columns (lineage=True): only the whole "
+                    "table"
+                )
         elif all(entry.content is not None for entry in wanted):
             self._several = len(sets) > 1
             self._all(kinds)

@@ -111,7 +111,7 @@ def test_the_overview_says_what_stands(command: CommandLine, page: Page, databas
     text = page.text("/")
     assert NAME in text
     assert "stopped" in text
-    assert "clean" in text
+    assert "records agree" in text
     assert "Dead letters, undecided 1" in text
     assert "Rejects, undecided 1" in text
     sql(database, "update stormproof.txn set state = 'blocked', ended_at = null, reason = 'no <table>' where txid = 1")

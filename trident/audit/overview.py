@@ -32,6 +32,8 @@ class LastVerdict:
     verdict: str
     at: datetime
     last_txid: int | None
+    deep: bool
+    """Whether the rows of tables were compared, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,10 @@ _PENDING: Final = sa.text(
 )
 _VERDICTS: Final = sa.text(
     """
-    select t.incarnation, v.verdict, v.at, v.last_txid
+    select t.incarnation, v.verdict, v.at, v.last_txid, v.deep
     from stormproof.topology t
     cross join lateral (
-      select verdict, at, last_txid from stormproof.verdict where incarnation = t.incarnation order by id desc limit 1
+      select verdict, at, last_txid, deep from stormproof.verdict where incarnation = t.incarnation order by id desc limit 1
     ) v
     """
 )
@@ -160,7 +162,9 @@ def overview(ledger: AuditLedger) -> tuple[Health, ...]:
                 dead_letters=0 if counts is None else int(counts.dead),
                 rejects=rejects.get(row.incarnation, 0),
                 recent=None if last is None else _recent(last),
-                verdict=None if verdict is None else LastVerdict(verdict.verdict, verdict.at, verdict.last_txid),
+                verdict=None
+                if verdict is None
+                else LastVerdict(verdict.verdict, verdict.at, verdict.last_txid, verdict.deep),
             )
         )
     return tuple(found)

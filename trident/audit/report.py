@@ -10,6 +10,7 @@ from typing import Final
 from stormproof.core.errors import Json
 from stormproof.sinks import comparison
 from stormproof.trident.transaction_states import Verdict
+from stormproof.trident.wording import counted
 
 PROVES: Final = (
     "each txid that the ledger calls committed was applied once, in order, to every sink that the topology had then, by "
@@ -194,17 +195,37 @@ class VerifyReport:
     @property
     def verdict(self) -> Verdict:
         """The verdict on what was looked at."""
-        return Verdict.VIOLATION if self.violations else Verdict.CANNOT_TELL if self.unknowns else Verdict.CLEAN
+        if self.violations:
+            return Verdict.VIOLATION
+        return Verdict.CANNOT_TELL if self.unknowns else Verdict.NOT_COMPARED if self.not_compared else Verdict.CLEAN
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """The sinks whose tables were read, and not all of their rows or values compared."""
+        return tuple(table.sink for table in self.tables if table.left_out)
+
+    @property
+    def reach(self) -> str:
+        """How far the verdict reaches, in a few words."""
+        if self.verdict in (Verdict.VIOLATION, Verdict.CANNOT_TELL):
+            return self.verdict.value.replace("_", " ")
+        if not self.deep:
+            return "records agree; rows not compared: --deep"
+        asked = "" if len(self.tables) == self.checked.sinks else f", of {self.checked.sinks} in all"
+        left = f"{len(self.not_compared)} of {counted(len(self.tables), 'sink')} not compared{asked}"
+        if self.not_compared:
+            return f"clean, {left} (or not in full): {', '.join(self.not_compared)}"
+        return f"clean, the rows of {counted(len(self.tables), 'sink')} compared{asked}"
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong and everything could be told."""
-        return not self.violations and not self.unknowns
+        """Whether nothing is wrong, everything could be told, and all that was to be compared was."""
+        return self.verdict is Verdict.CLEAN
 
     @property
     def exit_status(self) -> int:
-        """0: clean; 1: a violation; 4: cannot tell."""
-        return 1 if self.violations else 4 if self.unknowns else 0
+        """0: clean; 1: a violation; 4: cannot tell, or not all of it was compared."""
+        return {Verdict.CLEAN: 0, Verdict.VIOLATION: 1}.get(self.verdict, 4)
 
 
 @dataclass(slots=True)

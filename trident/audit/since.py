@@ -52,7 +52,7 @@ def find_basis(connection: sa.Connection, incarnation: str, deep: Deep | None, *
     c = t.verdict.c
     query = sa.select(c.id, c.settled_upto, c.chain_from, c.furthest, c.tables).where(
         c.incarnation == incarnation,
-        c.verdict == Verdict.CLEAN.value,
+        c.verdict.in_([Verdict.CLEAN.value, Verdict.NOT_COMPARED.value]),
         c.settled_upto.is_not(None),
         c.chain_from <= pruned + 1,
         *([c.deep] if deep is not None else []),

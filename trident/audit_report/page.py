@@ -13,7 +13,7 @@ from typing import Any, Final
 from stormproof.trident.audit_report.inert import inert
 from stormproof.trident.audit_report.style import STYLE
 
-RENDERER: Final = 2
+RENDERER: Final = 3
 """Number of the page's form; changed with every change of the page, so that a check knows whether it can make it again."""
 RECORD_START: Final = '<pre id="stormproof-record">\n'
 RECORD_END: Final = "\n</pre>\n"
@@ -23,6 +23,7 @@ UNSIGNED: Final = (
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _VERDICTS: Final = {
     "clean": "Clean: all that was compared agrees",
+    "not_compared": "Not all was compared: the rest agrees",
     "violation": "VIOLATION: something is wrong",
     "cannot_tell": "Cannot tell: not all of it was compared, or some of the evidence is gone",
 }
@@ -99,7 +100,8 @@ def _grouped(number: object) -> str:
 
 def _verdict(verdict: Mapping[str, Any]) -> Iterator[str]:
     word = str(verdict["verdict"])
-    yield f'<h2>Verdict</h2>\n<p class="verdict {html.escape(word)}">{inert(_VERDICTS.get(word, word))}</p>\n'
+    reach = "" if word in ("violation", "cannot_tell") else _reach(verdict)
+    yield f'<h2>Verdict</h2>\n<p class="verdict {html.escape(word)}">{inert(_VERDICTS.get(word, word) + reach)}</p>\n'
     yield _pairs(
         {k: one for k, one in verdict.items() if k not in ("violations", "unknowns", "notices", "verdict", "tables")}
     )
@@ -110,6 +112,11 @@ def _verdict(verdict: Mapping[str, Any]) -> Iterator[str]:
         found = verdict.get(name)
         if isinstance(found, list):
             yield f"<h3>{name.capitalize()}: {len(found)}</h3>\n" + _table(found)
+
+
+def _reach(verdict: Mapping[str, Any]) -> str:
+    told = verdict.get("reach")
+    return f" ({told})" if told else "" if verdict.get("deep") else " (records; no rows of tables)"
 
 
 def _question(one: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Final
 STYLE: Final = """\
 :root {
   color-scheme: light; --ink: #1b1f24; --dim: #5b6470; --line: #d6dae0; --back: #fff;
-  --good: #0f6b3a; --bad: #a4161a; --open: #8a5a00;
+  --good: #0f6b3a; --bad: #a4161a; --open: #8a5a00; --part: #1a5fc4;
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); }
@@ -27,6 +27,7 @@ code, pre { font: 12px/1.45 ui-monospace, "DejaVu Sans Mono", Menlo, monospace; 
 .verdict.clean { color: var(--good); }
 .verdict.violation { color: var(--bad); }
 .verdict.cannot_tell { color: var(--open); }
+.verdict.not_compared { color: var(--part); }
 .from, .none { color: var(--dim); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 12.5px; font-variant-numeric: tabular-nums; }

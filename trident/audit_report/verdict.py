@@ -43,7 +43,7 @@ def verdict(kept: Mapping[str, Any] | None, checked: VerifyReport | None, totals
     if kept is not None:
         uncovered = not_covered(kept, totals)
         # A clean verdict on a part of the batches is none on all of them.
-        so = "cannot_tell" if uncovered and kept["verdict"] == "clean" else kept["verdict"]
+        so = "cannot_tell" if uncovered and kept["verdict"] in ("clean", "not_compared") else kept["verdict"]
         return plain({"from": "record", **kept, "verdict": so, "as_kept": kept["verdict"], "did_not_cover": uncovered})
     if checked is None:
         return {"from": "nothing", "verdict": "cannot_tell", "why": "no batch was opened in the time of this report"}
@@ -56,6 +56,7 @@ def verdict(kept: Mapping[str, Any] | None, checked: VerifyReport | None, totals
         {
             "from": "verification",
             "verdict": checked.verdict,
+            "reach": checked.reach,
             "first_txid": checked.first,
             "last_txid": checked.last,
             "pruned_upto": checked.pruned_upto,

@@ -64,7 +64,8 @@ def verify(
     With --deep it also finds rows that were changed, deleted, added or doubled by other means, and names what it cannot
     compare. With --since last it looks at what came since the last clean verdict; its verdict is of that alone.
 
-    Exit status: 0 if all that was compared agrees, 1 if there is a violation, 4 if the evidence for an answer is gone.
+    Exit status: 0 if all agrees, 1 if there is a violation, 4 if the evidence for an answer is gone, or if --deep could
+    not compare all rows of the tables that it read; the last line says which.
     Example: stormproof audit verify orders --first 100
     """
     from stormproof.trident.cli.verify import VerifyOptions, show_verify

@@ -25,7 +25,7 @@ from stormproof.trident.cli.verify import rows_shown
 from stormproof.trident.stores import Stores
 from stormproof.trident.wording import parse_time
 
-_STATUS: Final = {"clean": 0, "violation": 1, "cannot_tell": 4}
+_STATUS: Final = {"clean": 0, "violation": 1, "cannot_tell": 4, "not_compared": 4}
 
 
 def make_report(

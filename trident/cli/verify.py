@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 from stormproof.core.clock import SystemClock
@@ -64,7 +64,9 @@ def show_verify(topology: str, asked: VerifyOptions, *, by: str, as_json: bool) 
             )
         took_ms = round((clock.monotonic_s() - began_s) * 1000)
         report = keep(stores.engine, found, at=clock.now(), by=by, took_ms=took_ms)
-    emit(report, as_json=as_json, text=lambda: _verify_text(report))
+    told = {field.name: getattr(report, field.name) for field in fields(report)}
+    told |= {"verdict": report.verdict, "reach": report.reach}
+    emit(told, as_json=as_json, text=lambda: _verify_text(report))
     finish(report.exit_status)
 
 
@@ -107,7 +109,8 @@ def _verify_text(report: VerifyReport) -> None:
         for text in table.compared:
             say(f"sink {table.sink!r}, compared: {text}")
     say(_scope_text(report))
-    if report.clean:
+    say(f"verdict: {report.reach}")
+    if not report.violations and not report.unknowns:
         say(f"proves: {report.proves}")
     if report.not_recorded is not None:
         say(f"the verdict was not kept: {report.not_recorded}")
