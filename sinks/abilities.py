@@ -107,3 +107,31 @@ class SupportsVacuum(Protocol):
             SinkRefused: the files are needed still, or the table refuses it.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a repair did, or would do: the version that it made (None: there was nothing to do, or it was only looked), the
+    files whose statistics excluded a row, the keys that came more than once and how many of their rows went, and what was
+    left, with the reason.
+    """
+
+    version: int | None
+    files: Sequence[str]
+    doubled_keys: int
+    rows_removed: int
+    left: Sequence[str]
+
+
+@runtime_checkable
+class SupportsRepair(Protocol):
+    """A session whose table keeps statistics of its files, by which readers and merges pass over them."""
+
+    def repair(self, *, dry_run: bool = False) -> Repair:
+        """Replace statistics that exclude a row, and leave one row of each key; with `dry_run` say only what is wrong.
+
+        Raises:
+            StoreUnavailable: other writers kept coming first, or the store does not answer; nothing was changed.
+            SinkRefused: the table cannot be read, or refuses it.
+        """
+        ...

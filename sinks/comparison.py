@@ -30,6 +30,8 @@ class RowProblem(StrEnum):
     """Rows that no txid on record has written, or that are there more than once."""
     FILE_CHANGED = "file_changed"
     """A file is not as it was written."""
+    STATISTICS_WRONG = "statistics_wrong"
+    """The table's statistics of a file exclude a row that it holds: readers with a filter do not find it."""
 
 
 @dataclass(frozen=True, slots=True)

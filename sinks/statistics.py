@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
@@ -23,6 +25,8 @@ TEXT_MAX: Final = 32
 
 _HIGHEST_CHARACTER: Final = "\U0010ffff"
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_CUT: Final = _MILLISECOND - timedelta.resolution
+_LAST: Final = datetime.max - _CUT  # noqa: DTZ901 - it is compared with timestamps without a zone
 
 Edge: TypeAlias = str | int | float | Decimal | date | datetime
 
@@ -42,10 +46,10 @@ class FileStatistics:
     filters) takes it for "no value matches", and would lose rows.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, columns_max: int | None = COLUMNS_MAX) -> None:
         self.rows = 0
         leaves = (leaf for i, f in enumerate(schema) for leaf in _leaves(f, i))
-        self._leaves = [leaf for leaf, _ in zip(leaves, range(COLUMNS_MAX), strict=False)]
+        self._leaves = [*islice(leaves, columns_max)]
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take one batch into account."""
@@ -63,6 +67,17 @@ class FileStatistics:
         high = _tree((leaf.names, _shown(_upper(leaf.high))) for leaf in found)
         return f'{{"numRecords":{self.rows},"minValues":{low},"maxValues":{high},"nullCount":{nulls}}}'
 
+    def excluded_by(self, statistics: str) -> list[str]:
+        """The columns, and fields of structs, of which a file's statistics exclude a value or a NULL that was found.
+
+        A timestamp's bounds are of the millisecond, as Delta has it: its greatest value is less than one above.
+        """
+        told: dict[str, Any] = json.loads(statistics or "{}", parse_float=Decimal)
+        low, high, nulls = (told.get(name) or {} for name in ("minValues", "maxValues", "nullCount"))
+        return [
+            leaf.shown for leaf in self._leaves if leaf.is_outside(low, high) or leaf.counts_wrong(nulls, self.rows)
+        ]
+
 
 @dataclass(slots=True)
 class _Leaf:
@@ -71,10 +86,45 @@ class _Leaf:
     names: tuple[str, ...]
     indices: tuple[int, ...]
     ranged: bool
+    kind: pa.DataType
     nulls: int = 0
     low: Any = None
     high: Any = None
     boundless: bool = False
+    has_nan: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its name, for people."""
+        return ".".join(self.names)
+
+    def is_outside(self, lows: Any, highs: Any) -> bool:
+        """Whether a value that was found is outside of these bounds, or they are none of its type."""
+        low, high = self._told(lows), self._told(highs)
+        try:
+            bottom, top = (None if bound is None else _value(bound, self.kind) for bound in (low, high))
+            if isinstance(top, float) and math.isnan(top):
+                top = None  # NaN is above every number
+            if isinstance(top, datetime):
+                top = min(top, _LAST) + _CUT
+        except (ValueError, TypeError, ArithmeticError):
+            return not self.boundless
+        if self.has_nan and top is not None:
+            return True
+        if self.low is None:
+            return False
+        least, most = _value(self.low, self.kind), _value(self.high, self.kind)
+        return (bottom is not None and not bottom <= least) or (top is not None and not most <= top)
+
+    def counts_wrong(self, counts: Any, rows: int) -> bool:
+        """Whether such a number of NULLs says that there is none where there is one, or no value where there is one."""
+        told = self._told(counts)
+        return told is not None and ((told == 0 and self.nulls > 0) or (told >= rows > self.nulls))
+
+    def _told(self, of: Any) -> Any:
+        for name in self.names:
+            of = None if of is None else of.get(name)
+        return of
 
     def add(self, rows: pa.RecordBatch) -> None:
         column = rows.column(self.indices[0])
@@ -82,12 +132,14 @@ class _Leaf:
             column = pc.struct_field(column, self.indices[1:])
         nulls = column.null_count
         self.nulls += nulls
-        if not self.ranged or self.boundless or nulls == len(column):
+        if not self.ranged or nulls == len(column):
             return
         column = plain(column)
         if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-            self.boundless = True
-            return
+            self.boundless = self.has_nan = True
+            column = column.filter(pc.invert(pc.is_nan(column)))
+            if column.null_count == len(column):
+                return
         try:
             found: dict[str, Any] = pc.min_max(column).as_py()
         except (ValueError, OverflowError):  # such as a date that Python cannot represent
@@ -102,9 +154,9 @@ def _leaves(of: pa.Field, index: int) -> Iterator[_Leaf]:
     if pa.types.is_struct(of.type):
         for i in range(of.type.num_fields):
             for leaf in _leaves(of.type.field(i), i):
-                yield _Leaf((of.name, *leaf.names), (index, *leaf.indices), leaf.ranged)
+                yield _Leaf((of.name, *leaf.names), (index, *leaf.indices), leaf.ranged, leaf.kind)
     elif not pa.types.is_nested(of.type):
-        yield _Leaf((of.name,), (index,), _ranged(of.type))
+        yield _Leaf((of.name,), (index,), _ranged(of.type), of.type)
 
 
 def _ranged(kind: pa.DataType) -> bool:
@@ -117,6 +169,20 @@ def _ranged(kind: pa.DataType) -> bool:
         or (pa.types.is_timestamp(kind) and kind.unit == "us" and kind.tz in (None, "UTC"))
         or is_string(kind)
     )
+
+
+def _value(bound: Any, kind: pa.DataType) -> Any:
+    """A bound or a value of a column, as what compares with others of its type."""
+    if pa.types.is_floating(kind):
+        return float(np.float32(bound) if pa.types.is_float32(kind) else bound)
+    if pa.types.is_timestamp(kind):
+        at = datetime.fromisoformat(bound) if isinstance(bound, str) else bound
+        return at if at.tzinfo is None else at.astimezone(UTC).replace(tzinfo=None)
+    if pa.types.is_date(kind):
+        return date.fromisoformat(bound) if isinstance(bound, str) else bound
+    if pa.types.is_decimal(kind) or pa.types.is_integer(kind):
+        return Decimal(bound)
+    return bound
 
 
 def _tree(values: Iterable[tuple[tuple[str, ...], str]]) -> str:

@@ -206,7 +206,7 @@ class ParquetTaskWriter:
                 compression="snappy",
                 coerce_timestamps="us",
                 allow_truncated_timestamps=False,
-                write_statistics=_with_statistics(self._schema),  # pyright: ignore[reportArgumentType]
+                write_statistics=with_statistics(self._schema),  # pyright: ignore[reportArgumentType]
             )
         rows = pa.Table.from_batches(self._pending, self._pending[0].schema if self._pending else self._schema)
         if self._content is not None:
@@ -217,7 +217,7 @@ class ParquetTaskWriter:
         self._pending_rows = self._pending_bytes = 0
 
 
-def _with_statistics(schema: pa.Schema) -> bool | list[str]:
+def with_statistics(schema: pa.Schema) -> bool | list[str]:
     """The columns of the Parquet file that have statistics in it: all but floats.
 
     Arrow leaves NaN out of them. To Spark, DuckDB and delta-rs NaN is above every number: they would pass over a row group

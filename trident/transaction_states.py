@@ -112,6 +112,8 @@ class OperatorAction(StrEnum):
     """Write a table's many small files into few large ones."""
     VACUUM = "vacuum"
     """Remove the files that a table no longer needs."""
+    REPAIR = "repair"
+    """Replace a table's statistics that exclude rows, and leave one row of each key."""
     OTHER = "other"
     """An older version recorded an action that is none of these."""
 

@@ -8,13 +8,16 @@ then, and the bounds that a file has already are not used by a MERGE, be it delt
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from stormproof.core.storage.files import files_at
+from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.leaves import is_string
 from stormproof.sinks.statistics import COLUMNS_MAX, FileStatistics
 
@@ -54,13 +57,32 @@ def is_rounded(kind: pa.DataType) -> bool:
 
 def exact_statistics(path: str) -> str:
     """The `stats` of a Parquet file, by its rows."""
-    import pyarrow.parquet as pq
+    return _read(path, COLUMNS_MAX).to_json()
 
-    with files_at(path).open(path) as file, pq.ParquetFile(file) as parquet:
-        found = FileStatistics(parquet.schema_arrow)
+
+def wrong_statistics(log: DeltaLog, adds: Mapping[str, dict[str, Any]]) -> tuple[dict[str, list[str]], list[str]]:
+    """The live files whose statistics exclude a row that they hold, each with the columns; and those that were not read."""
+    wrong, unread = dict[str, list[str]](), list[str]()
+    for name, add in adds.items():
+        path = log.local_path(name)
+        if path is None or "stats_parsed" in add or (add.get("deletionVector") and _are_tight(add.get("stats", ""))):
+            unread.append(name)
+        elif columns := _read(path, None).excluded_by(add.get("stats", "")):
+            wrong[name] = columns
+    return wrong, unread
+
+
+def _are_tight(statistics: str) -> bool:
+    """Whether they are those of the rows that a deletion vector has left, and not of all in the file."""
+    return bool(json.loads(statistics or "{}").get("tightBounds", True))
+
+
+def _read(path: str, columns_max: int | None) -> FileStatistics:
+    with files_at(path).open(path) as file, pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as parquet:
+        found = FileStatistics(parquet.schema_arrow, columns_max)
         for batch in parquet.iter_batches():
             found.add(batch)
-    return found.to_json()
+    return found
 
 
 def _indexed(schema: pa.Schema, properties: Mapping[str, str]) -> list[pa.Field]:

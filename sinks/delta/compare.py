@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import PreparedFile, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.comparison import (
@@ -32,8 +33,10 @@ from stormproof.sinks.comparison import (
     spans,
 )
 from stormproof.sinks.content import NOTHING, Content, ContentSum, joined
+from stormproof.sinks.delta.bounds import wrong_statistics
 from stormproof.sinks.delta.compare_by_key import compare_by_key
 from stormproof.sinks.delta.evidence import Trail, live_files
+from stormproof.sinks.delta.live_adds import live_adds
 from stormproof.sinks.delta.log import LogEntry, OurCommit
 from stormproof.sinks.staging import file_digest, parse_prepared_name
 
@@ -55,7 +58,28 @@ def compare(hold: TableHold, read: ReadRecord, span: tuple[int, int | None], pro
         one.against(read())
     else:
         compare_by_key(hold, table, entries, read, span, found)
+    if span[0] <= 1:
+        _statistics(hold, table, found)
     return found.comparison
+
+
+def _statistics(hold: TableHold, table: DeltaTable, found: Compared) -> None:
+    """Whether the table's statistics of each live file let its rows be found."""
+    try:
+        adds = live_adds(hold.log, table.version())
+        wrong, unread = wrong_statistics(hold.log, adds)
+    except (OSError, ValueError, SinkRefused) as error:
+        found.left_out.append(f"the statistics of its files: {error}")
+        return
+    for path, columns in sorted(wrong.items()):
+        text = f"the statistics of {path} exclude rows that it holds, by {', '.join(columns)}; stormproof repair mends them"
+        found.add(RowProblem.STATISTICS_WRONG, text)
+    if unread:
+        found.left_out.append(
+            f"the statistics of {len(unread)} of its files, such as {unread[0]}: they are not read here"
+        )
+    if len(adds) > len(unread) + len(wrong):
+        found.compared.append(f"the statistics of {len(adds) - len(unread)} of its files, with their rows")
 
 
 @dataclass(slots=True)

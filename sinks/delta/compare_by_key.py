@@ -15,7 +15,7 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.task.keyhash import is_hashable
 from stormproof.sinks.comparison import Compared, ReadRecord, RowProblem
 from stormproof.sinks.delta.folds import quoted
-from stormproof.sinks.delta.log import DeltaLog, LogEntry
+from stormproof.sinks.delta.log import REPAIRS, DeltaLog, LogEntry
 from stormproof.sinks.delta.position import find_position, totals_at
 from stormproof.sinks.delta.reach import Reach
 from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of
@@ -45,7 +45,10 @@ def compare_by_key(
         found.not_by_row(hold.input)
         return
     if any(
-        entry.is_stormproofs and entry.ours(application) is None and entry.undo(application) is None
+        entry.is_stormproofs
+        and entry.ours(application) is None
+        and entry.undo(application) is None
+        and entry.info.get(REPAIRS) != application
         for entry in entries
     ):
         found.left_out.append("its table holds rows of other lives, too")

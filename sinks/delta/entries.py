@@ -55,7 +55,7 @@ def put_next(log: DeltaLog, table: TableHead, files: Sequence[AddAction], label:
 def is_ours(table: TableHead, paths: Iterable[str]) -> bool:
     """Whether, by the table and these paths, the version behind `table`'s that adds the files may be put here."""
     checkpoint_is_due = (table.version() + 2) % _checkpoint_interval(table) == 0
-    return _has_plain_features(table) and not checkpoint_is_due and all(quote(p, safe=_NAMES) == p for p in paths)
+    return has_plain_features(table) and not checkpoint_is_due and all(quote(p, safe=_NAMES) == p for p in paths)
 
 
 def entry_of(operation: str, parameters: Mapping[str, str], actions: Iterable[Any], more: Mapping[str, Any]) -> bytes:
@@ -102,7 +102,8 @@ def _compact(value: Any) -> str:
     return dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _has_plain_features(table: TableHead) -> bool:
+def has_plain_features(table: TableHead) -> bool:
+    """Whether none of the table's features asks anything of an added file's action, nor of its entry."""
     protocol = table.protocol()
     if protocol.min_writer_version < _LISTS_FEATURES:
         return protocol.min_writer_version <= _PLAIN_VERSION_MAX

@@ -48,6 +48,9 @@ COMPACTS: Final = "stormproof.compacts"
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """The file beside the entries that names the last checkpoint; whoever makes one writes it."""
 
+REPAIRS: Final = "stormproof.repairs"
+"""Key of a repair, with the application that asked for it. It holds no txid."""
+
 REMOVED: Final = "stormproof.removed"
 """Key of a version of ours that removed rows of a table by key, which were there twice: their number."""
 
@@ -177,7 +180,7 @@ class LogEntry:
     @property
     def is_stormproofs(self) -> bool:
         """Whether a topology wrote it, be it this one or another."""
-        return APPLICATION in self.info or UNDOES in self.info
+        return APPLICATION in self.info or UNDOES in self.info or REPAIRS in self.info
 
     def compacts(self, application: str) -> bool:
         """Whether it is a compaction for this application."""

@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -210,9 +210,21 @@ def _upload(log: DeltaLog, written: str, to: str) -> None:
 
 
 def _put(log: DeltaLog, table: DeltaTable, application: str, adds: list[dict[str, Any]], gone: list[_Small]) -> int:
-    entry = _entry(application, adds, gone)
     ours, new = {unquote(file.path) for file in gone}, {str(add["path"]) for add in adds}
-    version = table.version()
+    entry = _entry(application, adds, gone)
+    return put_entry(log, table.version(), entry, ours, lambda there: _adds(there, new))
+
+
+def put_entry(
+    log: DeltaLog, version: int, entry: bytes, files: Collection[str], is_it: Callable[[LogEntry], bool]
+) -> int:
+    """Put an entry behind `version`, and behind those of other writers that let these files be; returns its own version.
+
+    `is_it` knows the entry in the log: a store's answer may be lost.
+
+    Raises:
+        OSError: another writer took one of the files (see `failures.is_conflict`), or the machine lacks something.
+    """
     while True:
         version += 1
         there = log.entry(version)
@@ -224,10 +236,10 @@ def _put(log: DeltaLog, table: DeltaTable, application: str, adds: list[dict[str
                 there = log.entry(version)
                 if there is None:
                     raise
-        if there is None or _adds(there, new):
+        if there is None or is_it(there):
             log.files.sync_folder(log.folder)
             return version
-        if there.changes_table or not ours.isdisjoint(path for path, _ in there.removed):
+        if there.changes_table or any(path in files for path, _ in there.removed):
             raise OSError(f"{OTHERS_CHANGED}: version {version} ({there.operation}) took its files")
 
 

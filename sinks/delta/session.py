@@ -21,7 +21,7 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
-from stormproof.sinks.abilities import Compaction
+from stormproof.sinks.abilities import Compaction, Repair
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.asked_by_spark import AskSpark
 from stormproof.sinks.delta.asked_rows import ask_delta_rs
@@ -36,6 +36,7 @@ from stormproof.sinks.delta.late_entry import keep_out
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.merging import MergedRows
 from stormproof.sinks.delta.refused import LeftOut, leave_out, name_messages, refused_rows
+from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
@@ -192,6 +193,10 @@ class DeltaSession(TableHold, SinkSession):
         """See `compaction.compact`."""
         epoch = None if self._reading else self._epoch_held
         return compact(self, self.identity.application_id, epoch, target_bytes)
+
+    def repair(self, *, dry_run: bool = False) -> Repair:
+        """See `repair.repair`."""
+        return repair(self, self.identity.application_id, dry_run=dry_run)
 
     def vacuum(self, retained_hours: int | None = None, *, dry_run: bool = False) -> Sequence[str]:
         """See `vacuum.vacuum`."""

@@ -114,9 +114,18 @@ def test_the_care_of_tables_and_a_prune_are_on_record_with_by_and_why(recorded: 
     who = ("--by", "ann", "--why", "the disk is full")
     recorded("vacuum", NAME, "--dry-run", *who)
     assert recorded("audit", "actions", NAME)["rows"] == []
+    recorded("repair", NAME, "--dry-run", *who)
+    assert recorded("audit", "actions", NAME)["rows"] == []
     recorded("compact", NAME, *who)
     recorded("vacuum", NAME, "lake", *who)
+    (table,) = recorded("repair", "lake/numbers", *who)["tables"]
+    assert (table["sink"], table["files"], table["doubled_keys"], table["left"]) == ("lake", [], 0, [])
     recorded("ledger", "prune", NAME, "--older-than", "0s", *who)
     found = recorded("audit", "actions", NAME)["rows"]
-    assert {(one["action"], one["sink"]) for one in found} == {("compact", "lake"), ("vacuum", "lake"), ("prune", None)}
+    assert {(one["action"], one["sink"]) for one in found} == {
+        ("compact", "lake"),
+        ("vacuum", "lake"),
+        ("repair", "lake"),
+        ("prune", None),
+    }
     assert {(one["by"], one["why"]) for one in found} == {("ann", "the disk is full")}

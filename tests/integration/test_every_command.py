@@ -79,6 +79,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "rejects list": (NAME,),
     "rejects retry": (NAME, "1-1"),
     "rejects show": (NAME, "1-1"),
+    "repair": (NAME, "--dry-run"),
     "resume": (NAME,),
     "retry": (NAME, "1"),
     "run": (TARGET, "--engine", "inline", "--until-idle"),

@@ -71,6 +71,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "rejects drop": (NAME, "1-1"),
     "compact": (NAME,),
     "vacuum": (NAME,),
+    "repair": (NAME,),
     "ledger migrate": (),
     "ledger check": (),
     "ledger adopt": (NAME, "other/abc"),

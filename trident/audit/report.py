@@ -56,7 +56,8 @@ class ViolationKind(StrEnum):
     ROWS_MISSING = "rows_missing"
     ROWS_ADDED = "rows_added"
     FILE_CHANGED = "file_changed"
-    """These four by ``--deep``, as in `stormproof.sinks.comparison.RowProblem`."""
+    STATISTICS_WRONG = "statistics_wrong"
+    """These five by ``--deep``, as in `stormproof.sinks.comparison.RowProblem`."""
     UNREACHABLE = "unreachable"
     """Messages wait that no reader can open: the queue is from another server, and was not adopted."""
 

@@ -294,6 +294,35 @@ def vacuum(
 
 
 @app.command()
+def repair(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="TABLE-OR-TOPOLOGY", help="A topology's name, or a sink's table as `status` shows it."),
+    ],
+    sink: Annotated[
+        str | None, typer.Argument(metavar="SINK", help="One sink's table; default: every Delta table.")
+    ] = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is wrong, and change nothing.")] = False,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Mend a Delta sink's table: statistics of files that exclude rows of theirs, and keys that are there more than once.
+
+    Readers with a filter, and merges, pass over a file by its statistics. delta-rs wrote wrong ones for decimals of more
+    than 15 digits, so rows were not found, and keys doubled. `audit verify --deep` names such tables. Every file is read.
+    Of an upsert's doubled key the newest row by order_by stays; a fold's rows are merged where the log tells that this is
+    exact; else they are named and left. It is one version of the table; the driver may run meanwhile. Exit status: 0 if
+    nothing is wrong any more, or with --dry-run in any case; 1 if a table was not mended, and is as it was; 4 if something
+    was left. Example: stormproof repair invoices --by ann
+    """
+    from stormproof.trident.cli.upkeep import repair_tables
+
+    repair_tables(name, sink, dry_run=dry_run, by=by, why=why, as_json=as_json)
+
+
+@app.command()
 def doctor(
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also start Spark (some seconds).")] = True,
     kind: Annotated[

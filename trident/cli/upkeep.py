@@ -1,16 +1,18 @@
-"""`compact` and `vacuum`: the care of the files of a topology's tables, beside its driver or without one.
+"""`compact`, `vacuum` and `repair`: the care of the files of a topology's tables, beside its driver or without one.
 
 Each table's is put on record before the table is touched, so that none goes without.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
-from stormproof.sinks.abilities import SupportsCompact, SupportsVacuum
+from stormproof.core.storage.address import is_url
+from stormproof.sinks.abilities import SupportsCompact, SupportsRepair, SupportsVacuum
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
@@ -85,6 +87,41 @@ def vacuum_tables(
     _each_table(topology, sink, decision, doing, vacuum, _vacuumed, as_json=as_json)
 
 
+def repair_tables(name: str, sink: str | None, *, dry_run: bool, by: str, why: str, as_json: bool) -> None:
+    """Repair the statistics and the doubled keys of one sink's table, or of those of every sink; `name` is a topology's or a
+    table's. Otherwise as `compact_tables`.
+    """
+
+    def repair(session: SinkSession) -> Mapping[str, object]:
+        if not isinstance(session, SupportsRepair):
+            raise _NoFiles
+        return {**asdict(session.repair(dry_run=dry_run)), "dry_run": dry_run}
+
+    topology, sink = _named(name, sink)
+    decision = _Decision(OperatorAction.REPAIR, by, why, {}, recorded=not dry_run)
+    doing = "looking for" if dry_run else "mending"
+    done = _each_table(
+        topology, sink, decision, f"{doing} statistics and keys that are wrong", repair, _repaired, as_json=as_json
+    )
+    if any(report["left"] for report in done):
+        finish(Exit.CANNOT_TELL)
+
+
+def _named(name: str, sink: str | None) -> tuple[str, str | None]:
+    """The topology, and the sink where a table is named."""
+    with opened() as stores, stores.audit.snapshot() as snapshot:
+        topologies = snapshot.topologies()
+        if any(row.name == name for row in topologies):
+            return name, sink
+        path = name if is_url(name) else os.path.abspath(name)
+        for row in topologies:
+            for binding in snapshot.sinks(row.incarnation):
+                if binding.target in (name, path):
+                    return row.name, binding.sink
+    known = ", ".join(row.name for row in topologies) or "none; it was never run here"
+    raise UsageError(f"the ledger knows no topology and no sink's table {name!r}; known topologies: {known}", name=name)
+
+
 def _each_table(
     topology: str,
     sink: str | None,
@@ -94,7 +131,7 @@ def _each_table(
     text: Callable[[Mapping[str, object]], str],
     *,
     as_json: bool,
-) -> None:
+) -> Sequence[Mapping[str, object]]:
     with opened() as stores:
         row = stores.topology(topology)
         bindings = stores.bindings(row) if sink is None else {sink: stores.binding(row, sink)}
@@ -109,6 +146,7 @@ def _each_table(
     emit({"topology": topology, "tables": done}, as_json=as_json, text=lambda: _text(topology, what, done, text))
     if any(report["error"] is not None for report in done):
         finish(Exit.FAILED)
+    return done
 
 
 def _report(
@@ -125,7 +163,7 @@ def _report(
     report: dict[str, object] = {"sink": binding.sink, "table": binding.target, "error": None}
     try:
         with closing(open_for_inspection(identity, binding, stores.database)) as session:
-            if isinstance(session, SupportsCompact | SupportsVacuum):
+            if isinstance(session, SupportsCompact | SupportsVacuum | SupportsRepair):
                 note(f"{binding.sink} ({binding.target}): {doing} ...")
                 decision.record(stores, row.name, binding.sink)
             return {**report, **work(session)}
@@ -165,3 +203,18 @@ def _vacuumed(report: Mapping[str, object]) -> str:
     if not report["dry_run"]:
         return f"{counted(len(found), 'file')} removed"
     return "".join([f"{counted(len(found), 'file')} would go", *(f"\n  {path}" for path in found)])
+
+
+def _repaired(report: Mapping[str, object]) -> str:
+    files, left = report["files"], report["left"]
+    assert isinstance(files, list)
+    assert isinstance(left, list)
+    keys = int(str(report["doubled_keys"]))
+    found = [
+        *([f"{counted(len(files), 'file')} with statistics that exclude rows"] if files else []),
+        *([f"{counted(keys, 'key')} more than once, {report['rows_removed']} rows to remove"] if keys else []),
+    ]
+    done = "nothing is wrong" if not found else " and ".join(found)
+    if report["version"] is not None:
+        done += f": mended in version {report['version']}"
+    return "".join([done, *(f"\n  left as it is: {text}" for text in left)])
