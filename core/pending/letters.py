@@ -97,6 +97,12 @@ class DeadLetters:
             made = rows.open_again([(*number, messages[shown]) for shown, number in numbers.items()], entry)
         return tuple(self._form.shown_id(*number) for number in made)
 
+    def retry_now(self, *, by: str, why: str, tx: object | None = None) -> int:
+        """Hand out what waits for a retry now; gives how many messages that are. Their failures stay counted."""
+        entry: dict[str, Json] = {"reason": "retry_now", "by": storable_text(by), "why": storable_text(why)}
+        with self._store.rows(self._who, tx) as rows:
+            return rows.wait_at_most(0.0, entry)
+
     def unconfirmed(self, ids: Sequence[str]) -> Mapping[str, bool]:
         """Those of these messages that wait for a retry or are undecided dead letters; and whether each has failed since it
         was handed out anew.

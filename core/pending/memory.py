@@ -489,6 +489,15 @@ class MemoryRows:
                 made.append((number, origin))
         return made
 
+    def wait_at_most(self, seconds: float, entry: Mapping[str, Json] | None = None) -> int:
+        """Have no retry wait longer than so many seconds from now; gives how many would have."""
+        sub, latest_s = self._sub, self._clock.monotonic_s() + seconds
+        more = () if entry is None else ({"at": self._clock.now().isoformat(), **entry},)
+        late = [(id_, one) for id_, one in sub.retries.items() if one.slice is None and one.not_before_s > latest_s]
+        for id_, one in late:
+            self._put(sub.retries, id_, replace(one, not_before_s=latest_s, history=(*one.history, *more)))
+        return len(late)
+
     def undecided(self, number: int, origin: int) -> bytes | None:
         """The payload of a dead letter that waits for a decision."""
         waiting = (

@@ -519,6 +519,19 @@ class PostgresRows:
         )
         return found.fetchall()
 
+    def wait_at_most(self, seconds: float, entry: Mapping[str, Json] | None = None) -> int:
+        """Have no retry wait longer than so many seconds from now; gives how many would have."""
+        latest = "statement_timestamp() + make_interval(secs => %s)"  # one time for all: partners stay together
+        return self._run(
+            f"update {SCHEMA}.pending_retry set not_before = {latest}, history = history || case when %s::jsonb is null"
+            " then '[]' else jsonb_build_array(jsonb_build_object('at', clock_timestamp()) || %s::jsonb) end"
+            f" where {MINE} and slice is null and not_before > {latest}",
+            seconds,
+            *(None if entry is None else Jsonb(dict(entry)) for _ in range(2)),
+            *self._key,
+            seconds,
+        ).rowcount
+
     def undecided(self, number: int, origin: int) -> bytes | None:
         """The payload of a dead letter that waits for a decision, locked."""
         found = self._run(

@@ -286,6 +286,14 @@ class PendingRows(Protocol):
         """The payload of a dead letter that waits for a decision, locked; None where there is none."""
         ...
 
+    def wait_at_most(self, seconds: float, entry: Mapping[str, Json] | None = None) -> int:
+        """Have no retry wait longer than so many seconds from now; gives how many would have.
+
+        Times are the store's: where its clock has jumped back since, a retry would wait for as long as that. `entry` goes
+        into the history of those whose wait is shorter now.
+        """
+        ...
+
     def unconfirmed(self, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], bool]:
         """Those of these messages, by (number, origin), that are retries or undecided dead letters; and whether each has
         failed since it was handed out anew.

@@ -355,9 +355,10 @@ class PendingSource(Connector):
         )
 
     def maintain(self) -> None:
-        """Forget leases that ran out long ago."""
+        """Forget leases that ran out long ago. No retry waits longer than the longest backoff, wherever the clock jumped."""
         with self._store.rows(self._who()) as rows:
             rows.forget_lapses()
+            rows.wait_at_most(self._backoff.max_s)
 
     # ---- dead letters
 

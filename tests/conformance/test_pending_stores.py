@@ -304,6 +304,22 @@ def test_failed_messages_wait_for_their_time_and_come_by_number(store: StoreHarn
         assert rows.counts().next_retry_in_s == 0
 
 
+def test_no_message_waits_longer_than_is_said(store: StoreHarness) -> None:
+    waiting(store, delay_s=86_400.0)  # they failed while the clock was a day ahead
+    with store.rows() as rows:
+        assert rows.wait_at_most(60.0) == 3
+        assert rows.wait_at_most(60.0) == 0
+    store.advance(50.0)
+    with store.rows() as rows:
+        assert list(rows.due(9)) == []
+        assert rows.wait_at_most(0.0, {"reason": "retry_now", "by": "ann", "why": "now"}) == 3
+    store.advance(0.001)
+    with store.rows() as rows:
+        assert [retry.id for retry in rows.due(9)] == [0, 1, 2]
+        assert retry_slice(rows, [0, 1, 2]).is_retry
+        assert rows.wait_at_most(0.0) == 0, "they do not wait"
+
+
 def test_retries_belong_to_one_slice_and_move_with_its_parts(store: StoreHarness) -> None:
     waiting(store)
     store.advance(10)

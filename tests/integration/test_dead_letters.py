@@ -195,3 +195,28 @@ def test_a_person_says_yes_and_edits(classes: Operated, monkeypatch: pytest.Monk
     assert terminal.ended(*edit)[0] == 0
     edited = classes.sql("select new_payload from stormproof.dead_letter where disposal = 'edit'")
     assert [bytes(payload) for (payload,) in edited] == [b"good 1"]
+
+
+def test_messages_that_wait_for_a_retry_are_handed_out_now(operated: Operated) -> None:
+    """Those that failed while the database's clock was a day ahead; each has it in its history."""
+    operated.put(b"good one", POISON)
+    operated.run()
+    (message,) = ids(operated)
+    operated.command("dead-letters", "requeue", NAME, message, "--by", "ann")
+    operated.sql("update stormproof.pending_retry set not_before = now() + interval '1 day' returning 1")
+    done = operated.command("dead-letters", "retry", NAME, "--by", "ann", "--why", "the clock was set")
+    assert (done["retried"], done["by"]) == (1, "ann")
+    assert operated.command("dead-letters", "retry", NAME)["retried"] == 0
+    operated.run()
+    letter = operated.command("dead-letters", "show", NAME, message)
+    assert [entry["reason"] for entry in letter["history"]].count("retry_now") == 1
+
+
+def test_a_run_hands_out_what_waits_longer_than_the_longest_backoff(operated: Operated) -> None:
+    operated.put(b"good one", POISON)
+    operated.run()
+    (message,) = ids(operated)
+    operated.command("dead-letters", "requeue", NAME, message, "--by", "ann")
+    operated.sql("update stormproof.pending_retry set not_before = now() + interval '1 day' returning 1")
+    operated.run()
+    assert len(operated.command("dead-letters", "list", NAME)["dead_letters"]) == 2, "it failed again"

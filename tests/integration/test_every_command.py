@@ -55,6 +55,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "dead-letters edit": (NAME, LETTER, "--payload", "nowhere"),
     "dead-letters list": (),
     "dead-letters requeue": (NAME, "--match", "no such text", "--yes"),
+    "dead-letters retry": (NAME,),
     "dead-letters show": (NAME, LETTER),
     "doctor": ("--no-spark",),
     "drain": (NAME,),

@@ -61,6 +61,20 @@ def opened_by_id(connection: psycopg.Connection, after: int) -> tuple[list[bytes
     return [row[1] for row in rows], max((row[0] for row in rows), default=after)
 
 
+def test_a_put_into_a_database_without_our_tables_says_what_makes_them(database: Database) -> None:
+    with closing(PostgresQueue("lines", database=database)) as queue:
+        with pytest.raises(UsageError, match="run `stormproof ledger migrate`"):
+            queue.put([b"a"])
+        with closing(connect(database, application_name="tests")) as connection:
+            with pytest.raises(UsageError, match="run `stormproof ledger migrate`"):
+                queue.put([b"a"], connection=connection)
+            connection.rollback()
+            prepared_database(database)
+            with pytest.raises(UsageError, match="needs a queue that is there"):
+                queue.put([b"a"], connection=connection)
+        assert queue.put([b"a"]).messages == 1
+
+
 def test_a_producer_that_commits_late_is_not_skipped(store: PostgresHarness) -> None:
     source = store.view()
     with producer(store) as slow, producer(store) as fast, producer(store) as by_id:

@@ -105,6 +105,18 @@ def letters_edit(
     edit_letter(topology, message, payload, exact=exact, by=by, why=why, as_json=as_json)
 
 
+@app.command("retry")
+def letters_retry(topology: TopologyName, by: By = "", why: Why = "", as_json: AsJson = False) -> None:
+    """Hand out now the messages that failed and wait for their retry: they are no dead letters yet.
+
+    Each has it in its history; its failures stay counted. Example: stormproof dead-letters retry orders --why "the service
+    answers again"
+    """
+    from stormproof.trident.cli.letters_decided import retry_waiting
+
+    retry_waiting(topology, by=by, why=why, as_json=as_json)
+
+
 @app.command("requeue")
 def letters_requeue(
     topology: TopologyName,

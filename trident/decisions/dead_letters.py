@@ -76,6 +76,28 @@ def dispose(stores: Stores, letters: Letters, ids: Sequence[str], *, requeue: bo
     return Disposed(letters.topology, requeue, tuple(done), missed, by)
 
 
+@dataclass(frozen=True, slots=True)
+class RetriedNow:
+    """How many messages waited for a retry and are handed out now."""
+
+    topology: str
+    retried: int
+    by: str
+    why: str
+
+    def lines(self) -> list[str]:
+        """What was done, for people."""
+        return [f"{self.topology}: {counted(self.retried, 'waiting message')} handed out now by {self.by}"]
+
+
+def retry_now(stores: Stores, letters: Letters, *, by: str, why: str) -> RetriedNow:
+    """Hand out now what waits for a retry; the running driver sees it when it looks for messages next."""
+    with stores.transaction(stores.topology(letters.topology)) as tx:
+        tx.confirm()
+        retried = letters.retry_now(by=by, why=why, tx=tx.raw)
+    return RetriedNow(letters.topology, retried, by, why)
+
+
 def undecided_letter(letters: Letters, message: str) -> Letter:
     """The newest dead letter of a message, about which nobody has decided.
 

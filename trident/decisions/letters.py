@@ -114,6 +114,10 @@ class Letters:
                 done += [_shown(spout, inner) for inner in source.open_again(mine, by=by, why=why, tx=tx)]
         return done
 
+    def retry_now(self, *, by: str, why: str, tx: object) -> int:
+        """Hand out now what waits for a retry, in a transaction of the database; gives how many messages that are."""
+        return sum(source.retry_now(by=by, why=why, tx=tx) for source in self.sources.values())
+
     def unconfirmed(self, ids: Sequence[str]) -> dict[str, bool]:
         """Those of these messages that wait for a retry or are undecided dead letters; and whether each has failed since it
         was handed out anew.

@@ -50,6 +50,10 @@ _LOG = logging.getLogger("stormproof.queue")
 
 PARTITION_MESSAGES = 2_000_000
 MAINTAIN_INTERVAL_S = 10.0
+_MISSING: Final = (
+    "run `stormproof ledger migrate`, which makes Stormproof's own; "
+    "the first put() or subscribe() then makes the queue's"
+)
 _DENSE: Final = 1.25
 """Up to this many ids for each message, equal ranges of ids hold about equal numbers of messages."""
 
@@ -133,8 +137,7 @@ class PostgresQueue(PendingSource):
             queue,
             database=database,
             default=_settings_database,
-            missing="the queue's are made by its first put() or subscribe(), Stormproof's own by "
-            "`stormproof ledger migrate`",
+            missing=_MISSING,
         )
         super().__init__(
             name or queue,
@@ -376,6 +379,12 @@ class PostgresQueue(PendingSource):
         """Say in our own words that the message table refused to mix this server's numbers with another's."""
         try:
             yield
+        except psycopg.errors.UndefinedTable as error:
+            raise UsageError(
+                f"queue {self.queue}: a table is missing ({error.diag.message_primary}); {_MISSING}, as make_ready() does: "
+                "a put() inside your transaction needs a queue that is there",
+                queue=self.queue,
+            ) from error
         except psycopg.DatabaseError as error:
             if error.sqlstate != OTHER_SERVER:
                 raise
