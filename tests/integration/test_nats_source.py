@@ -165,6 +165,23 @@ def test_a_consumer_that_would_lose_messages_is_refused(
         harness.view(consumer="mine")
 
 
+def test_a_consumer_that_was_edited_since_and_another_subject_are_refused_at_the_next_start(
+    harness: NatsHarness,
+) -> None:
+    first = harness.view(consumer="mine")
+    first.close()
+
+    async def edited(jetstream: Any) -> None:
+        config = (await jetstream.consumer_info(harness.stream, "mine")).config
+        await jetstream.add_consumer(harness.stream, config.evolve(max_deliver=3))
+
+    with pytest.raises(UsageError, match="reads other subjects"):
+        harness.view(epoch=2, consumer="mine", subject=f"{harness.stream}.other")
+    harness.server.ask(edited)
+    with pytest.raises(UsageError, match="gives messages up"):
+        harness.view(epoch=3, consumer="mine")
+
+
 def test_a_consumer_that_another_topology_reads_by_is_refused_by_name(harness: NatsHarness) -> None:
     harness.put([b"one"])
     first = harness.view(consumer="billing")

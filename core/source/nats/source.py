@@ -187,6 +187,8 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
             facts = self._facts()
             if facts is None or facts.created != position.get("stream"):
                 position = {**position, **self._another()}
+            else:
+                self._here.make(self._start, self._subject)  # it is there; one that was edited since is refused
             mine = self._marked(str(position["stream"]))
             self._refuse_sharing(who, cursor, f"the consumer {self._here.name}", "consumer", mine, "consumer")
             position = {**position, "consumer": mine}
@@ -230,7 +232,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
             return ()
         self._look_for_gap(pulled, facts)
         received = [Delivery(f"{self._identity}/{one.sequence}", one.reply, one.payload) for one in pulled]
-        return self._metadata.kept(received, lambda: columns_of(self._metadata.names, [one.message for one in pulled]))
+        return self._metadata.kept(received, columns_of(self._metadata.known, [one.message for one in pulled]))
 
     def _look_for_gap(self, pulled: Sequence[Pulled], facts: StreamFacts) -> None:
         """Messages that were removed from the stream's beginning before they were read."""

@@ -9,6 +9,7 @@
 | `stream_reader` | the messages of a slice, in an executor |
 | `stream_feed` | what is asked of the broker over one connection that reads a stream |
 | `stream_position` | how position and slices are written down; what does the audit make of them |
+| `management` | what may a queue's own limits do to messages that are pending |
 | `message_metadata` | what RabbitMQ knows of a message beside its payload |
 | `broker` | how a queue is reached; what do the broker's errors mean |
 """
