@@ -359,6 +359,10 @@ class Journal:
             )
         return texts
 
+    def is_in_use(self, horizon_s: float) -> bool:
+        """Whether a message is not resolved, or was within the horizon."""
+        return self._first_younger(horizon_s) is not None
+
     def forget(self, horizon_s: float) -> None:
         """Forget messages that were resolved longer ago than the horizon, and payloads that nobody reads any more.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from stormproof.core.arguments import error_prefix, require_object, require_seconds, require_whole
 from stormproof.core.clock import Clock, SystemClock
@@ -30,7 +30,7 @@ from stormproof.core.postgres.store import query
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import REDELIVERS, Capabilities, StableIds
 from stormproof.core.source.decode import Unit, decoder_for
-from stormproof.core.source.protocol import Backlog, Limit, SliceReader, SourcePreview
+from stormproof.core.source.protocol import Backlog, Lease, Limit, Slice, SliceReader, SourcePreview
 
 log = logging.getLogger("stormproof.source")
 
@@ -65,6 +65,9 @@ class RedeliveringSource(NumberedSource):
     Threads and forks: those of every pending source, as far as the connector's client allows it.
     """
 
+    READS_AHEAD: ClassVar[bool] = True
+    """Whether more may be received than the next slice takes, as far as `prefetch` allows it."""
+
     def __init__(
         self,
         name: str,
@@ -95,7 +98,7 @@ class RedeliveringSource(NumberedSource):
             backoff=backoff,
             rng=rng,
         )
-        self._prefetch = prefetch
+        self._prefetch = self._ahead = prefetch
         self._horizon_s = horizon_s
         self._clock: Clock = clock or SystemClock()
         self._forgot_s = -math.inf
@@ -144,6 +147,11 @@ class RedeliveringSource(NumberedSource):
         """What the server can do; by default, it gives messages stable ids, and delivers them again."""
         return REDELIVERS
 
+    @property
+    def id_from(self) -> str | None:
+        """Where stable ids stand, as the source was given it; "", the default: the server gives them."""
+        return ""
+
     # ---- what every such source does
 
     @property
@@ -169,10 +177,41 @@ class RedeliveringSource(NumberedSource):
         view._left = None
         return view
 
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Act for this subscription from now on; makes it where it is missing.
+
+        Raises:
+            Fenced: a newer epoch has the subscription.
+            UsageError: messages in the journal have ids from another place.
+        """
+        super().subscribe(subscription, epoch)
+        with self.rows() as rows:
+            rows.move({**self._locked(rows, self._who(), epoch), "id_from": self.id_from})
+
+    def check(self, who: Subscriber, position: At, cursor: Any) -> At:
+        """Refuse ids from another place while messages are known by those before."""
+        before = position.get("id_from", self.id_from)
+        if before != self.id_from and Journal(cursor, who, self.where).is_in_use(self._horizon_s):
+            raise UsageError(
+                f"{self.where}: its messages are known by id_from={before!r}, and this is id_from={self.id_from!r}: those "
+                f"that the server delivers again would be applied twice. Go on with id_from={before!r}; or, once the server "
+                "has none left and `stormproof status` shows none unresolved and none owed, read it with "
+                f"id_from={self.id_from!r} under another name=. Nothing is known any more {self._horizon_s:g} seconds "
+                "(horizon_s) after the last message was resolved",
+                source=self.name,
+                id_from=before,
+            )
+        return position
+
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """None: the server gives a message to whoever receives it."""
         del subscription, limit, database
         return SourcePreview(why=f"{self.where}: its server hands messages out, so reading them would take them")
+
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        """Hand out returned messages first, then due retries, then new ones; None where there are none."""
+        self._ahead = self._prefetch if self.READS_AHEAD else min(self._prefetch, limit.messages)
+        return super().open(lease, limit, seed, tx)
 
     def look(self, epoch: int) -> None:
         """Receive messages, and write them down; confirm what is owed.
@@ -191,7 +230,7 @@ class RedeliveringSource(NumberedSource):
             with self.rows() as rows:
                 position = self._locked(rows, self._who(), epoch)
                 stop = self.stop(rows.cursor)
-            room = self._prefetch - max(0, stop - next_of(position))
+            room = self._ahead - max(0, stop - next_of(position))
             given = self.receive(room) if room > 0 else ()
             received = [message._replace(stable_id=indexed_id(message.stable_id)) for message in given]
             if not received:
@@ -298,9 +337,8 @@ class RedeliveringSource(NumberedSource):
             self.pay()
             if self._handles:
                 self.give_back(self._handles.pop(self._handles.numbers()))
-        except (
-            StoreUnavailable
-        ) as error:  # it costs nothing but time: the server delivers again what it does not hear of
+        except (StoreUnavailable, UsageError) as error:
+            # It costs nothing but time: the server delivers again what it does not hear of, if its queue is there.
             log.warning("%s: deliveries were not given back, and come again later: %s", self.where, error)
         finally:
             self._handles.clear()

@@ -17,6 +17,7 @@
 | `capabilities` | what can a source's server do; how is a batch made safe with it; what does a crash lead to |
 | `group`, `spouts` | several spouts as one source; how their messages, ids and seeds are told apart |
 | `metadata` | how does what a broker says of a message become fields |
+| `stored` | what is stored of a broker's message: its payload as it came, and all that the broker says of it |
 | `decode` | how does a payload become tuples, and when does it not decode |
 | `unreadable` | how is a message failed that lacks what its source needs: an id, a field |
 | `backoff` | how long does a failed message wait for its retry |

@@ -1,27 +1,28 @@
 """What a broker says of a message beside its payload, as fields of its tuple: the argument `metadata` of a source.
 
 A source that was asked for metadata reads a struct: the payload in the field `PAYLOAD`, and a field for each of them. A
-failed message keeps all of it for its retry, and as a dead letter.
+message that is stored keeps all of it, whether it was asked for or not: see `stormproof.core.source.stored`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arguments import shown
 from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.errors import TopologyError
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.python_to_arrow import nulls_refused
-from stormproof.core.source.files.rows import PAYLOAD, pack, unpack
 from stormproof.core.source.protocol import Decoded, Decoder
+from stormproof.core.source.stored import bytes_of, sealed, sealed_payload, unsealed
 
-__all__ = ["PAYLOAD", "KeepsMetadata", "Metadata", "MetadataDecoder", "edited", "pack", "unpack"]
+PAYLOAD: Final = "$payload"
+"""The field that has a message's payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Metadata:
 
     names: tuple[str, ...]
     fields: pa.Schema
+    known: tuple[str, ...] = ()
+    """All that there are."""
 
     @classmethod
     def chosen(
@@ -59,7 +62,7 @@ class Metadata:
                 )
             taken.add(field)
         names = tuple(name for name, _ in pairs)
-        return cls(names, pa.schema([pa.field(field, known[name]) for name, field in pairs]))
+        return cls(names, pa.schema([pa.field(field, known[name]) for name, field in pairs]), tuple(known))
 
     def __bool__(self) -> bool:
         return bool(self.names)
@@ -69,40 +72,69 @@ class Metadata:
         """What a reader gives: the payload, NULL where the message has none, and the metadata by the fields' names."""
         return pa.struct([pa.field(PAYLOAD, pa.binary()), *self.fields])
 
-    def rows(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> pa.StructArray:
-        """The struct that a reader gives: a column of values for each name."""
-        type_ = self.payload_type
-        arrays = [pa.array(payloads, pa.binary())]
-        arrays += [pa.array(column, field.type) for column, field in zip(columns, self.fields, strict=True)]
-        return pa.StructArray.from_arrays(arrays, fields=list(type_))
-
     def decoder(self, payloads: Decoder) -> Decoder:
         """Decodes payloads as before, with the metadata behind their fields."""
         return MetadataDecoder(payloads, self.fields) if self else payloads
 
-    def kept(
-        self, received: Sequence[Delivery], columns: Callable[[], Sequence[Sequence[object]]]
-    ) -> Sequence[Delivery]:
-        """Messages with what is stored of them: the struct, where metadata is wanted. `columns` is asked only then."""
-        if not self or not received:
-            return received
-        stored = pack(self.rows([message.payload for message in received], columns()))
+    def stored(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> list[bytes]:
+        """Messages as they are stored: a column for each name that is known."""
+        rows = zip(payloads, *columns, strict=True)
+        return [
+            sealed(payload, {name: value for name, value in zip(self.known, values, strict=True) if value is not None})
+            for payload, *values in rows
+        ]
+
+    def kept(self, received: Sequence[Delivery], columns: Sequence[Sequence[object]]) -> Sequence[Delivery]:
+        """Messages with what is stored of them."""
+        stored = self.stored([message.payload for message in received], columns)
         return [message._replace(stored=one) for message, one in zip(received, stored, strict=True)]
+
+    def loaded(self, stored: Sequence[bytes]) -> list[pa.Array]:
+        """What a reader gives of stored messages: payloads, or the struct where metadata is wanted."""
+        if not self:
+            return [self.given(list(map(sealed_payload, stored)), ())]
+        messages = list(map(unsealed, stored))
+        columns = [
+            [_value_of(facts.get(name), field.type) for _, facts in messages]
+            for name, field in zip(self.names, self.fields, strict=True)
+        ]
+        return [self.given([payload for payload, _ in messages], columns)]
+
+    def given(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> pa.Array:
+        """What a reader gives: payloads alone, empty where there is none; or the struct, a column for each wanted name."""
+        if not self:
+            return pa.array(payloads, pa.binary()).fill_null(b"")
+        arrays = [pa.array(payloads, pa.binary())]
+        arrays += [pa.array(column, field.type) for column, field in zip(columns, self.fields, strict=True)]
+        return pa.StructArray.from_arrays(arrays, fields=list(self.payload_type))
+
+
+def _value_of(value: Any, type_: pa.DataType) -> Any:
+    """A stored fact as Arrow takes it: bytes came back as text."""
+    if value is None:
+        return None
+    if pa.types.is_binary(type_):
+        return bytes_of(value)
+    if pa.types.is_list(type_):
+        return [_value_of(item, type_.value_type) for item in value]
+    if pa.types.is_struct(type_):
+        return {field.name: _value_of(value[field.name], field.type) for field in type_}
+    return value
 
 
 class KeepsMetadata:
-    """What a source with the argument `metadata` does about payloads that are stored with it."""
+    """What a source with the argument `metadata` does about payloads that are stored."""
 
     _metadata: Metadata
 
-    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]] | None:
-        """What makes the reader's struct of stored messages; None where there is no metadata."""
-        return unpack if self._metadata else None
+    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]]:
+        """What makes of stored messages what the reader gives."""
+        return self._metadata.loaded
 
     @classmethod
     def edited(cls, old: bytes, payload: bytes) -> bytes:
         """The new payload, with the metadata of the old one."""
-        return edited(old, payload)
+        return sealed(payload, unsealed(old)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +187,3 @@ def _with_tombstones(made: Decoded, missing: np.ndarray) -> tuple[Decoded, list[
             if missing[number]:
                 failed.setdefault(number, f"the message has no payload (a tombstone): {text}")
     return Decoded(rows, None if made.counts is None else counts, ()), sorted(failed.items())
-
-
-def edited(old: bytes, payload: bytes) -> bytes:
-    """What is stored of a payload that an operator wrote in place of one that was stored with metadata, which it keeps."""
-    try:
-        (row,) = unpack([old])
-    except UsageError:
-        return payload
-    row = cast("pa.StructArray", row)
-    columns = [
-        pa.array([payload], pa.binary()) if field.name == PAYLOAD else column
-        for field, column in zip(row.type, row.flatten(), strict=True)
-    ]
-    return pack(pa.StructArray.from_arrays(columns, fields=list(row.type)))[0]

@@ -12,8 +12,8 @@ from stormproof.core.arguments import require_text
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.pending.journal import STABLE_ID_MAX, Delivery
-from stormproof.core.source.metadata import edited
 from stormproof.core.source.protocol import Decoder
+from stormproof.core.source.stored import sealed, unsealed
 from stormproof.core.source.unreadable import MarkedDecoder
 
 MESSAGE_ID: Final = "message_id"
@@ -93,12 +93,16 @@ class IdFrom:
         id_ = message.stable_id.encode()
         digest = hashlib.sha256(id_ + b"\0" + message.payload).hexdigest()
         payload = _REUSED + id_.removeprefix(b"=") + b"\0" + message.payload
-        stored = None if message.stored is None else edited(message.stored, payload)
+        stored = None if message.stored is None else sealed(payload, unsealed(message.stored)[1])
         return Delivery(f"reused {digest}", message.handle, payload, stored)
 
-    def decoder(self, inner: Decoder) -> Decoder:
-        """Fails what has no id, or one that another message had; the rest is `inner`'s."""
-        return ReusedDecoder(IdentifiedDecoder(inner, self.text), self.text)
+    @staticmethod
+    def decoder(inner: Decoder, id_from: str | None) -> Decoder:
+        """Fails what had no id, or one that another message had; the rest is `inner`'s. Also where no id is asked for: such
+        a message may have come when one was.
+        """
+        wanted = id_from or "id_from"
+        return ReusedDecoder(IdentifiedDecoder(inner, wanted), wanted)
 
 
 def _field(payload: bytes, name: str) -> object:

@@ -32,6 +32,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.kestrel.connection import Connection
 from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.source.stored import payload_in
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]
@@ -229,7 +230,7 @@ def test_a_poison_does_not_bounce_between_clients(harness: KestrelHarness) -> No
         assert slice_ is not None
         (again,) = messages_of(source, slice_)
         source.confirm(lease, [again.failed()])
-    assert [letter.payload for letter in source.dead_letters()] == [b"poison"]
+    assert [payload_in(letter.payload) for letter in source.dead_letters()] == [b"poison"]
     with harness.servers[0].client() as client:
         stats = client.stats(harness.queue)
     assert (stats["transactions"], stats["canceled_transactions"]) == (21, 0), "each item came over the wire once"

@@ -15,7 +15,7 @@ from typing import Any, Final
 from zlib import crc32
 
 import pytest
-from support.brokers import running
+from support.brokers import running, until
 from support.brokers.cutter import Cutter
 from support.brokers.harness import opened, tuples_of
 from support.brokers.lives import SOON, Killed, Life, kill_after, kill_at
@@ -30,6 +30,7 @@ from stormproof.core.pending.journal import Delivery, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.source.rabbitmq.management import limits_said
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("rabbitmq"), pytest.mark.sampled(0.34)]
@@ -75,7 +76,7 @@ def test_a_message_is_confirmed_to_the_broker_after_its_slice_and_the_rest_is_gi
     harness.put([b"a", b"b", b"c"])
     source = harness.view()
     assert opened(source, A, Limit(2)) == [b"a", b"b"]
-    assert harness.server.ready(harness.name) == 0
+    assert harness.server.ready(harness.name) == 1, "no more is taken than is opened"
     source.confirm(A)
     source.maintain()
     source.close()
@@ -280,6 +281,95 @@ def test_a_publisher_that_gives_an_id_twice_does_not_stop_a_topology(
     life.require(["one", "three"])
     assert [payload.endswith(b"two") for payload in life.dead()] == [True]
     assert harness.server.ready(harness.name) == 0
+
+
+# ---- a queue that counts deliveries
+
+
+DEAD: Final = {"x_delivery_limit": 2, "x_dead_letter_exchange": ""}
+
+
+@pytest.fixture
+def limited(
+    request: pytest.FixtureRequest, shared_database: Database, rabbitmq: RabbitMQServer
+) -> Iterator[RabbitMQHarness]:
+    """A queue that gives a message up once it was returned three times, and the queue of what it gave up."""
+    harness = RabbitMQHarness(shared_database, request.node.name, server=rabbitmq, queue_type="quorum")
+    rabbitmq.delete(harness.name)
+    rabbitmq.declare(f"dead {harness.name}")
+    rabbitmq.declare(harness.name, "quorum", **DEAD, x_dead_letter_routing_key=f"dead {harness.name}")
+    yield harness
+    harness.close()
+
+
+def run_in_short(harness: RabbitMQHarness, runs: int, messages: int) -> list[bytes]:
+    """What so many runs apply: each has two slices open at a time, commits both, and ends in order."""
+    found: list[bytes] = []
+    for epoch in range(1, runs + 1):
+        source = harness.view(epoch=epoch)
+        for lease in (Lease("a", epoch), Lease("b", epoch)):
+            found += opened(source, lease, Limit(messages))
+        for lease in (Lease("a", epoch), Lease("b", epoch)):
+            source.confirm(lease)
+        source.maintain()
+        source.close()
+    return found
+
+
+def test_runs_that_end_cost_a_message_no_delivery(limited: RabbitMQHarness) -> None:
+    payloads = [b"%d" % n for n in range(240)]
+    limited.put(payloads)
+    assert sorted(run_in_short(limited, 12, 10)) == sorted(payloads)
+    assert limited.server.ready(f"dead {limited.name}") == 0
+    assert limited.server.ready(limited.name) == 0
+
+
+def test_with_messages_that_are_delivered_ahead_a_queue_gives_up_what_was_never_tried(
+    limited: RabbitMQHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RabbitMQSource, "READS_AHEAD", True)
+    limited.put([b"%d" % n for n in range(240)])
+    run_in_short(limited, 4, 10)
+    assert limited.server.ready(f"dead {limited.name}") > 0
+
+
+def test_a_paused_run_is_delivered_next_to_nothing_and_its_queue_is_never_without_a_consumer(
+    limited: RabbitMQHarness,
+) -> None:
+    limited.put([b"%d" % n for n in range(50)])
+    source = limited.view()
+    assert len(opened(source, A, Limit(10))) == 10
+    source.confirm(A)
+    for _ in range(3):
+        source.maintain()
+        assert limited.server.consumers(limited.name) >= 1
+    limited.server.until_left(limited.name, 39)
+    assert len(opened(source, B, Limit(10))) == 10
+    source.close()
+
+
+def test_limits_of_a_queue_are_said_when_a_run_starts_and_that_they_are_not_known(
+    shared_database: Database, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(RabbitMQServer, tmp_path_factory, managed=True) as server:
+        harness = RabbitMQHarness(shared_database, "limits", server=server, queue_type="quorum")
+        server.delete("limits")
+        server.declare("limits", "quorum", x_delivery_limit=2, x_dead_letter_exchange="dead", x_message_ttl=60_000)
+        until(
+            lambda: "delivery-limit 2" in " ".join(limits_said(server.url, server.management, "limits", 9)), "no limit"
+        )
+        harness.options = {"management": server.management}
+        harness.view()
+        assert "delivery-limit 2: the broker moves it to the exchange 'dead'" in caplog.text
+        assert "message-ttl 60000 ms" in caplog.text
+        (unknown,) = limits_said(server.url, server.management, "another", 9)
+        assert "are not known: the management interface says HTTP Error 404" in unknown
+        harness.close()
+        server.kill()
+        server.end_names()
+    caplog.clear()
+    (unknown,) = limits_said(server.url, server.management, "limits", 9)
+    assert "Connection refused" in unknown
 
 
 # ---- drivers, connections and the broker

@@ -188,10 +188,13 @@ def test_metadata_stands_behind_the_fields_and_a_failed_entry_keeps_it(harness: 
     assert (second["line"], second["timestamp"]) == ("b", None), "an id of the producer's own that is no time"
     failure = MessageFailure(MessageId(0), 0, Token(0), FailureReason.ERROR, "b", "boom", "x", counted=True)
     assert source.confirm(A, [failure]).dead == ("0-0",)
-    assert source.edit("0-0", b"new", by="me", why="test")
+    with pytest.raises(UsageError, match="a JSON object of its fields"):
+        source.edit("0-0", b"new", by="me", why="test")
+    assert source.edit("0-0", b'{"line": "new", "more": "1"}', by="me", why="test")
     again = source.open(B, ANY, 7)
     assert again is not None
-    assert tuples_of(source, again) == [{**first, "line": "new"}]
+    fields = [{"name": "line", "value": b"new"}, {"name": "more", "value": b"1"}]
+    assert tuples_of(source, again) == [{**first, "line": "new", "fields": fields}]
 
 
 def test_entries_that_are_trimmed_once_they_are_written_down_are_no_loss(harness: RedisHarness, client: Any) -> None:

@@ -13,6 +13,7 @@ from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.registry import connector_of
 from stormproof.core.source.files.rows import shown_payload
 from stormproof.core.source.spouts import member_subscription, unshown
+from stormproof.core.source.stored import payload_in
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 
 PAYLOAD_MAX: Final = 65_536
@@ -153,4 +154,8 @@ def _rejects(snapshot: LedgerSnapshot, row: TopologyRow, message: str) -> list[F
 
 
 def _shown(payload: Any, length: int | None) -> ShownPayload | None:
-    return None if payload is None else ShownPayload(shown_payload(bytes(payload)), int(length or 0))
+    if payload is None:
+        return None
+    stored = bytes(payload)
+    before = len(stored) - len(payload_in(stored))  # what the server said of it
+    return ShownPayload(shown_payload(stored), int(length or 0) - before)

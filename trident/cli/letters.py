@@ -101,7 +101,7 @@ def _listed(one: Letter) -> dict[str, object]:
         "times_opened": letter.times_opened,
         "times_failed": letter.times_failed,
         "dead_at": letter.dead_at,
-        "bytes": len(letter.payload),
+        "bytes": len(editable(letter.payload)),
         "text": storable_text(shown_payload(letter.payload)),
         "history": letter.history,
         "disposal": letter.disposal,

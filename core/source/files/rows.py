@@ -19,12 +19,10 @@ from stormproof.core.errors import UsageError
 from stormproof.core.python_to_arrow import nulls_refused
 from stormproof.core.source.decode import JsonDecoder
 from stormproof.core.source.protocol import Decoded
+from stormproof.core.source.stored import payload_in
 
 _ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 """How an Arrow stream begins."""
-
-PAYLOAD: Final = "$payload"
-"""The field of a stored row that has a message's payload; the others have its metadata, which nobody edits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +171,15 @@ def shown_payload(payload: bytes) -> str:
 
 
 def editable(payload: bytes) -> bytes:
-    """A stored payload in the form that a person edits: a Parquet row as a JSON object, any other payload as it is.
+    """A stored payload in the form that a person edits: a Parquet row as a JSON object, any other payload as it came.
 
     A row with a single column of text or bytes is that text or those bytes. Columns whose value JSON cannot hold, such as
     bytes, are left out; `edited` keeps them as they are.
     """
     row = _row_of(payload)
     if row is None:
-        return payload
-    only = PAYLOAD if row.type.get_field_index(PAYLOAD) >= 0 else _bare_column(row.type)
+        return payload_in(payload)
+    only = _bare_column(row.type)
     if only is not None:
         value = row.field(only)[0].as_py()
         return b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)

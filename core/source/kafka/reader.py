@@ -200,12 +200,12 @@ def _is_whole(runs: Sequence[Rows], one: OffsetRange) -> bool:
 
 def payloads_of(messages: Sequence[Any], metadata: Metadata) -> pa.Array:
     """What the decoder gets of messages: bytes, or a struct with their metadata."""
-    if not metadata:
-        return pa.array(list(map(_VALUE, messages)), pa.binary()).fill_null(b"")
-    return metadata.rows(
-        [message.value() for message in messages],
-        [[_OF[name](message) for message in messages] for name in metadata.names],
-    )
+    return metadata.given(list(map(_VALUE, messages)), columns_of(metadata.names, messages))
+
+
+def columns_of(names: Sequence[str], messages: Sequence[Any]) -> list[list[object]]:
+    """A column for each name."""
+    return [[_OF[name](message) for message in messages] for name in names]
 
 
 def _headers(message: Any) -> list[dict[str, object]]:

@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
-import pyarrow as pa
 
 from stormproof.core.arguments import error_prefix, require_seconds, require_text
 from stormproof.core.clock import Clock
@@ -52,9 +51,9 @@ from stormproof.core.source.kafka.offsets import (
     ranges_of,
 )
 from stormproof.core.source.kafka.position import KafkaPosition
-from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, messages_in, payloads_of
+from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, columns_of, messages_in
 from stormproof.core.source.kafka.scout import count
-from stormproof.core.source.metadata import KeepsMetadata, Metadata, pack
+from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
 
 _NONE: Final = np.zeros(0, np.int64)
@@ -340,7 +339,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
         )
 
     def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
-        """Read again; with their metadata where that was asked for."""
+        """Read again; with all of their metadata."""
         del cursor
         wanted, narrowed = set(ids), list[OffsetRange]()
         for one in ranges_of(at):
@@ -350,14 +349,9 @@ class KafkaSource(KeepsMetadata, PendingSource):
         found: dict[int, bytes] = {}
         for place, messages in messages_in(self._cluster, narrowed).items():
             numbers = [number_of(place, message.offset()) for message in messages]
-            mine = [number in wanted for number in numbers]
-            rows = payloads_of(
-                [message for message, is_mine in zip(messages, mine, strict=True) if is_mine], self._metadata
-            )
-            stored = pack(cast("pa.StructArray", rows)) if self._metadata else rows.to_pylist()
-            found |= zip(
-                (number for number, is_mine in zip(numbers, mine, strict=True) if is_mine), stored, strict=True
-            )
+            mine = {number: message for number, message in zip(numbers, messages, strict=True) if number in wanted}
+            columns = columns_of(self._metadata.known, list(mine.values()))
+            found |= zip(mine, self._metadata.stored([one.value() for one in mine.values()], columns), strict=True)
         return found
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:

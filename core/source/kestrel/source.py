@@ -122,9 +122,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
             rng=rng,
         )
         self._metadata = Metadata.chosen(where, metadata, METADATA, self._decoder.schema)
-        if self._id_from is not None:
-            self._decoder = self._id_from.decoder(self._decoder)
-        self._decoder = self._metadata.decoder(self._decoder)
+        self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
         self._queue = queue
         self._most = (connections, open_reads)
         self._jitter = rng or Random()  # noqa: S311 - nothing secret
@@ -144,6 +142,11 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
     def capabilities(self) -> Capabilities:
         """Without `id_from`, items have no id; with it, that of their publisher. They are taken over in both cases."""
         return KESTREL if self._id_from is None else KESTREL_WITH_ID
+
+    @property
+    def id_from(self) -> str | None:
+        """The argument."""
+        return None if self._id_from is None else self._id_from.text
 
     def for_run(self, database: Database) -> Self:
         """The same queue for one run, with connections of its own."""
@@ -172,7 +175,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         """Open items at every server in turn. An item that was not written down the last time is given back first."""
         received = [self._delivery(connection, item) for connection, item in self._servers.receive(limit)]
         self._is_empty = not received and self._servers.all_answered
-        return self._metadata.kept(received, lambda: [[message.handle.server for message in received]])
+        return self._metadata.kept(received, [[message.handle.server for message in received]])
 
     def _delivery(self, connection: Connection, item: bytes) -> Delivery:
         if self._id_from is None:

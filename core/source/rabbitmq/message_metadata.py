@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ DELIVERY: Final[Mapping[str, pa.DataType]] = {
 STREAM: Final[Mapping[str, pa.DataType]] = {**MESSAGE, "offset": pa.int64()}
 """Of messages of streams."""
 
+_YEAR_10000_S: Final = 253_402_300_800
 _COUNT: Final = "x-delivery-count"
 _OURS: Final = (_COUNT, "x-stream-offset")
 
@@ -43,13 +43,11 @@ def _headers(method: Any, properties: Any) -> list[dict[str, str]]:
     return [{"name": name, "value": _text(value)} for name, value in headers.items() if name not in _OURS]
 
 
-def _timestamp(method: Any, properties: Any) -> datetime | None:
-    """The property, which its publisher set, in seconds; None where there is none, or none that is a time."""
+def _timestamp(method: Any, properties: Any) -> int | None:
+    """The property, which its publisher set, in microseconds; None where there is none, or none that is a time."""
     del method
-    try:
-        return None if properties.timestamp is None else datetime.fromtimestamp(properties.timestamp, UTC)
-    except (OverflowError, ValueError, OSError):
-        return None
+    seconds = properties.timestamp
+    return seconds * 1_000_000 if isinstance(seconds, int) and 0 <= seconds < _YEAR_10000_S else None
 
 
 _OF: Final[Mapping[str, Callable[[Any, Any], object]]] = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from random import Random
 from typing import ClassVar, Final, NamedTuple, Self
 
@@ -18,10 +20,13 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
 from stormproof.core.source.decode import Unit
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
+from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue, dataset_at
 from stormproof.core.source.rabbitmq.consumer import Arrived, Consumer
+from stormproof.core.source.rabbitmq.management import AUTO, limits_said
 from stormproof.core.source.rabbitmq.message_metadata import DELIVERY, columns_of
 from stormproof.core.source.stable_ids import MESSAGE_ID, IdFrom
+
+log = logging.getLogger("stormproof.source")
 
 URL: Final = "amqp://guest:guest@127.0.0.1:5672/%2F"
 
@@ -66,6 +71,7 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
     """
 
     KIND: ClassVar[str] = "rabbitmq"
+    READS_AHEAD: ClassVar[bool] = False  # what was delivered and is not opened is returned at the end, and counted
     NOUN: ClassVar[str] = "RabbitMQ queue"
 
     def __init__(
@@ -77,6 +83,7 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         unit: Unit | None = None,
         id_from: str | None = MESSAGE_ID,
         metadata: Sequence[str] | Mapping[str, str] = (),
+        management: str | None = AUTO,
         name: str | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
@@ -89,6 +96,9 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
     ) -> None:
         """`queue` is one that is there: it is never declared here. `name`: under which messages are pending.
 
+        `management`: the URL of the broker's management interface, which is asked for the queue's limits when a run starts;
+        "auto" is port 15672 of the broker's host (15671 of amqps), None asks nobody.
+
         `prefetch`: messages that may be written down and not opened yet; and, at most 65,535, that the broker delivers
         without a confirmation. `new_id` makes the ids of messages, with `id_from=None`. `metadata` names fields to add
         behind the schema's: message_id, exchange, routing_key, timestamp, headers, redelivered, and delivery_count, which is
@@ -96,8 +106,9 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         """
         where = require_queue(self.NOUN, "queue", queue)
         require_text(where, "url", url, "amqp://USER:PASSWORD@HOST:PORT/VHOST")
-        if name is not None:
-            require_text(where, "name", name, queue)
+        for argument, given, example in (("name", name, queue), ("management", management, "http://HOST:15672")):
+            if given is not None:
+                require_text(where, argument, given, example)
         self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=True)
         super().__init__(
             name or queue,
@@ -112,11 +123,10 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
             rng=rng,
         )
         self._metadata = Metadata.chosen(where, metadata, DELIVERY, self._decoder.schema)
-        if self._id_from is not None:
-            self._decoder = self._id_from.decoder(self._decoder)
-        self._decoder = self._metadata.decoder(self._decoder)
+        self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
         self._queue = queue
         self._url = url
+        self._management = management
         self._new_id = new_id or (lambda: uuid.uuid4().hex)
         self._consumer: Consumer | None = None
         self._connection = 0
@@ -136,11 +146,23 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         """
         return RABBITMQ_WITHOUT_ID if self._id_from is None else RABBITMQ_CLASSIC
 
+    @property
+    def id_from(self) -> str | None:
+        """The argument."""
+        return None if self._id_from is None else self._id_from.text
+
     def for_run(self, database: Database) -> Self:
         """The same queue for one run, with a connection of its own."""
         view = super().for_run(database)
         view._consumer = None
         return view
+
+    def subscribe(self, subscription: str, epoch: int) -> None:
+        """Act for this subscription from now on; what the queue's own limits may do to messages is logged."""
+        super().subscribe(subscription, epoch)
+        if self._management is not None:
+            for text in limits_said(self._url, self._management, self._queue, min(self._prefetch, PREFETCH_MAX)):
+                log.warning("%s: %s", self.where, text)
 
     # ---- the connection
 
@@ -168,10 +190,8 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
             self._drop()
             raise
         received = [self._delivery(message) for message in arrived]
-        names = self._metadata.names
-        return self._metadata.kept(
-            received, lambda: columns_of(names, [(message.method, message.properties) for message in arrived])
-        )
+        columns = columns_of(self._metadata.known, [(message.method, message.properties) for message in arrived])
+        return self._metadata.kept(received, columns)
 
     def left_at_server(self) -> int | None:
         """What the queue has for somebody; what was delivered to other consumers is not in it."""
@@ -205,11 +225,16 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
             self._consumer.give_back([handle.tag for handle in handles if handle.connection == self._connection])
 
     def maintain(self) -> None:
-        """Also answer the broker's heartbeats."""
+        """Also answer the broker's heartbeats. It delivers no more for what is confirmed here: perhaps nobody asks again."""
+        if self._handles and self._consumer is not None:
+            self._at_broker(Consumer.hold_back)
         super().maintain()
+        self._at_broker(Consumer.pump)
+
+    def _at_broker(self, what: Callable[[Consumer], None]) -> None:
         if self._consumer is not None:
             try:
-                self._consumer.pump()
+                what(self._consumer)
             except StoreUnavailable:
                 self._drop()
                 raise
@@ -220,6 +245,11 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         self._drop()
 
     def close(self) -> None:
-        """Confirm what is owed, give back what is unresolved, and let connections go."""
+        """Confirm what is owed, give back what is unresolved, and let connections go.
+
+        The broker delivers nothing any more before that: a quorum queue counts each message that is returned.
+        """
+        with suppress(StoreUnavailable):
+            self._at_broker(Consumer.stop)
         super().close()
         self._drop()

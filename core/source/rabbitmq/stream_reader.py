@@ -118,7 +118,5 @@ class StreamSliceReader:
 
 def payloads_of(messages: Sequence[StreamMessage], metadata: Metadata) -> pa.Array:
     """What the decoder gets of messages: bytes, or a struct with their metadata."""
-    payloads = [message.payload for message in messages]
-    if not metadata:
-        return pa.array(payloads, pa.binary())
-    return metadata.rows(payloads, columns_of(metadata.names, [(one.method, one.properties) for one in messages]))
+    columns = columns_of(metadata.names, [(one.method, one.properties) for one in messages])
+    return metadata.given([message.payload for message in messages], columns)

@@ -11,7 +11,6 @@ from random import Random
 from typing import Any, ClassVar, Final, Literal, Self, cast
 
 import numpy as np
-import pyarrow as pa
 
 from stormproof.core.arguments import error_prefix, require_object, require_text, shown
 from stormproof.core.dataset import DatasetName
@@ -28,10 +27,10 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import RABBITMQ_STREAM, Capabilities
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.kafka.offsets import OffsetRange
-from stormproof.core.source.metadata import KeepsMetadata, Metadata, pack
+from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader, SourcePreview
 from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
-from stormproof.core.source.rabbitmq.message_metadata import STREAM
+from stormproof.core.source.rabbitmq.message_metadata import STREAM, columns_of
 from stormproof.core.source.rabbitmq.source import URL, require_queue
 from stormproof.core.source.rabbitmq.stream_position import (
     Lost,
@@ -42,7 +41,7 @@ from stormproof.core.source.rabbitmq.stream_position import (
     range_at,
     whole,
 )
-from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in, payloads_of
+from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
 from stormproof.core.source.rabbitmq.stream_scout import StreamScout
 
 log = logging.getLogger("stormproof.source")
@@ -280,7 +279,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         )
 
     def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
-        """Read again; with their metadata where that was asked for."""
+        """Read again; with all of their metadata."""
         del cursor
         one = self._range(at)
         wanted = one.offsets[np.isin(one.offsets, np.array(ids, np.int64))]
@@ -289,8 +288,8 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         narrow = OffsetRange.of(whole(one.topic, int(wanted[0]), int(wanted[-1]) + 1), wanted, 0)
         mine = set(wanted.tolist())
         messages = [message for message in messages_in(self._broker, narrow) if message.offset in mine]
-        rows = payloads_of(messages, self._metadata)
-        stored = pack(cast("pa.StructArray", rows)) if self._metadata else rows.to_pylist()
+        columns = columns_of(self._metadata.known, [(one.method, one.properties) for one in messages])
+        stored = self._metadata.stored([message.payload for message in messages], columns)
         return dict(zip((message.offset for message in messages), stored, strict=True))
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:

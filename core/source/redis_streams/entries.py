@@ -1,4 +1,4 @@
-"""How the fields of a stream's entry become a message's payload."""
+"""How an entry of a stream is stored, and how its fields become a message's payload when it is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
+from stormproof.core.source.stored import bytes_of
 from stormproof.core.source.unreadable import MarkedDecoder
 
 _UNREADABLE: Final = b"\0stormproof: no such field\0"
@@ -17,6 +19,39 @@ _UNREADABLE: Final = b"\0stormproof: no such field\0"
 
 Fields = Mapping[bytes, bytes]
 Payload = Callable[[Fields], bytes]
+
+
+def stored_entry(id_: str, fields: Fields) -> tuple[bytes, dict[str, str]]:
+    """Payload and facts to be stored: a single field's value and its name, or a JSON object of all fields, as they came.
+
+    Bytes that are no UTF-8 stay as they are.
+    """
+    if len(fields) == 1:
+        ((name, value),) = fields.items()
+        return value, {"id": id_, "field": _readable(name)}
+    text = {_readable(name): _readable(value) for name, value in fields.items()}
+    return bytes_of(json.dumps(text, ensure_ascii=False)), {"id": id_}
+
+
+def fields_in(payload: bytes, facts: Mapping[str, str]) -> Fields:
+    """The fields again.
+
+    Raises:
+        UsageError: it is no JSON object of texts.
+    """
+    if "field" in facts:
+        return {bytes_of(facts["field"]): payload}
+    try:
+        found = json.loads(_readable(payload))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not found or not all(isinstance(value, str) for value in found.values()):
+        raise UsageError("an entry of several fields is given as a JSON object of its fields, each of them a text")
+    return {bytes_of(name): bytes_of(value) for name, value in found.items()}
+
+
+def _readable(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
 
 
 def payload_by(schema: pa.Schema, field: str | None, *, unit: bool) -> Payload:
@@ -73,8 +108,7 @@ def _json(value: bytes, *, quotes: bool) -> bytes:
         else:
             return value
     # Bytes that are no UTF-8 stay as they are: the decoder says where.
-    text = json.dumps(value.decode("utf-8", "surrogateescape"), ensure_ascii=False)
-    return text.encode("utf-8", "surrogateescape")
+    return bytes_of(json.dumps(_readable(value), ensure_ascii=False))
 
 
 def _unreadable(fields: Fields) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
     """One entry of the stream."""
 
     id: str
-    fields: dict[bytes, bytes]
+    fields: Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)

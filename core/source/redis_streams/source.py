@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, ClassVar, Final, Literal, Self
+
+import pyarrow as pa
 
 from stormproof.core.arguments import error_prefix, require_choice, require_seconds, require_text
 from stormproof.core.clock import Clock
@@ -21,9 +24,10 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import REDIS_STREAM, Capabilities
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.redis_streams.entries import EntryDecoder, payload_by
+from stormproof.core.source.redis_streams.entries import EntryDecoder, Payload, fields_in, payload_by, stored_entry
 from stormproof.core.source.redis_streams.entry_metadata import ENTRY, columns_of
 from stormproof.core.source.redis_streams.group import CONSUMER, Entry, Group, Removed, dataset_at
+from stormproof.core.source.stored import sealed, unsealed
 
 log = logging.getLogger("stormproof.source")
 
@@ -233,8 +237,26 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
             known = removed.entries
 
     def _deliveries(self, entries: Sequence[Entry]) -> Sequence[Delivery]:
-        received = [Delivery(self._stable_id(entry.id), entry.id, self._payload(entry.fields)) for entry in entries]
-        return self._metadata.kept(received, lambda: columns_of(self._metadata.names, entries))
+        received: list[Delivery] = []
+        for entry in entries:
+            payload, facts = stored_entry(entry.id, entry.fields)
+            received.append(Delivery(self._stable_id(entry.id), entry.id, payload, sealed(payload, facts)))
+        return received
+
+    def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]]:
+        """What makes payloads of stored entries, by the fields that are wanted."""
+        return partial(_loaded, self._payload, self._metadata)
+
+    @classmethod
+    def edited(cls, old: bytes, payload: bytes) -> bytes:
+        """The new value of an entry's single field, or its new fields as a JSON object.
+
+        Raises:
+            UsageError: it is none.
+        """
+        _, facts = unsealed(old)
+        fields_in(payload, facts)
+        return sealed(payload, facts)
 
     def _stable_id(self, entry: str) -> str:
         return f"{self._identity}/{entry}"
@@ -300,3 +322,9 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         super().close()
         if self._group is not None:
             self._group.close()
+
+
+def _loaded(payload: Payload, metadata: Metadata, stored: Sequence[bytes]) -> list[pa.Array]:
+    entries = [Entry(facts["id"], fields_in(one or b"", facts)) for one, facts in map(unsealed, stored)]
+    columns = columns_of(metadata.names, entries)
+    return [metadata.given([payload(entry.fields) for entry in entries], columns)]

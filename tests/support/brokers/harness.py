@@ -19,6 +19,7 @@ class BrokerHarness(PendingSourceHarness[Any]):
 
     several_subscriptions = False
     counts_unopened = False
+    exact_bytes = False  # what is stored has what the server says of a message, too
 
     def close(self) -> None:
         for view in self.views:

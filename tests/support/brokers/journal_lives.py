@@ -14,6 +14,7 @@ from stormproof.core.failpoint import watched
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
+from stormproof.core.source.stored import payload_in
 from support.brokers import until
 from support.brokers.harness import CrashHarness
 from support.brokers.lives import SOON, Killed, checked
@@ -96,10 +97,8 @@ class Lives:
 
     def dead(self) -> list[str]:
         with connect(self.database, application_name="tests") as connection:
-            found = connection.execute(
-                "select convert_from(payload, 'utf8') from stormproof.dead_letter order by 1"
-            ).fetchall()
-        return [text for (text,) in found]
+            found = connection.execute("select payload from stormproof.dead_letter").fetchall()
+        return sorted(payload_in(bytes(stored)).decode() for (stored,) in found)
 
     def journal(self) -> JournalCounts:
         with connect(self.database, application_name="tests") as connection:

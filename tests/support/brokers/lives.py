@@ -17,6 +17,7 @@ from stormproof.core.failpoint import watched
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.source.backoff import Backoff
+from stormproof.core.source.stored import payload_in
 from support.contents import in_delta, in_postgres
 from support.verdicts import verified
 
@@ -147,9 +148,9 @@ class Life:
         """The payloads of dead letters."""
         with connect(self.database, application_name="tests") as connection:
             rows = connection.execute(
-                "select payload from stormproof.dead_letter where source = %s order by payload", (self.name,)
+                "select payload from stormproof.dead_letter where source = %s", (self.name,)
             ).fetchall()
-        return [bytes(payload) for (payload,) in rows]
+        return sorted(payload_in(bytes(stored)) for (stored,) in rows)
 
     def require(self, expected: Iterable[str]) -> None:
         """Each table holds exactly this, and the audit agrees."""

@@ -30,9 +30,10 @@ class RabbitMQServer(Broker):
     NAME: ClassVar[str] = "RabbitMQ"
     INSTALL: ClassVar[str] = "apt-get install rabbitmq-server"
 
-    def __init__(self, folder: Path, **settings: int) -> None:
-        """`settings` are those of the application ``rabbit``."""
+    def __init__(self, folder: Path, *, managed: bool = False, **settings: int) -> None:
+        """`settings` are those of the application ``rabbit``; `managed`: with a management interface."""
         super().__init__(folder)
+        self._management_port = free_port() if managed else None
         self._settings = settings
         self._epmd_port = free_port()
         self._distribution_port = free_port()
@@ -43,10 +44,12 @@ class RabbitMQServer(Broker):
 
     def prepare(self) -> None:
         (self.folder / "home").mkdir()
-        (self.folder / "enabled_plugins").write_text("[].")
+        managed = self._management_port is not None
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_management]." if managed else "[].")
         settings = ", ".join(f"{{{name}, {value}}}" for name, value in self._settings.items())
         (self.folder / "advanced.config").write_text(f"[{{rabbit, [{settings}]}}].\n")
-        (self.folder / "rabbitmq.conf").write_text("log.console = true\nlog.file = false\n")
+        more = f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {self._management_port}\n" if managed else ""
+        (self.folder / "rabbitmq.conf").write_text(f"log.console = true\nlog.file = false\n{more}")
 
     def command(self) -> Sequence[str]:
         return [str(PROGRAM)]
@@ -94,6 +97,11 @@ class RabbitMQServer(Broker):
     @property
     def url(self) -> str:
         return self.url_at(self.port)
+
+    @property
+    def management(self) -> str:
+        """The URL of the management interface."""
+        return f"http://127.0.0.1:{self._management_port}"
 
     def url_at(self, port: int) -> str:
         return f"amqp://guest:guest@127.0.0.1:{port}/%2F"
@@ -199,6 +207,8 @@ class RabbitMQHarness(BrokerHarness):
 @dataclass
 class RabbitMQStreamHarness(PendingSourceHarness[RabbitMQStreamSource]):
     """Over a stream of the test's own, which `name` is the name of, too."""
+
+    exact_bytes = False  # retries have what the broker says of a message, too
 
     server: RabbitMQServer = field(kw_only=True)
     options: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)

@@ -10,6 +10,7 @@ from typing import Final, Protocol, cast
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.source.abilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Lease, Limit, Slice, Source
+from stormproof.core.source.stored import payload_in
 
 SEED: Final = 7
 ANY: Final = Limit(1_000)
@@ -57,7 +58,7 @@ class SourceHarness(ABC):
 
     def payload_of(self, stored: bytes) -> bytes:
         """The payload that was put, from what a dead letter has stored of it."""
-        return stored
+        return payload_in(stored)
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
         """Release what the views hold; called by whoever made the harness."""
