@@ -1,0 +1,40 @@
+"""No file that is written for a Delta table has statistics that exclude a row of it, whatever its schema and rows."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from support.random_tables import batches
+from support.typed_rows import IDENTITY, put
+
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.abilities import Repair
+from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.protocol import SinkIdentity
+
+HOW: Final = ("append", "merge", "compact")
+
+
+@pytest.mark.parametrize("how", HOW)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(made=batches())
+def test_no_file_has_statistics_that_exclude_a_row(how: str, made: list[pa.Table]) -> None:
+    rows = [table for table in made if table.num_rows] or [made[0].schema.empty_table()]
+    schema = rows[0].schema
+    input_ = SinkInput.for_upsert(schema, ("i",)) if how == "merge" else SinkInput(schema)
+    with tempfile.TemporaryDirectory() as folder:
+        sink = DeltaSink(Path(folder) / "t", name="t")
+        for txid, table in enumerate(rows, 1):
+            put(sink, table, input_, txid=txid)
+        with closing(sink.open(SinkIdentity(IDENTITY.topology, IDENTITY.incarnation, "t"), input_, 9)) as session:
+            assert isinstance(session, DeltaSession)
+            if how == "compact":
+                session.compact()
+            assert session.repair(dry_run=True) == Repair(None, [], 0, 0, [])
