@@ -181,11 +181,21 @@ class StoredMap:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def multi_get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """The value columns of these keys, row by row; NULLs for a key that is not stored."""
-        found = self._backing.read(_cast(keys.select(self._keys), self._context.key_schema))
+        """The value columns of these keys, row by row; NULLs for a key that is not stored.
+
+        Within a txid, what it put or updated before is seen, in whichever call (but for `each_once`).
+        """
+        keys = _cast(keys.select(self._keys), self._context.key_schema)
+        found = self._backing.read(keys)
         columns = {name: found.column(name) for name in self._values}
         if self._txid is not None and self._kind is StateKind.OPAQUE:
             columns = self._before(found, self._same(found), columns)
+        if self._puts:
+            self._puts = [self._once(self._puts, dict.fromkeys(self._values, newest))]
+            columns = self._with_own(keys, columns, self._puts[0], dict.fromkeys(self._values, newest))
+        if self._updates:
+            self._updates = [self._once(self._updates, self._context.merges)]
+            columns = self._with_own(keys, columns, self._updates[0], self._context.merges)
         return pa.RecordBatch.from_arrays(
             list(columns.values()), schema=pa.schema([self._stored.field(name) for name in self._values])
         )
@@ -202,8 +212,20 @@ class StoredMap:
             self._updates, self._buffer_max = [merged], max(BUFFERED_ROWS_MAX, 2 * merged.num_rows)
 
     def multi_put(self, rows: pa.RecordBatch) -> None:
-        """Set the values of these keys; not allowed in a txid that has updates."""
+        """Set the values of these keys; not allowed in a txid that has updates. `multi_get` sees them from now on."""
         self._puts.append(self._checked(rows))
+
+    def _with_own(
+        self, keys: pa.RecordBatch, held: dict[str, pa.Array], own: pa.RecordBatch, merges: Mapping[str, Merge]
+    ) -> dict[str, pa.Array]:
+        """The values of these keys after this txid's own rows, of which there is one a key."""
+        names = [f"k{i}" for i in range(len(self._keys))]
+        asked = pa.table([*keys.columns, pa.array(range(keys.num_rows), pa.int64())], [*names, "asked"])
+        mine = pa.table([*own.select(self._keys).columns, pa.array(range(own.num_rows), pa.int64())], [*names, "own"])
+        at = asked.join(mine, keys=names, join_type="left outer").sort_by("asked").column("own").combine_chunks()
+        added = {name: own.column(name).take(at) for name in self._values}
+        merged = merge_columns(held, added, merges, self._where)
+        return {name: pc.if_else(pc.is_valid(at), merged[name], column) for name, column in held.items()}
 
     def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self._txid is None:

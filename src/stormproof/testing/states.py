@@ -191,6 +191,27 @@ class MapStateConformance(ABC):
             state.commit(1)
             self._require(state, folded(A))
 
+    def test_a_txid_sees_its_own_writes(self) -> None:
+        """What a txid put, or updated, is seen by its `multi_get` in every later call, also where the txid comes again."""
+        with self._open() as state:
+            self._commit(state, 1, A)
+            held = folded(A)
+            for _ in range(2):  # an updater that reads and puts, cut into calls, and interrupted before its commit
+                state.begin_commit(2)
+                for _ in range(3):
+                    keys = [("c", 9), ("a", 1), ("b", 1)]
+                    seen = [n or 0 for n, _, _ in self._values(state, keys)]
+                    state.multi_put(batch([(*key, n + 10, 0.0, "x") for key, n in zip(keys, seen, strict=True)]))
+            state.commit(2)
+            held |= {("c", 9): (30, 0.0, "x"), ("a", 1): (32, 0.0, "x"), ("b", 1): (33, 0.0, "x")}
+            self._require(state, held)
+            state.begin_commit(3)
+            for n in (4, 5):
+                state.multi_update(batch([("a", 1, n, None, None)]))
+                assert self._values(state, [("a", 1)])[0][0] == 32 + (4 if n == 4 else 9)
+            state.commit(3)
+            assert self._values(state, [("a", 1)])[0][0] == 41
+
     def test_nulls_add_nothing(self) -> None:
         """A NULL changes no value, and a value that was NULL takes the first that is not."""
         with self._open() as state:
