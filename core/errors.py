@@ -4,7 +4,7 @@
     ├── TransientError          try again: nothing was decided
     │   ├── JobFailed           a batch's job ended without a verdict: it is the next attempt
     │   ├── StoreUnavailable    a database or a table could not be reached, or its answer was lost
-    │   ├── BoltUnavailable     a bolt raised in prepare or cleanup, where no message is to blame
+    │   ├── BoltUnavailable     a bolt raised in prepare, where no message is to blame
     │   └── MachineUnavailable  a machine lacks what may come back: disk space, memory, file handles, the network
     ├── Fenced                  another driver took over: stop, touch nothing
     ├── FatalError              stop and look: going on could lose or double a message
@@ -109,7 +109,7 @@ class StoreUnavailable(TransientError):
 
 
 class BoltUnavailable(TransientError):
-    """A bolt raised in `prepare` or `cleanup`, or the state that it reads did not answer: no message is to blame, and none
+    """A bolt raised in `prepare`, or the state that it reads did not answer: no message is to blame, and none
     counts a failure. What it needs may be away for a while, so it is tried again for as long as a store may stay away;
     then the run ends.
     """
@@ -178,8 +178,9 @@ class MachineUnfit(FatalError):
 
 
 class TasksBroken(FatalError):
-    """Unrelated messages failed alone, one after the other, with one and the same error outside user code. None of them
-    counts a failure for it. `details` has the `error`, the place where it is raised (`outside`), and how many `messages`.
+    """Unrelated messages failed alone, one after the other, with one and the same error outside user code; or a bolt emits,
+    acks or fails from a thread that is not its task's. No message counts a failure for it. `details` has the `error`, the
+    place where it is raised (`outside`), and how many `messages`.
     """
 
     kind = ErrorKind.TASKS_BROKEN

@@ -68,7 +68,7 @@ class Bolt(ABC):
         """Called once after the last tuple: ack or fail here what is held. It may emit."""
 
     def cleanup(self) -> None:  # noqa: B027 - optional
-        """Called once at the very end, also after failures, but not where the process dies."""
+        """Called once at the very end, also after failures, but not where the process dies. What it raises is logged."""
 
 
 class Emit(Protocol):

@@ -8,6 +8,7 @@ lists while a bolt runs and makes arrays of them when the call is over. It knows
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from typing import Final, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
+from stormproof.core.bolt.own_thread import OwnThread
 from stormproof.core.bolt.tuples import Tuple, text_of
 from stormproof.core.errors import JobFailed, UsageError
 from stormproof.core.message import FailureReason, storable_text
@@ -32,7 +34,7 @@ _GIVEN_UP: Final = -3
 class Collector:
     """Through this a `Bolt` emits, acks and fails. It belongs to one task in one batch.
 
-    Threads: one only. What a call from a thread of the bolt's own does is undefined.
+    Threads: the task's alone. A call from another thread, or from a fork, is refused, and ends the run by name.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class Collector:
         "_held",
         "_now",
         "_outs",
+        "_own",
         "_pulse",
         "_resets",
     )
@@ -62,6 +65,7 @@ class Collector:
         self._resets = 0
         self._pulse: Pulse | None = None
         self._closed = False
+        self._own = OwnThread(component)
 
     # -- for bolts ---------------------------------------------------------------------------------------------------
 
@@ -84,8 +88,10 @@ class Collector:
 
         Raises:
             UsageError: no such stream; an anchor was acked or failed, or is another bolt's; the task is wrong; the batch
-                is over.
+                is over; it is another thread.
         """
+        if get_ident() != self._own.ident:
+            self._own.refuse("emit")
         try:
             out = self._outs[stream]
         except (KeyError, TypeError):
@@ -115,8 +121,10 @@ class Collector:
         """The tuple is done here; what was emitted anchored to it is not affected.
 
         Raises:
-            UsageError: it was acked or failed before, or is another bolt's.
+            UsageError: it was acked or failed before, or is another bolt's; it is another thread.
         """
+        if get_ident() != self._own.ident:
+            self._own.refuse("ack")
         try:
             if tuple._links >= 0 and tuple._origin.owner is self:
                 tuple._links = _ACKED
@@ -172,7 +180,9 @@ class Collector:
         return True
 
     def _is_open(self, tuple_: object, doing: str) -> bool:
-        if isinstance(tuple_, Tuple) and tuple_._links >= 0 and tuple_._origin.owner is self:
+        if get_ident() != self._own.ident:
+            self._own.refuse(doing)
+        if isinstance(tuple_, Tuple) and tuple_._links >= 0 and tuple_._origin.owner is self and not self._closed:
             return True
         self._refuse_unless_given_up(tuple_, doing)
         return False
@@ -244,8 +254,10 @@ class Collector:
         tuples fail that are still open.
 
         Raises:
+            TasksBroken: a call from another thread was refused.
             JobFailed: values that their stream cannot hold were emitted unanchored, in `prepare` or `finish`.
         """
+        self._own.require_none_refused()
         emitted: dict[str, Emitted] = {}
         for name, out in self._outs.items():
             if out.values:
@@ -272,6 +284,7 @@ class Collector:
         """The batch is over: nothing can be emitted, acked or failed any more."""
         self._closed = True
         self._outs = {}
+        self._own.close()
 
     def _hold(self, acked: Rows) -> None:
         """Bring the open tuples up to date at the end of a call."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, ClassVar, Concatenate, Final, ParamSpec, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from stormproof.core.bolt.collector import Collector
 from stormproof.core.bolt.cycle_collector import fewer_collections
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, in_one
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
+from stormproof.core.bolt.own_thread import OwnThread, log
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
 from stormproof.core.errors import BoltUnavailable, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
@@ -73,7 +75,11 @@ class BoltRunner:
         try:
             self._way.prepare(context)
         except CAUGHT as error:
-            raise self._unavailable("prepare", error) from error
+            raise BoltUnavailable(
+                f"bolt {component!r} raised in prepare, where no message answers for it: {blame(error)[1]}",
+                component=component,
+                where="prepare",
+            ) from error
 
     @property
     def holds(self) -> bool:
@@ -115,7 +121,6 @@ class BoltRunner:
 
         Raises:
             JobFailed: `finish` raised and no tuple was open that could have answered for it.
-            BoltUnavailable: `cleanup` raised.
         """
         with fewer_collections():
             ran = self._way.finish(self._next, pulse)
@@ -123,26 +128,15 @@ class BoltRunner:
         return ran
 
     def close(self) -> None:
-        """Call the bolt's `cleanup`, once; `finish` does so, too. For a task that was given up.
-
-        Raises:
-            BoltUnavailable: it raised.
-        """
+        """Call the bolt's `cleanup`, once; `finish` does so, too. For a task that was given up. What it raises is logged."""
         if not self._open:
             return
         self._open = False
         self._way.close()
         try:
             self._bolt.cleanup()
-        except CAUGHT as error:
-            raise self._unavailable("cleanup", error) from error
-
-    def _unavailable(self, where: str, error: BaseException) -> BoltUnavailable:
-        return BoltUnavailable(
-            f"bolt {self._component!r} raised in {where}, where no message answers for it: {blame(error)[1]}",
-            component=self._component,
-            where=where,
-        )
+        except CAUGHT as error:  # the rows are whole: what the bolt leaves behind is no reason to make them again
+            log.warning("bolt %r raised in cleanup, which changes nothing: %s", self._component, blame(error)[1])
 
 
 class _Way(ABC):
@@ -208,6 +202,7 @@ class _Basic(_Way):
         self._bolt = bolt
         self._streams = streams
         self._direct = direct
+        self._own = OwnThread(component)
 
     def prepare(self, context: BoltContext) -> None:
         self._bolt.prepare(context)
@@ -216,10 +211,12 @@ class _Basic(_Way):
         given = tuples_of(rows, component, stream, first, self)
         me, execute, tuples = self._component, given.refusing(self._bolt.execute), given.tuples
         made = {name: Output(me, name, schema, self._direct.get(name)) for name, schema in self._streams.items()}
-        open_ = made
+        open_, own = made, self._own
         row = -1
 
         def emit(values: object, stream: str = DEFAULT_STREAM, *, task: int | None = None) -> None:
+            if get_ident() != own.ident:
+                own.refuse("emit")
             try:
                 out = open_[stream]
             except (KeyError, TypeError):
@@ -242,7 +239,11 @@ class _Basic(_Way):
                 reason, text = blame(error)
                 failed[row] = FailedTuple(first + row, reason, text, text_of(hand))
         open_ = {}
+        own.require_none_refused()
         return self._ran(list(made.values()), tuples, first, failed)
+
+    def close(self) -> None:
+        self._own.close()
 
     def _ran(self, outs: list[Output], tuples: list[Tuple], first: int, failed: dict[int, FailedTuple]) -> Ran:
         parts: list[_Part] = []
