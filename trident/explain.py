@@ -116,6 +116,7 @@ class Explanation:
             else "several may be in flight; they commit in order"
         )
         lines.append(f"  batches: {order}")
+        lines.append('  message timeout: on Spark; engine="inline" runs your functions itself, and cannot end a call')
         for stage in self.stages:
             lines += ["", f"stage {stage.number}, tasks: {stage.tasks_text}"]
             for exchange in self.exchanges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from stormproof.core.folds import AnyFold, Fold
 from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import UserAggregation, UserKind
 from stormproof.core.graph.components import OperationKind, Subscription, UserFunction
+from stormproof.core.graph.grouping import GroupingKind
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike, parse_schema
 from stormproof.core.sink import SinkSpec
@@ -229,6 +231,22 @@ def require_call(name: str, kind: OperationKind, function: UserFunction, fields:
             "change its parameters"
         )
     refuse_unfit_call(name, f"component {name!r}", function, given, instead)
+
+
+def require_agreed_keys(name: str, inputs: Sequence[tuple[Subscription, pa.Schema]]) -> None:
+    """Raise TopologyError where inputs are grouped by fields whose types differ: equal values of two would not meet."""
+    by_key = [(i, schema) for i, schema in inputs if i.grouping.kind in (GroupingKind.FIELDS, GroupingKind.PARTIAL_KEY)]
+    for (one, left), (other, right) in pairwise(by_key):
+        for mine, theirs in zip(one.grouping.fields, other.grouping.fields, strict=False):
+            types = left.field(mine).type, right.field(theirs).type
+            if types[0] != types[1] and not all(pa.types.is_integer(type_) for type_ in types):
+                raise TopologyError(
+                    f"component {name!r}: it is grouped by {mine!r} of {one.component!r}, which is {types[0]}, and by "
+                    f"{theirs!r} of {other.component!r}, which is {types[1]}: equal values would go to different tasks; "
+                    "make them one type with map() before it",
+                    component=name,
+                    field=theirs,
+                )
 
 
 def require_agreed_tasks(name: str, inputs: Sequence[Subscription]) -> None:

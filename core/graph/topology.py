@@ -29,6 +29,7 @@ from stormproof.core.graph.checks import (
     fold_of,
     is_number,
     refuse_unfit_aggregate,
+    require_agreed_keys,
     require_agreed_tasks,
     require_call,
     require_fold,
@@ -143,6 +144,7 @@ class TopologyGraph(ComponentRegistry):
             raise TopologyError(f"bolt {name!r} has no input; name one like words.fields('word')", component=name)
         taken = tuple(self._subscription(name, input_) for input_ in inputs)
         require_agreed_tasks(name, taken)
+        require_agreed_keys(name, [(input_, self._stream_schema(input_)) for input_ in taken])
         refuse_unfit_bolt(name, bolt)
         if isinstance(bolt, (Bolt, BasicBolt, ArrowBolt)):
             return OutputStream(

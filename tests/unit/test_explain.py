@@ -45,6 +45,7 @@ def test_the_text() -> None:
         "  at-least-once: yes",
         "  exactly-once: yes",
         "  batches: several may be in flight; they commit in order",
+        '  message timeout: on Spark; engine="inline" runs your functions itself, and cannot end a call',
         "",
         "stage 0, tasks: one for each part of the source",
         "  lines: spout of lines (line string)",

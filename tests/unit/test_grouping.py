@@ -24,10 +24,20 @@ from support.groupings import (
     zipf,
 )
 
+from stormproof import BasicBolt, MemorySource, Topology, Tuple
+from stormproof.core.bolt.api import Emit
 from stormproof.core.errors import RoutingError, TopologyError
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.router import Router, candidates
+
+
+class Meets(BasicBolt):
+    streams = "k string"
+
+    def execute(self, tuple: Tuple, emit: Emit, /) -> None:
+        emit(str(tuple["k"]))
+
 
 SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64()), ("price", pa.float64())])
 ROWS = words(["a", "b", "a", None, "c", "a", "b", None])
@@ -306,3 +316,30 @@ def test_bad_groupings_are_refused_by_name(grouping: Grouping, said: str) -> Non
 def test_a_grouping_survives_pickling() -> None:
     grouping = Grouping(GroupingKind.CUSTOM, function=zeros)
     assert pickle.loads(pickle.dumps(grouping)) == grouping  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("decimal(10,2)", "decimal(10,3)"),
+        ("decimal(10,0)", "long"),
+        ("date", "timestamp"),
+        ("timestamp", "timestamp_ntz"),
+        ("string", "binary"),
+    ],
+)
+def test_inputs_that_are_grouped_by_different_types_are_refused(one: str, other: str) -> None:
+    t = Topology("types")
+    inputs = [t.spout(name, MemorySource(name, [], schema=f"k {type_}")) for name, type_ in (("a", one), ("b", other))]
+    with pytest.raises(TopologyError, match="equal values would go to different tasks"):
+        t.bolt("meet", Meets(), *(input_.fields("k") for input_ in inputs))
+
+
+def test_equal_whole_numbers_of_different_widths_go_to_one_task() -> None:
+    t = Topology("types")
+    inputs = [
+        t.spout(name, MemorySource(name, [], schema=f"k {type_}")) for name, type_ in (("a", "int"), ("b", "long"))
+    ]
+    t.bolt("meet", Meets(), *(input_.fields("k") for input_ in inputs))
+    numbers = [pa.record_batch([pa.array([3, -1, None], type_)], ["k"]) for type_ in (pa.int32(), pa.int64())]
+    assert len({task_numbers(rows, ["k"], 64).tobytes() for rows in numbers}) == 1
