@@ -43,7 +43,8 @@ class MessageFailure:
     `counted` is False for a message that is only returned: it shares a tuple with a failed message (both anchor it), so
     both are opened again together, and no failure is counted for it. `origin` is the first part of the id that people
     see (`XID` of `XID-N` in a Postgres queue; 0 where there is none). `error` and `input` are escaped and cut: see
-    `storable_text`.
+    `storable_text`. `mates`, if not 0, is how many messages of the batch failed or are returned with it and come again in
+    one batch, itself included.
     """
 
     id: MessageId
@@ -54,6 +55,7 @@ class MessageFailure:
     error: str
     input: str = ""
     counted: bool = True
+    mates: int = 0
 
 
 def storable_text(value: object, limit: int = ERROR_TEXT_MAX) -> str:

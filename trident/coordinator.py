@@ -27,7 +27,7 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.machine_faults import own_faults
-from stormproof.core.message import FailureReason, MessageFailure
+from stormproof.core.message import MessageFailure
 from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
@@ -121,7 +121,10 @@ class Coordinator:
         self._machines_lacked = False
         self._orders = Orders(clock.wake)
         self._runner = BatchRunner(
-            source, options.guarantee, component=plan.topology, new_seed=lambda: rng.getrandbits(SEED_BITS)
+            *(source, options.guarantee),
+            component=plan.topology,
+            new_seed=lambda: rng.getrandbits(SEED_BITS),
+            meetings=plan.meetings,
         )
         self._counted = CountedGraph.of(plan)
         self._maintained_at_s = clock.monotonic_s()
@@ -130,6 +133,7 @@ class Coordinator:
             lease_s=options.lease_s,
             pulse_root=options.pulse_root,
             rejects_max_share=options.rejects_max_share,
+            whole=plan.meetings is not None,
             observer=Observers((*(() if metrics is None else metrics.observers), *observers)),
         )
         self._metrics = metrics
@@ -349,6 +353,7 @@ class Coordinator:
         started_s = self._clock.monotonic_s()
         seed = self._rng.getrandbits(SEED_BITS)
         limit, figures = replace(self._tuner.limit, fresh=not self._orders.drains), self._tuner.figures
+        limit = replace(limit, whole=self._plan.meetings is not None)
         retries_late = started_s < self._retries_from_s and limit.fresh
         opened = self._steps.open(self._options.guarantee, replace(limit, retries=not retries_late), seed, figures)
         if opened is None and retries_late:  # no other message waits
@@ -367,14 +372,13 @@ class Coordinator:
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
         journal = self._steps.journal(opened)
-        if opened.slice.expected.messages == 1 and (
-            deaths >= DEATHS_ALONE_MAX or (deaths >= DEATHS_NOTED_MAX and self._is_noted(opened))
-        ):
+        noted = self._noted_in(opened) if deaths >= DEATHS_NOTED_MAX else set[int]()
+        alone = opened.slice.expected.messages == 1
+        if (alone and deaths >= DEATHS_ALONE_MAX) or (noted and (alone or self._plan.meetings is not None)):
             # Slices over which drivers die are opened in parts, so a message that kills its driver ends up alone. It has
-            # failed, and does not run again.
+            # failed, and does not run again. Where messages meet nothing is divided: the notes of the last driver tell.
             error = f"{deaths} drivers ended while they had it in hand"
-            reason = FailureReason.WORKER_LOST
-            batch.outcome = self._runner.failed_alone(name, opened.slice, opened.seed, journal, reason, error)
+            batch.outcome = self._runner.failed_in_hand(name, opened.slice, opened.seed, journal, error, noted or None)
             batch.ready_s = self._clock.monotonic_s()
             return
         batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, journal)
@@ -507,13 +511,16 @@ class Coordinator:
 
     # -- one batch ---------------------------------------------------------------------------------------------------
 
-    def _is_noted(self, opened: Opened) -> bool:
-        """Whether a message of the slice was in hand when an earlier driver ended."""
-        return bool(self._noted) and any(
-            not self._noted.isdisjoint(rows.column("id").to_pylist())
+    def _noted_in(self, opened: Opened) -> set[int]:
+        """The messages of the slice that were in hand when an earlier driver ended."""
+        if not self._noted:
+            return set()
+        return {
+            id_
             for reader in self._source.readers(opened.slice, 1)
             for rows in reader.read(opened.seed, frozenset(), opened.slice.expected.messages)
-        )
+            for id_ in self._noted.intersection(rows.column("id").to_pylist())
+        }
 
     def _start_job(self, batch: Flight, attempt: Attempt) -> None:
         opened = batch.opened
@@ -602,9 +609,8 @@ class Coordinator:
             case GivenUp() as outcome:
                 raise BatchUnverified(
                     f"txid {opened.txid} of topology {self._run.topology!r}: attempt {batch.attempt} does not add up "
-                    f"({outcome.error}); nothing was written. Two runs before it failed alike: the reader or a store "
-                    f"between the stages loses or doubles rows. Inspect with: stormproof audit txn {self._run.topology} "
-                    f"{opened.txid}",
+                    f"({outcome.error}); nothing was written. {outcome.hint}. Inspect with: stormproof audit txn "
+                    f"{self._run.topology} {opened.txid}",
                     txid=opened.txid,
                     error=outcome.error,
                 )

@@ -111,13 +111,16 @@ class Steps:
         pulse_root: Path | None = None,
         rejects_max_share: float = 0.0,
         observer: Observer = NOBODY,
+        whole: bool = False,
     ) -> None:
+        """`whole`: a batch is not divided, since messages meet in it."""
         self.ledger = ledger
         self.observer = observer
         self.run = run
         self.source = source
         self.sessions = sessions
         self._lease_s = lease_s
+        self._whole = whole
         self._pulse_root = pulse_root
         self._reject_limit = RejectLimit(rejects_max_share)
         self.previous: dict[str, int | None] = {}
@@ -535,7 +538,7 @@ class Steps:
     def _give_back(
         self, lease: Lease, divide: Slice | None, alone: Sequence[int], joined: object | None, parts: int
     ) -> None:
-        if divide is None:
+        if divide is None or self._whole:
             self.source.abort(lease, joined)
         else:
             self.source.split(divide, lease, alone, joined, parts)

@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from stormproof.core.bolt import Bolt
 from stormproof.core.errors import Json, TopologyError
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.components import (
@@ -43,6 +44,8 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage, ShownIds
 from stormproof.core.schema import to_ddl
 from stormproof.core.sink import SinkInput
+from stormproof.core.source.spouts import id_of
+from stormproof.core.tracking.partners import Meetings
 
 FUSED_MAX: Final = 200
 """The largest number of components that may follow each other without an exchange."""
@@ -79,7 +82,26 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
         message_timeout_s=topology.message_timeout_s,
         serial=any(isinstance(c, BoltComponent) and c.reads_state for c in topology.components),
         shown_ids=_shown_ids(topology),
+        meetings=_meetings(topology),
     )
+
+
+def _meets(component: Component) -> bool:
+    if isinstance(component, BoltComponent):
+        by_key = all(input_.grouping.kind is GroupingKind.FIELDS for input_ in component.inputs)
+        return isinstance(component.bolt, Bolt) and by_key and len(component.inputs) > 1
+    return isinstance(component, Join)
+
+
+def _meetings(topology: TopologyGraph) -> Meetings | None:
+    before: set[str] = set()
+    for component in reversed(topology.components):  # each stands after its inputs
+        if _meets(component) or component.name in before:
+            before.update(input_.component for input_ in component.inputs)
+    spouts = frozenset(index for index, spout in enumerate(topology.spouts) if spout.name in before)
+    if not before:
+        return None
+    return Meetings(frozenset(before), spouts, id_of) if len(topology.spouts) > 1 else Meetings(frozenset(before))
 
 
 def _shown_ids(topology: TopologyGraph) -> ShownIds | None:
@@ -290,6 +312,7 @@ class _Compiler:
             to=to,
             tasks=_tasks_of(component),
             grouping=None if group is not None else subscription.grouping,
+            meets=_meets(component),
         )
         self._edges.append((stage, edge))
         return edge

@@ -17,6 +17,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage, ShownIds
 from stormproof.core.sink import SinkInput, SinkSpec
 from stormproof.core.source.protocol import Decoder
+from stormproof.core.tracking.partners import Meetings
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ class Edge:
     """What crosses an exchange: from one component's stream to another component, `hops` stages further.
 
     `given` is the schema of the rows as they were emitted; `group` says how an aggregate merges them. `to` is the key of
-    the node that takes them, `tasks` the number of tasks that they are divided among (None: the engine's).
+    the node that takes them, `tasks` the number of tasks that they are divided among (None: the engine's). `meets`: the
+    component joins its inputs by the key that the grouping names.
     """
 
     number: int
@@ -140,6 +142,7 @@ class Edge:
     to: str
     tasks: int | None = None
     grouping: Grouping | None = None
+    meets: bool = False
 
     def schema(self, *, per_message: bool) -> pa.Schema:
         """The schema of the rows that cross: partial rows where they are combined before."""
@@ -187,7 +190,7 @@ class Plan:
     `decoders` has one for each spout. `ackers` is the number of acker tasks where each message gets a verdict of its own
     (None: one a core). `fingerprint` is equal for plans of the same shape, names, schemas and sinks, whatever their
     functions. `serial`: its jobs read a state that earlier batches change, so a batch runs only after the one before it is
-    committed. `shown_ids` makes messages' ids inside tasks, where a sink stores them.
+    committed. `shown_ids` makes messages' ids inside tasks, where a sink stores them. `meetings` None: no messages meet.
     """
 
     topology: str
@@ -201,3 +204,4 @@ class Plan:
     message_timeout_s: float | None = None
     serial: bool = False
     shown_ids: ShownIds | None = None
+    meetings: Meetings | None = None

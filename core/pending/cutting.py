@@ -27,9 +27,13 @@ class SliceCutter:
         self._subscription = subscription
 
     def reopen(self, row: SliceRow, lease: Lease, limit: Limit, seed: int) -> Slice:
-        """Open a free slice, cut to the limit; one on which drivers died in halves, which are halved again at once."""
+        """Open a free slice, cut to the limit; one on which drivers died in halves, which are halved again at once. One with
+        mates stays whole.
+        """
         rest_path = row.place
-        if row.deaths >= DEATHS_BEFORE_HALVING and row.messages > 1:
+        if row.mates:
+            limit = Limit(row.messages, max(1, row.bytes + 1))
+        elif row.deaths >= DEATHS_BEFORE_HALVING and row.messages > 1:
             rest_path = row.path_of(1)
             row = replace(row, deaths=1, path=row.path_of(0))
             limit = replace(limit, messages=min(limit.messages, math.ceil(row.messages / 2)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -77,6 +77,8 @@ class _Waiting:
     not_before_s: float
     history: tuple[dict[str, Json], ...]
     slice: int | None = None
+    mates: str = ""
+    mates_messages: int = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -238,21 +240,26 @@ class MemoryRows:
         self._set(self._sub, "position", position)
         return row
 
-    def free(self) -> SliceRow | None:
+    def free(self, mates: Collection[str] | None = None) -> SliceRow | None:
         """The first slice that was returned or whose lease ran out."""
         slices = self._sub.slices
-        free = (leased.row for leased in slices.values() if self._is_free(leased))
+        free = (one.row for one in slices.values() if self._is_free(one) and (mates is None or one.row.mates in mates))
         return min(free, key=lambda row: (row.place, row.id), default=None)
 
-    def due(self, messages: int) -> Sequence[Retry]:
+    def due(self, messages: int, mates: Collection[str] | None = None) -> Sequence[Retry]:
         """The longest due, in the order of their numbers."""
         now_s = self._clock.monotonic_s()
-        due = [
-            (retry.not_before_s, id_)
-            for id_, retry in self._sub.retries.items()
-            if retry.slice is None and retry.not_before_s <= now_s
-        ]
-        return self._listed(id_ for _, id_ in sorted(due)[:messages])
+        waiting = {id_: retry for id_, retry in self._sub.retries.items() if retry.slice is None}
+        due = sorted((retry.not_before_s, id_) for id_, retry in waiting.items() if retry.not_before_s <= now_s)
+        alone, named, total = set[int](), set(mates or ()) - {""}, 0
+        for _, id_ in due[:messages]:
+            retry = waiting[id_]
+            if (mates is not None and (retry.mates or "" not in mates)) or retry.mates in named:
+                continue
+            total += retry.mates_messages
+            if total <= messages or total == retry.mates_messages:
+                (named.add(retry.mates) if retry.mates else alone.add(id_))
+        return self._listed(id_ for id_, retry in waiting.items() if id_ in alone or retry.mates in named)
 
     def retries(self, slice_id: int) -> Sequence[Retry]:
         """The retries of a slice."""
@@ -344,10 +351,10 @@ class MemoryRows:
 
     # ---- failed messages
 
-    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, int]:
-        """How often retries of a slice failed before."""
+    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, tuple[int, int]]:
+        """How often retries of a slice failed and were opened before."""
         mine, wanted = self._of_slice(slice_id), set(ids)
-        return {id_: retry.times_failed for id_, retry in mine.items() if id_ in wanted}
+        return {id_: (retry.times_failed, retry.times_opened) for id_, retry in mine.items() if id_ in wanted}
 
     def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         """Make retries or dead letters."""
@@ -362,7 +369,11 @@ class MemoryRows:
             history = (*(() if before is None else before.history), entry)
             if failure.delay_s is not None:
                 due_s = self._clock.monotonic_s() + failure.delay_s
-                retry = _Waiting(failure.origin, payload, times_opened, times_failed, due_s, history)
+                retry = _Waiting(
+                    *(failure.origin, payload, times_opened, times_failed, due_s, history),
+                    mates=failure.mates,
+                    mates_messages=failure.mates_messages,
+                )
                 self._put(self._sub.retries, failure.id, retry)
                 continue
             if before is not None:
@@ -536,7 +547,7 @@ class MemoryRows:
 
     def _listed(self, ids: Iterable[int]) -> list[Retry]:
         retries = self._sub.retries
-        return [Retry(id_, retries[id_].origin, len(retries[id_].payload)) for id_ in sorted(ids)]
+        return [Retry(id_, retries[id_].origin, len(retries[id_].payload), retries[id_].mates) for id_ in sorted(ids)]
 
     # Each change notes how it is undone.
 

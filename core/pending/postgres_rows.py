@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -28,7 +28,7 @@ from stormproof.core.source.protocol import Lease
 
 LAPSE_KEPT_DAYS: Final = 7
 
-_ROW: Final = "id, at, messages, bytes, owner, epoch, opened, deaths, path"
+_ROW: Final = "id, at, messages, bytes, owner, epoch, opened, deaths, path, mates"
 _ORDER: Final = "coalesce(nullif(path, ''), lpad(id::text, 20, '0')) collate \"C\", id"
 _FREE: Final = "(state = 'returned' or (state = 'open' and expires_at <= clock_timestamp()))"
 _NAMED: Final = "kind = %s and source = %s and subscription = %s"
@@ -104,13 +104,14 @@ class PostgresRows:
             found = self._run(
                 f"with moved as (update {SCHEMA}.pending_subscription set position = %s where {_NAMED} returning id)"
                 f" insert into {SCHEMA}.pending_slice"
-                " (subscription, at, messages, bytes, state, owner, epoch, opened, deaths, expires_at)"
-                f" select id, %s, %s, %s, 'open', %s, %s, %s, %s, {_LATER} from moved returning id",
+                " (subscription, at, messages, bytes, mates, state, owner, epoch, opened, deaths, expires_at)"
+                f" select id, %s, %s, %s, %s, 'open', %s, %s, %s, %s, {_LATER} from moved returning id",
                 Jsonb(position),
                 *self._key,
                 None if row.at is None else Jsonb(row.at),
                 row.messages,
                 row.bytes,
+                row.mates,
                 lease.owner,
                 lease.epoch,
                 row.opened,
@@ -121,16 +122,18 @@ class PostgresRows:
 
     # ---- slices
 
-    def free(self) -> SliceRow | None:
+    def free(self, mates: Collection[str] | None = None) -> SliceRow | None:
         """The first slice that was returned or whose lease ran out, locked."""
+        of_mates = "" if mates is None else " and mates = any(%s)"
         # The same statement sees whether retries are due, so that an opening that finds neither asks once.
         found = self._run(
             f"with me as (select id from {SCHEMA}.pending_subscription where {_NAMED}),"
             f" free as (select {_ROW} from {SCHEMA}.pending_slice where subscription = (select id from me) and {_FREE}"
-            f"  order by {_ORDER} limit 1 for update skip locked)"
+            f" {of_mates} order by {_ORDER} limit 1 for update skip locked)"
             f" select exists (select from {SCHEMA}.pending_retry where subscription = (select id from me)"
             "  and slice is null and not_before <= clock_timestamp()), free.* from me left join free on true",
             *self._key,
+            *(() if mates is None else (list(mates),)),
         ).fetchone()
         if found is None:
             return None
@@ -140,8 +143,9 @@ class PostgresRows:
     def insert(self, row: SliceRow, retries: Sequence[int] = ()) -> SliceRow:
         """Insert a returned slice; these retries are its messages from now on."""
         new = (
-            f"insert into {SCHEMA}.pending_slice (subscription, at, messages, bytes, state, epoch, opened, deaths, path)"
-            f" select id, %s, %s, %s, 'returned', 0, %s, %s, %s from {SCHEMA}.pending_subscription where {_NAMED}"
+            f"insert into {SCHEMA}.pending_slice"
+            " (subscription, at, messages, bytes, state, epoch, opened, deaths, path, mates)"
+            f" select id, %s, %s, %s, 'returned', 0, %s, %s, %s, %s from {SCHEMA}.pending_subscription where {_NAMED}"
             " returning id"
         )
         parameters: tuple[object, ...] = (
@@ -151,6 +155,7 @@ class PostgresRows:
             row.opened,
             row.deaths,
             row.path,
+            row.mates,
             *self._key,
         )
         if retries:
@@ -270,38 +275,49 @@ class PostgresRows:
 
     # ---- retries
 
-    def due(self, messages: int) -> Sequence[Retry]:
+    def due(self, messages: int, mates: Collection[str] | None = None) -> Sequence[Retry]:
         """Waiting retries whose time has come, ascending by number; the longest due are taken first."""
-        if not self._is_any_due:
+        if not self._is_any_due and not mates:
             return ()
+        waiting = f"from {SCHEMA}.pending_retry where {MINE} and slice is null"
+        # Of those that share a name, the first one stands for all.
         found = self._run(
-            f"select id, origin, octet_length(payload) from {SCHEMA}.pending_retry where {MINE}"
-            " and slice is null and not_before <= clock_timestamp() order by not_before, id limit %s",
+            f"with due as (select *, row_number() over (partition by mates order by not_before, id) as place {waiting}"
+            "  and not_before <= clock_timestamp() and (%s::text[] is null or mates = any(%s))"
+            "  order by not_before, id limit %s),"
+            " heads as (select *, sum(mates_messages) over (order by not_before, id) as total from due"
+            "  where mates = '' or place = 1),"
+            " taken as (select id, mates from heads where total <= %s or total = mates_messages)"
+            f" select id, origin, octet_length(payload), mates {waiting} and (mates = '' and id in (select id from taken)"
+            "  or mates <> '' and (mates in (select mates from taken) or mates = any(%s))) order by id",
             *self._key,
-            messages,
+            *(None if mates is None else [name for name in mates if not name],) * 2,
+            *(messages, messages),
+            *self._key,
+            list(mates or ()),
         )
-        return sorted(Retry(*row) for row in found)
+        return [Retry(*row) for row in found]
 
     def retries(self, slice_id: int) -> Sequence[Retry]:
         """The retries of a slice, ascending by number."""
         found = self._run(
-            f"select id, origin, octet_length(payload) from {SCHEMA}.pending_retry where slice = %s and {MINE}"
+            f"select id, origin, octet_length(payload), mates from {SCHEMA}.pending_retry where slice = %s and {MINE}"
             " order by id",
             slice_id,
             *self._key,
         )
         return [Retry(*row) for row in found]
 
-    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, int]:
-        """How often each of these retries of a slice failed before, locked."""
+    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, tuple[int, int]]:
+        """How often each of these retries of a slice failed and was opened before, locked."""
         found = self._run(
-            f"select id, times_failed from {SCHEMA}.pending_retry where slice = %s and {MINE} and id = any(%s)"
+            f"select id, times_failed, times_opened from {SCHEMA}.pending_retry where slice = %s and {MINE} and id = any(%s)"
             " for update",
             slice_id,
             *self._key,
             list(ids),
         )
-        return dict(found.fetchall())
+        return {id_: (failed, opened) for id_, failed, opened in found}
 
     def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         """Make retries or dead letters of messages of a taken slice."""
@@ -315,9 +331,9 @@ class PostgresRows:
     def _retry(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         self._run(
             f"insert into {SCHEMA}.pending_retry"
-            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history)"
-            " select s.id, f.id, f.origin, f.payload, %s, f.counted,"
-            f" clock_timestamp() + make_interval(secs => f.delay_s), f.reason, {_ENTRY}"
+            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history, mates,"
+            " mates_messages) select s.id, f.id, f.origin, f.payload, %s, f.counted,"
+            f" clock_timestamp() + make_interval(secs => f.delay_s), f.reason, {_ENTRY}, f.mates, f.mates_messages"
             f" from {_LIVING_WITH_PAYLOADS}, {SCHEMA}.pending_subscription s where {_NAMED}",
             row.opened,
             *_living(failed),
@@ -330,7 +346,8 @@ class PostgresRows:
             f"update {SCHEMA}.pending_retry r set times_opened = r.times_opened + %s,"
             " times_failed = r.times_failed + f.counted,"
             " not_before = clock_timestamp() + make_interval(secs => f.delay_s), reason = f.reason,"
-            f" history = r.history || {_ENTRY}, slice = null from {_LIVING} where r.slice = %s and r.id = f.id",
+            f" history = r.history || {_ENTRY}, slice = null, mates = f.mates, mates_messages = f.mates_messages"
+            f" from {_LIVING} where r.slice = %s and r.id = f.id",
             row.opened,
             *_living(failed),
             row.id,
@@ -580,12 +597,12 @@ class PostgresRows:
 # Arrays go in binary: as text, psycopg escapes each element by a regular expression, and 10,000 errors of 2.5 KB take 17 s
 # in place of 0.8 s.
 _LIVING: Final = (
-    "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::float8[], %b::int[])"
-    " as f (id, reason, entry, delay_s, counted)"
+    "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::float8[], %b::int[], %b::text[], %b::int[])"
+    " as f (id, reason, entry, delay_s, counted, mates, mates_messages)"
 )
 _LIVING_WITH_PAYLOADS: Final = (
-    "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::float8[], %b::int[], %b::bigint[], %b::bytea[])"
-    " as f (id, reason, entry, delay_s, counted, origin, payload)"
+    "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::float8[], %b::int[], %b::text[], %b::int[],"
+    " %b::bigint[], %b::bytea[]) as f (id, reason, entry, delay_s, counted, mates, mates_messages, origin, payload)"
 )
 _DYING: Final = "unnest(%b::bigint[], %b::text[], %b::text[]::jsonb[], %b::text[]) as f (id, reason, entry, error)"
 _DYING_WITH_PAYLOADS: Final = (
@@ -600,7 +617,11 @@ def _named(failed: Sequence[Failed]) -> tuple[list[int], list[str], list[str]]:
 
 def _living(failed: Sequence[Failed]) -> tuple[object, ...]:
     """The parameters of `_LIVING`."""
-    return *_named(failed), [one.delay_s for one in failed], [int(one.counted) for one in failed]
+    return (
+        *_named(failed),
+        *([one.delay_s for one in failed], [int(one.counted) for one in failed]),
+        *([one.mates for one in failed], [one.mates_messages for one in failed]),
+    )
 
 
 def _dying(failed: Sequence[Failed]) -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +32,8 @@ class SliceRow:
 
     `at` says which, in the connector's words; None: retries, which point at the row themselves. `opened` counts how
     often the slice was opened, `deaths` how many drivers ended while they held it open. `path` is its place among the
-    slices that are opened again, as text: a part of a slice comes where the slice came.
+    slices that are opened again, as text: a part of a slice comes where the slice came. Slices of one name in `mates` were
+    in one batch, and are opened whole, in one batch.
     """
 
     id: int
@@ -44,6 +45,7 @@ class SliceRow:
     opened: int = 0
     deaths: int = 0
     path: str = ""
+    mates: str = ""
 
     @property
     def place(self) -> str:
@@ -61,11 +63,14 @@ class SliceRow:
 
 
 class Retry(NamedTuple):
-    """A message that failed before: its number, what the source shows before that, and the size of its payload."""
+    """A message that failed before: its number, what the source shows before that, the size of its payload, and the name
+    that it shares with those which come again with it.
+    """
 
     id: int
     origin: int
     bytes: int
+    mates: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,8 @@ class Failed:
 
     `payload` is None where the message is a retry already, whose row has it. `delay_s` is how long it waits; None: it
     failed too often and becomes a dead letter. `counted` is off for one that is merely returned. The store adds its own
-    time to `entry`, the history's.
+    time to `entry`, the history's. `mates`, if not empty, is a name that `mates_messages` messages share, of several sources
+    even: they come again in one batch.
     """
 
     id: int
@@ -96,6 +102,8 @@ class Failed:
     entry: dict[str, Json]
     counted: bool
     delay_s: float | None
+    mates: str = ""
+    mates_messages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +169,20 @@ class PendingRows(Protocol):
         """
         ...
 
-    def free(self) -> SliceRow | None:
-        """The first slice, by its path, that was returned or whose lease ran out, locked; of the latter `owner` is set."""
+    def free(self, mates: Collection[str] | None = None) -> SliceRow | None:
+        """The first slice, by its path, that was returned or whose lease ran out, locked; of the latter `owner` is set.
+
+        With `mates`, only slices of one of these names.
+        """
         ...
 
-    def due(self, messages: int) -> Sequence[Retry]:
-        """At most `messages` waiting retries whose time has come, the longest due ones; ascending by number."""
+    def due(self, messages: int, mates: Collection[str] | None = None) -> Sequence[Retry]:
+        """At most `messages` waiting retries whose time has come, the longest due ones; ascending by number.
+
+        Those of one name in `mates` come all, due or not, where one of them is due and all of them, of every source, are
+        within `messages`; or where they alone are more than that. With `mates`, all retries of these names, due or not;
+        the empty name stands for due ones that share none.
+        """
         ...
 
     def retries(self, slice_id: int) -> Sequence[Retry]:
@@ -212,8 +228,10 @@ class PendingRows(Protocol):
         """
         ...
 
-    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, int]:
-        """How often each of these retries of a slice failed before, locked; without those that are not of the slice."""
+    def failures(self, slice_id: int, ids: Sequence[int]) -> Mapping[int, tuple[int, int]]:
+        """How often each of these retries of a slice failed and was opened before, locked; without those that are not of the
+        slice.
+        """
         ...
 
     def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:

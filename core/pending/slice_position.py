@@ -68,6 +68,9 @@ def slice_of(row: SliceRow, expected: Expectation, retries: Sequence[Retry] = ()
         retry=row.is_retry,
         deaths=row.deaths,
         replayed=tuple((retry.id, retry.origin) for retry in retries),
+        mates=frozenset({row.mates, *(retry.mates for retry in retries)} - {""})
+        if row.opened > 1 or row.is_retry
+        else frozenset(),
     )
 
 

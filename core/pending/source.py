@@ -153,22 +153,25 @@ class PendingSource(Connector):
             self.look(lease.epoch)
         with self._store.rows(who, tx) as rows:
             position = self.check(who, self._locked(rows, who, lease.epoch), rows.cursor)
-            free = rows.free() or (self._due(rows, limit) if limit.retries else None)
-            if free is not None:
-                return SliceCutter(self, rows, who.subscription).reopen(free, lease, limit, seed)
-            found = self.next(position, limit, seed, rows.cursor) if limit.fresh else None
+            if limit.mates is None or limit.mates:
+                free = rows.free(limit.mates) or self._due(rows, lease, limit)
+                if free is not None:
+                    return SliceCutter(self, rows, who.subscription).reopen(free, lease, limit, seed)
+            found = self.next(position, limit, seed, rows.cursor) if limit.fresh and not limit.mates else None
             if found is None:
                 return None
             piece = found.piece
             row = SliceRow(0, piece.at, piece.messages, piece.bytes, lease.owner, lease.epoch, opened=1)
+            row = replace(row, mates=lease.owner if limit.whole else "")
             return slice_of(rows.advance(row, lease, found.position), piece.expected)
 
-    def _due(self, rows: PendingRows, limit: Limit) -> SliceRow | None:
+    def _due(self, rows: PendingRows, lease: Lease, limit: Limit) -> SliceRow | None:
         """Due retries as a slice of their own."""
-        due = rows.due(max(1, limit.messages))
+        due = rows.due(max(1, limit.messages), limit.mates) if limit.retries or limit.mates else ()
         if not due:
             return None
-        row = SliceRow(0, None, len(due), sum(retry.bytes for retry in due))
+        mates = lease.owner if limit.whole or any(retry.mates for retry in due) else ""
+        row = SliceRow(0, None, len(due), sum(retry.bytes for retry in due), mates=mates)
         return rows.insert(row, [retry.id for retry in due])
 
     def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
@@ -253,18 +256,25 @@ class PendingSource(Connector):
             return resolution
 
     def _failed(self, rows: PendingRows, row: SliceRow, failed: Sequence[MessageFailure]) -> Resolution:
-        """Those that failed too often become dead letters. Those merely returned are due with the last of the others."""
+        """Those that failed too often become dead letters. Those merely returned are due with the last of the others.
+
+        Mates wait for one time, in every source: the same random numbers draw it, and a return counts like a failure.
+        """
         failures: dict[int, MessageFailure] = {failure.id: failure for failure in failed}
         before, payloads = self._known(rows, row, sorted(failures))
         records, retried, dead, longest_s = list[Failed](), list[str](), list[str](), 0.0
         for failure in sorted(failures.values(), key=lambda failure: not failure.counted):
-            times_failed = before[failure.id] + failure.counted
+            times_failed, times_opened = before[failure.id]
+            times_failed += failure.counted
+            rng = Random(row.owner) if failure.mates else self._rng  # noqa: S311 - jitter, not a secret
             delay_s: float | None = longest_s
             if failure.counted:
                 delay_s = None
                 if times_failed < self._max_attempts:
-                    delay_s = self._backoff.delay_s(times_failed, self._rng)
+                    delay_s = self._backoff.delay_s(times_failed, rng)
                     longest_s = max(longest_s, delay_s)
+            elif failure.mates and not longest_s:
+                delay_s = self._backoff.delay_s(times_opened + row.opened, rng)
             (dead if delay_s is None else retried).append(self.shown_id(failure.id, failure.origin))
             error = storable_text(failure.error, _TEXT_MAX)
             entry: dict[str, Json] = {
@@ -281,6 +291,8 @@ class PendingSource(Connector):
                     *(failure.id, failure.origin, payload, failure.reason.value, error, entry),
                     counted=failure.counted,
                     delay_s=delay_s,
+                    mates=(row.owner or "") if failure.mates else "",
+                    mates_messages=max(1, failure.mates),
                 )
             )
         rows.fail(row, records)
@@ -288,15 +300,15 @@ class PendingSource(Connector):
 
     def _known(
         self, rows: PendingRows, row: SliceRow, ids: Sequence[int]
-    ) -> tuple[Mapping[int, int], Mapping[int, bytes]]:
-        """How often each message failed before, and the payloads of those that no row has yet."""
+    ) -> tuple[Mapping[int, tuple[int, int]], Mapping[int, bytes]]:
+        """How often each message failed and was opened before, and the payloads of those that no row has yet."""
         payloads: Mapping[int, bytes] = {}
-        before: Mapping[int, int]
+        before: Mapping[int, tuple[int, int]]
         if row.at is None:
             before = rows.failures(row.id, ids)
         else:
             payloads = self.payloads(row.at, ids, rows.cursor)
-            before = dict.fromkeys(payloads, 0)
+            before = dict.fromkeys(payloads, (0, 0))
         missing = sorted(set(ids) - set(before))
         if missing:
             raise UsageError(

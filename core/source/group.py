@@ -221,8 +221,9 @@ class SourceGroup(Source):
         """A slice with messages of as many spouts as have some, within the limit.
 
         The spouts take turns in being asked first. The first one decides whether the batch holds retries, and gets the
-        part of the limit that the others are not expected to fill. Another spout's slice is returned where it holds the
-        other kind of messages, or where a driver died on it: such a slice stands alone.
+        part of the limit that the others are not expected to fill. Mates of its messages come from the other spouts, all of
+        them. Else another spout's slice is returned where it holds the other kind of messages, or where a driver died on it:
+        such a slice stands alone.
         """
         order = (*self._members[self._turn :], *self._members[: self._turn])
         opened = self._alone(order, lease, limit, seed, tx) or self._together(order, lease, limit, seed, tx)
@@ -252,26 +253,32 @@ class SourceGroup(Source):
         opened: list[tuple[_Member, Slice]] = []
         most = left = max(1, limit.messages)
         left_bytes = limit.bytes
-        for place, member in enumerate(order):
-            if opened and (left < 1 or left_bytes < 1):
+        asked = [*order]
+        for place, member in enumerate(asked):
+            wanted = _mates_of(opened[0][1], limit) if opened else None
+            if opened and not wanted and (left < 1 or left_bytes < 1):
                 member.wanted = most  # not asked, so not known; its turn to be first comes
                 continue
-            reserved = sum(min(later.wanted, most // len(order)) for later in order[place + 1 :])
+            reserved = sum(min(later.wanted, most // len(order)) for later in asked[place + 1 :])
             share = max(1, left - reserved)
-            share_bytes = max(1, left_bytes * share // left)
+            share_bytes = max(1, left_bytes * share // max(1, left))
             slice_ = member.source.open(
-                lease, replace(limit, messages=share, bytes=share_bytes), seed_of(seed, member.index), tx
+                lease, replace(limit, messages=share, bytes=share_bytes, mates=wanted), seed_of(seed, member.index), tx
             )
             if slice_ is None:
                 member.wanted = 0
                 continue
             full = slice_.expected.messages >= share or 2 * slice_.bytes >= share_bytes
             member.wanted = most if full else slice_.expected.messages
-            if opened and (slice_.retry != opened[0][1].retry or slice_.deaths or slice_.bytes > left_bytes):
+            alone = slice_.deaths > 0 and not slice_.mates
+            unfit = opened and (slice_.retry != opened[0][1].retry or alone or slice_.bytes > left_bytes)
+            if unfit and (wanted is None or wanted.isdisjoint(slice_.mates)):
                 member.source.abort(lease, tx)
                 continue
+            if not opened and slice_.mates:
+                asked += order[:place]  # they may have its mates, though nothing that was due
             opened.append((member, slice_))
-            if slice_.deaths:
+            if alone:
                 break
             left -= slice_.expected.messages
             left_bytes -= slice_.bytes
@@ -520,6 +527,13 @@ class SpoutPart:
     bytes: int
 
 
+def _mates_of(first: Slice, limit: Limit) -> frozenset[str] | None:
+    """What may share a batch with the slice that was opened first; None: that does not matter."""
+    if first.mates or first.retry:
+        return first.mates | ({""} if first.retry else frozenset())
+    return frozenset() if limit.whole else None
+
+
 def parts_of(position: Mapping[str, Json]) -> dict[str, SpoutPart]:
     """The parts of a group's position, by spout.
 
@@ -572,6 +586,7 @@ def _joined(opened: Sequence[tuple[_Member, Slice]]) -> Slice:
         bytes=sum(part.bytes for _, part in opened),
         retry=any(part.retry for _, part in opened),
         deaths=max(part.deaths for _, part in opened),
+        mates=frozenset(mate for _, part in opened for mate in part.mates),
         replayed=tuple(
             (key_of(id_, member.index, member.spout), origin)
             for member, part in opened

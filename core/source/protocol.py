@@ -68,6 +68,10 @@ class Limit:
     out: returned ones and due retries. With a source that ignores this, a run that is drained ends only once it is idle.
     With `certain`, the slice is confirmed before it is read: a source may assume nothing of its messages that a reader
     could refute.
+
+    With `whole`, messages that were in one batch are opened again in one batch, whatever the other limits are. With `mates`,
+    only what has one of these names is handed out (`Slice.mates`), all of it; with no name, only messages that were never
+    opened. A source that ignores these two separates messages that failed together.
     """
 
     messages: int = 10_000
@@ -75,6 +79,8 @@ class Limit:
     retries: bool = True
     fresh: bool = True
     certain: bool = False
+    whole: bool = False
+    mates: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,8 @@ class Slice:
 
     `position` describes the slice as JSON. The ledger stores it, and `Source.attach` makes the slice from it again.
     `expected` is for the seed of `open`, with no message left out. `retry` says that the messages failed before; then
-    `replayed` names each as (number, origin). `deaths` is how often a driver ended while it held the slice open.
+    `replayed` names each as (number, origin). `deaths` is how often a driver ended while it held the slice open. `mates`
+    are names that messages of other sources may share, which are to be in the same batch.
     """
 
     position: dict[str, Json]
@@ -115,6 +122,7 @@ class Slice:
     retry: bool = False
     deaths: int = 0
     replayed: tuple[tuple[int, int], ...] = ()
+    mates: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +391,7 @@ class Source(Protocol):
         """Confirm the lease's messages, except those named, which wait for a retry or become dead letters.
 
         A named message that is not `counted` is only returned: its count of failures stays, and its history records the
-        return. It is due with the last of the messages that failed: so messages that share tuples tend to be opened
-        together.
+        return. Those with `mates` come again in one batch with each other.
 
         Raises:
             Fenced: the lease belongs to another owner or epoch now.

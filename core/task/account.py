@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -19,7 +20,8 @@ from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
 from stormproof.core.tracking.acker import acker_of
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.core.tracking.component_counts import ACKER, Counts
-from stormproof.core.tracking.share import as_signed, xor_reduce
+from stormproof.core.tracking.report import ANY_KEY
+from stormproof.core.tracking.share import as_signed, mix64, xor_reduce
 
 
 class Account:
@@ -38,6 +40,7 @@ class Account:
         self._late: dict[int, Failed] = {}
         self._late_ids: set[int] = set()
         self._together: list[npt.NDArray[np.int64]] = []
+        self._met: list[npt.NDArray[np.int64]] = []
         self._inits: list[pa.RecordBatch] = []
         self._acks: list[tuple[Rows, Words]] = []
 
@@ -80,6 +83,16 @@ class Account:
         pairs = anchors.together()
         if len(pairs):
             self._together.append(pairs)
+
+    def met(self, component: str, keys: Words, anchors: Anchors) -> None:
+        """Note which messages reached a component at which messages meet, each with a hash of the key."""
+        salt = np.uint64(zlib.crc32(component.encode()))
+        at, messages = mix64(keys ^ salt)[anchors.row_of_pairs()], anchors.messages()
+        known = messages != MANY
+        if known.any():
+            self._met.append(np.stack([self.messages.ids(messages[known]), as_signed(at[known])], axis=1))
+        if not known.all():
+            self._met.append(np.array([[0, ANY_KEY]]))
 
     def fail_row(self, passage: Passage, anchors: Anchors, row: int, failed: Failed) -> None:
         """Fail every message that anchors a tuple: early where nothing of it can have left the passage, else late."""
@@ -142,6 +155,8 @@ class Account:
             named = self._named(message, failed)
             found.setdefault((named.id, named.component, named.reason), named)
         self.report.late = list(found.values())
+        if self._met:
+            self.report.met = np.concatenate(self._met)
         if self._together:
             pairs = np.concatenate(self._together)
             ids = np.sort(self.messages.ids(pairs.reshape(-1)).reshape(-1, 2), axis=1)

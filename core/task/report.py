@@ -38,6 +38,7 @@ class TaskReport:
     late_xor: int = 0
     lost: list[MessageFailure] = field(default_factory=list[MessageFailure])
     together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    met: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     unnamed: int = 0
     unanchored: int = 0
     counts: Counts = field(default_factory=Counts)
@@ -57,7 +58,8 @@ class TaskReport:
             "lost": _failures_to_json(self.lost),
             "files": files_to_json(self.files),
             "counts": self.counts.to_json(),
-            "together": base64.b64encode(np.ascontiguousarray(self.together).tobytes()).decode(),
+            "together": _pairs_to_json(self.together),
+            "met": _pairs_to_json(self.met),
         }
 
     @classmethod
@@ -69,9 +71,18 @@ class TaskReport:
             "lost": _failures_from_json(parts["lost"]),
             "files": [PreparedFile(**file) for file in parts["files"]],
             "counts": Counts.from_json(parts["counts"]),
-            "together": np.frombuffer(base64.b64decode(parts["together"]), np.int64).reshape(-1, 2),
+            "together": _pairs_from_json(parts["together"]),
+            "met": _pairs_from_json(parts["met"]),
         }
         return cls(**(parts | read))
+
+
+def _pairs_to_json(pairs: npt.NDArray[np.int64]) -> str:
+    return base64.b64encode(np.ascontiguousarray(pairs).tobytes()).decode()
+
+
+def _pairs_from_json(text: str) -> npt.NDArray[np.int64]:
+    return np.frombuffer(base64.b64decode(text), np.int64).reshape(-1, 2)
 
 
 def _failures_to_json(failures: Sequence[MessageFailure]) -> list[Json]:
@@ -123,6 +134,7 @@ def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms
         late=tuple(f for r in reports for f in r.late),
         late_xor=xor_signed(r.late_xor for r in reports),
         together=np.concatenate([r.together for r in reports]) if reports else np.empty((0, 2), np.int64),
+        met=np.concatenate([r.met for r in reports]) if reports else np.empty((0, 2), np.int64),
         lost=tuple(f for r in reports for f in r.lost),
         unnamed=sum(r.unnamed for r in reports),
         unanchored=sum(r.unanchored for r in reports),

@@ -29,6 +29,7 @@ from stormproof.core.task.combine import Combiner
 from stormproof.core.task.cut import StageJob
 from stormproof.core.task.ends import Ends
 from stormproof.core.task.exchange import Sender, Way, receive
+from stormproof.core.task.keyhash import hash_keys
 from stormproof.core.task.nodes import Nodes
 from stormproof.core.task.passage import Failed, Observer, Passage, Tuples
 from stormproof.core.task.report import TaskReport, summary
@@ -215,6 +216,10 @@ class _Task:
                 tuples = Tuples(chunk.rows, chunk.anchors(account.messages))
                 (child,) = entry.children  # tuples were observed, and shares split, where they were emitted
                 account.report.tuples += tuples.rows.num_rows
+                if entry.edge.meets and entry.edge.grouping is not None:
+                    account.met(
+                        entry.edge.component, hash_keys(tuples.rows, entry.edge.grouping.fields), tuples.anchors
+                    )
                 self._nodes.hand(passage, child, tuples, entry.component, entry.stream)
                 yield from self._ends.finish(passage)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from stormproof.core.arrays import Rows
 from stormproof.core.errors import BatchUnverified, JobFailed, MachineUnavailable
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine_faults import OUTSIDE
@@ -32,8 +31,9 @@ from stormproof.core.tracking.outcome import (
     GivenUp,
     Outcome,
 )
+from stormproof.core.tracking.partners import Meetings, Partners
 from stormproof.core.tracking.report import JobReport
-from stormproof.core.tracking.together import touched_by
+from stormproof.core.tracking.together import by_key, touched_by
 from stormproof.core.tracking.verdict import mismatches, misread
 from stormproof.core.user_errors import lacked_in
 
@@ -120,11 +120,28 @@ class _InHand:
     """How many wrong verdicts in a row there were when the present attempt began."""
 
     reruns: int = 0
+    mates: set[int] = field(default_factory=set[int])
+    """Of the failed messages those that come again in one batch."""
+
+    trial: list[int] | None = None
+    """The part that runs by itself now, to find out whether it ends its job; see `_search`."""
+
+    trials: list[list[int]] | None = None
+    trial_deaths: int = 0
 
     @property
     def everything_failed(self) -> bool:
         """Whether every message failed."""
         return len(self.failed) >= self.slice.expected.messages
+
+    @property
+    def ended(self) -> tuple[FailedIn, ...]:
+        """The failed messages, each with the number of those that come again in one batch with it."""
+        mates = len(self.mates) if len(self.mates) > 1 else 0
+        return tuple(
+            replace(one, failure=replace(one.failure, mates=mates)) if id_ in self.mates else one
+            for id_, one in self.failed.items()
+        )
 
     def carry(self, failures: Iterable[MessageFailure]) -> None:
         """Keep these failures until the batch's end; a message keeps its first one."""
@@ -147,13 +164,26 @@ class BatchRunner:
     Messages that were in hand when the job died are set apart first. A failure is counted only of a message that is named
     or that was alone. Where messages fail alone with one error outside user code, `stormproof.core.tracking.breaker`
     decides whether their failures count.
+
+    Where messages meet (`meetings`), partners stay together: see `stormproof.core.tracking.partners`. A batch is not divided
+    then. A message that ends its job is searched for in attempts that commit nothing.
     """
 
-    def __init__(self, source: Source, guarantee: Guarantee, *, component: str, new_seed: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        guarantee: Guarantee,
+        *,
+        component: str,
+        new_seed: Callable[[], int],
+        meetings: Meetings | None = None,
+    ) -> None:
         self._source = source
         self._guarantee = guarantee
         self._component = component
         self._new_seed = new_seed
+        self._whole = meetings is not None
+        self._partners = Partners(meetings)
         self._unverified = 0
         self._breaker = Breaker()
         self._shortages = Shortages()
@@ -177,12 +207,15 @@ class BatchRunner:
             if outcome is not None:
                 return outcome
 
-    def failed_alone(
-        self, name: str, slice_: Slice, seed: int, journal: Journal, reason: FailureReason, error: str
-    ) -> AllFailed | Broken:
-        """The outcome of a batch of one message that is not to run again."""
+    def failed_in_hand(
+        self, name: str, slice_: Slice, seed: int, journal: Journal, error: str, ids: Collection[int] | None
+    ) -> AllFailed:
+        """The outcome of a batch of which these messages (None: its only one) are not to run again."""
         batch = _InHand(name, slice_, journal, Attempt(1, seed, slice_.expected))
-        return self._fail_alone(batch, reason, error)
+        found = [self._blamed(message, FailureReason.WORKER_LOST, error) for message in self._read(batch, 1, ids)]
+        if not found:
+            raise BatchUnverified(f"{name}: its one message cannot be read again")
+        return self._all_back(batch, found)
 
     # -- a job that died ---------------------------------------------------------------------------------------------
 
@@ -198,44 +231,80 @@ class BatchRunner:
             per_message = batch.attempt.per_message
             self._again(batch, AttemptEnd.JOB_FAILED, died.error, per_message=per_message, careful=True)
             return None
+        if self._whole and batch.slice.expected.messages > len(batch.failed) + 1:
+            return self._search(batch, died)
         if batch.attempt.expected.messages > 1:
             alone = tuple(sorted(set(died.suspects) - batch.attempt.excluded))
             return _divided(batch, AttemptEnd.JOB_FAILED, died.error, alone)
-        reason = FailureReason.TIMEOUT if died.timed_out else FailureReason.WORKER_LOST
-        return self._fail_alone(batch, reason, died.error, died)
+        return self._fail_alone(batch, died)
 
     def _broken(self, batch: _InHand, died: JobDied) -> Broken:
         return Broken(died.error, died.outside, self._breaker.messages, batch.attempt.number)
 
-    def _fail_alone(
-        self, batch: _InHand, reason: FailureReason, error: str, died: JobDied | None = None
-    ) -> AllFailed | Broken:
-        """Fail the one message that is left, unless the breaker says otherwise. `died` None: do not ask the breaker."""
-        attempt = batch.attempt
-        for id_, origin, token, payload in self._read(batch.slice, attempt.seed, attempt.excluded, 1):
-            breaks = Breaks.COUNT if died is None else self._breaker.failed_alone(id_, died.outside)
-            if died is not None and breaks is Breaks.STOP:
+    def _fail_alone(self, batch: _InHand, died: JobDied) -> AllFailed | Broken:
+        """Fail the one message that is left, or in hand, unless the breaker says otherwise."""
+        for message in self._read(batch, 1, batch.trial):
+            breaks = self._breaker.failed_alone(message[0], died.outside)
+            if breaks is Breaks.STOP:
                 return self._broken(batch, died)
-            failure = MessageFailure(
-                id=MessageId(id_),
-                origin=origin,
-                token=token,
-                reason=reason,
-                component=self._component,
-                error=storable_text(error),
-                input=storable_text(repr(payload[:_SHOWN_BYTES])),
-                counted=breaks is Breaks.COUNT,
-            )
-            batch.carry([failure])
-            return self._all_failed(batch)
+            reason = FailureReason.TIMEOUT if died.timed_out else FailureReason.WORKER_LOST
+            return self._all_back(batch, [self._blamed(message, reason, died.error, counted=breaks is Breaks.COUNT)])
         raise BatchUnverified(f"{batch.name}: its one message cannot be read again")
+
+    def _blamed(
+        self, message: tuple[int, int, Token, bytes], reason: FailureReason, error: str, *, counted: bool = True
+    ) -> MessageFailure:
+        id_, origin, token, payload = message
+        return MessageFailure(
+            id=MessageId(id_),
+            origin=origin,
+            token=token,
+            reason=reason,
+            component=self._component,
+            error=storable_text(error),
+            input=storable_text(repr(payload[:_SHOWN_BYTES])),
+            counted=counted,
+        )
+
+    def _search(self, batch: _InHand, died: JobDied | None) -> Outcome | None:
+        """Run parts of the batch by themselves until a message alone ends its job: suspects first, then halves.
+
+        `died` None: the part in hand ran to its end. Where every part did, the whole runs once more.
+        """
+        part = batch.trial
+        if part is None:
+            assert died is not None
+            if batch.trials is not None:
+                text = "its job ends each time, though each part of it runs by itself"
+                return GivenUp(f"{text}: {died.error}", batch.attempt.number, GivenUp.TOO_MUCH)
+            everyone = sorted(self._ids(batch))
+            suspects = [[id_] for id_ in sorted(set(died.suspects) & set(everyone))]
+            batch.trials = [*suspects, *_halves(everyone)]
+        elif died is not None:
+            batch.trial_deaths += 1
+            if len(part) > 1:
+                batch.trials = _halves(part)
+            elif batch.trial_deaths > 1:
+                return self._fail_alone(batch, died)
+            else:
+                batch.trials = [part, *(batch.trials or ())]
+        if died is None or len(part or ()) != 1:
+            batch.trial_deaths = 0
+        batch.trial = batch.trials.pop(0) if batch.trials else None
+        error = died.error if died is not None else "a part of it runs by itself"
+        self._again(batch, AttemptEnd.JOB_FAILED, error, careful=True)
+        return None
 
     # -- a job that reported -----------------------------------------------------------------------------------------
 
     def _judge(self, batch: _InHand, report: JobReport) -> Outcome | None:
         self._breaker.reported()
+        if batch.trial is not None:
+            return self._search(batch, None)
         if self._guarantee.tracked:
             report = self._without_shortages(batch, report)
+            if report.unnamed and self._whole:
+                return self._all_back(batch, _once(report.named))
             if report.unnamed:
                 return _too_many(batch, report.named, len(report.named) + report.unnamed)
         attempt, tracked = batch.attempt, self._guarantee.tracked
@@ -286,20 +355,19 @@ class BatchRunner:
         if not wrong:
             if self._all_lost(batch, report):
                 return self._does_not_add_up(batch, (_NOBODY_COMPLETE,))
-            batch.carry(report.named)
+            batch.carry(self._with_partners(batch, report))
             self._unverified = 0
             return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
         if report.lost and not misread(report, batch.attempt.expected) and not self._all_lost(batch, report):
             # Rows between the stages do not add up either. A run without the lost messages tells whether they explain it.
-            return self._without(batch, report.named, wrong)
+            return self._without(batch, self._with_partners(batch, report), wrong)
         return self._does_not_add_up(batch, wrong)
 
     def _judge_exactly_once(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
         """The verdict where a failed message, or one that shares a tuple with it, may leave nothing behind."""
         if misread(report, batch.attempt.expected):  # the report may name messages that this batch did not open
             return self._does_not_add_up(batch, wrong)
-        named = _once(report.named)
-        touched = touched_by({failure.id for failure in named}, report.together)
+        named, touched = self._spread(batch, _once(report.named), report)
         if not (report.late or report.lost or touched):
             if wrong:
                 return self._does_not_add_up(batch, wrong)
@@ -308,7 +376,7 @@ class BatchRunner:
             return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
         if report.lost and self._all_lost(batch, report):
             return self._does_not_add_up(batch, wrong or (_NOBODY_COMPLETE,))
-        if len(touched) > FAILED_MAX:
+        if len(touched) > FAILED_MAX and not self._whole:
             return _too_many(batch, named, len(named) + len(touched))
         returned = self._returned(batch, named, touched)
         if len(returned) != len(touched):
@@ -335,7 +403,7 @@ class BatchRunner:
             self._unverified += 1
         if max(self._unverified, batch.unverified) >= UNVERIFIED_MAX:
             return GivenUp(error, batch.attempt.number)
-        if batch.unverified >= 2 and batch.slice.expected.messages > 1:
+        if batch.unverified >= 2 and batch.slice.expected.messages > 1 and not self._whole:
             return _divided(batch, AttemptEnd.UNVERIFIED, error)
         self._again(batch, AttemptEnd.UNVERIFIED, error, per_message=True)
         return None
@@ -347,7 +415,7 @@ class BatchRunner:
         log.info("%s attempt %d: %s: %s", batch.name, batch.attempt.number, AttemptEnd.MOOT, error)
         if batch.everything_failed:
             return self._all_failed(batch)
-        if batch.reruns >= RERUNS_MAX:
+        if batch.reruns >= RERUNS_MAX and not self._whole:
             return _divided(batch, AttemptEnd.MOOT, error)
         batch.reruns += 1
         self._again(batch, AttemptEnd.MOOT, error)
@@ -355,7 +423,37 @@ class BatchRunner:
 
     def _all_failed(self, batch: _InHand) -> AllFailed:
         self._unverified = 0
-        return AllFailed(tuple(batch.failed.values()), batch.attempt.number)
+        return AllFailed(batch.ended, batch.attempt.number)
+
+    def _all_back(self, batch: _InHand, failures: Sequence[MessageFailure]) -> AllFailed:
+        """Fail these messages. The others of the batch, if there are any, are returned with them."""
+        failed = {failure.id for failure in failures}
+        others = dict.fromkeys(self._ids(batch) - failed, failures[0].id) if self._whole else {}
+        batch.carry([*failures, *self._returned(batch, failures, others)])
+        batch.mates |= batch.failed.keys() if self._whole else set()
+        return self._all_failed(batch)
+
+    def _with_partners(self, batch: _InHand, report: JobReport) -> list[MessageFailure]:
+        """The failures of an attempt, and the returns of those that must not lack them at a join."""
+        named, touched = self._spread(batch, _once(report.named), report)
+        return [*named, *(self._returned(batch, named, touched) if self._whole else ())]
+
+    def _spread(
+        self, batch: _InHand, named: list[MessageFailure], report: JobReport
+    ) -> tuple[list[MessageFailure], Mapping[int, int]]:
+        """The failures of an attempt, and the messages that come again with them, each with one of the failed ones."""
+        spread = self._partners.spread(named, report)
+        failed, touched = {failure.id for failure in named}, dict(spread.touched)
+        if spread.everyone is not None:
+            touched = dict.fromkeys(self._ids(batch) - failed, spread.everyone)
+        elif self._whole and named and batch.reruns >= RERUNS_MAX:
+            # Some message fails in each attempt: half of the others come again later, with their partners.
+            others = sorted(self._ids(batch) - failed - touched.keys())
+            some = {MessageId(id_) for id_ in others[: math.ceil(len(others) / 2)]}
+            linked = some | touched_by(some, np.concatenate([report.together, by_key(report.met)])).keys()
+            touched |= dict.fromkeys(linked - failed - touched.keys(), named[0].id)
+        batch.mates |= failed | touched.keys() if self._whole else touched.keys() | failed & set(report.together.flat)
+        return list(spread.failures), touched
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -364,23 +462,23 @@ class BatchRunner:
     ) -> None:
         before = batch.attempt
         seed, excluded = self._new_seed(), frozenset(batch.failed)
+        if batch.trial is not None:
+            excluded |= self._ids(batch) - set(batch.trial)
         expected = batch.journal.next_attempt(before.number, end, storable_text(error), seed, excluded)
         batch.attempt = Attempt(
             before.number + 1, seed, expected, excluded, per_message=per_message, careful=careful or before.careful
         )
 
     def _returned(
-        self, batch: _InHand, named: Sequence[MessageFailure], touched: dict[int, int]
+        self, batch: _InHand, named: Sequence[MessageFailure], touched: Mapping[int, int]
     ) -> list[MessageFailure]:
         """The messages to return, uncounted, with failed ones. Their origins are read again: a report has only ids."""
         if not touched:
             return []
         culprits = {failure.id: failure for failure in named}
+        tie = "a tuple or may share a join" if self._whole else "a tuple"
         found: list[MessageFailure] = []
-        attempt = batch.attempt
-        for id_, origin, token, _ in self._read(
-            batch.slice, attempt.seed, attempt.excluded, _LOOK_UP_ROWS, np.array(sorted(touched), np.int64)
-        ):
+        for id_, origin, token, _ in self._read(batch, _LOOK_UP_ROWS, touched):
             culprit = culprits[MessageId(touched[id_])]
             shown = self._source.shown_id(culprit.id, culprit.origin)
             found.append(
@@ -390,23 +488,31 @@ class BatchRunner:
                     token=token,
                     reason=culprit.reason,
                     component=culprit.component,
-                    error=storable_text(
-                        f"returned with message {shown}, with which it shares a tuple: {culprit.error}"
-                    ),
+                    error=storable_text(f"returned with message {shown}, with which it shares {tie}: {culprit.error}"),
                     counted=False,
                 )
             )
         return found
 
+    def _ids(self, batch: _InHand) -> set[int]:
+        """The messages of the batch that have not failed."""
+        return {
+            id_
+            for reader in self._source.readers(batch.slice, 1)
+            for rows in reader.read(batch.attempt.seed, frozenset(batch.failed), _LOOK_UP_ROWS)
+            for id_ in rows.column("id").to_pylist()
+        }
+
     def _read(
-        self, slice_: Slice, seed: int, excluded: frozenset[int], batch_rows: int, wanted: Rows | None = None
+        self, batch: _InHand, batch_rows: int, wanted: Collection[int] | None = None
     ) -> Iterator[tuple[int, int, Token, bytes]]:
-        """(id, origin, token, payload) of the wanted messages, or of all."""
+        """(id, origin, token, payload) of the wanted messages that have not failed, or of all."""
         left = -1 if wanted is None else len(wanted)
-        for reader in self._source.readers(slice_, 1):
-            for rows in reader.read(seed, excluded, batch_rows):
+        numbers = None if wanted is None else np.fromiter(wanted, np.int64)
+        for reader in self._source.readers(batch.slice, 1):
+            for rows in reader.read(batch.attempt.seed, frozenset(batch.failed), batch_rows):
                 ids = rows.column("id").to_numpy()
-                for row in np.flatnonzero(np.isin(ids, wanted)) if wanted is not None else range(len(ids)):
+                for row in np.flatnonzero(np.isin(ids, numbers)) if numbers is not None else range(len(ids)):
                     id_, origin, token, payload = (rows.column(number)[int(row)].as_py() for number in range(4))
                     yield id_, origin, Token(token or 0), payload
                     left -= 1
@@ -426,7 +532,12 @@ def _once(failures: Iterable[MessageFailure]) -> list[MessageFailure]:
 
 
 def _complete(batch: _InHand, report: JobReport) -> Complete:
-    return Complete(report, tuple(batch.failed.values()), batch.attempt.number)
+    return Complete(report, batch.ended, batch.attempt.number)
+
+
+def _halves(part: list[int]) -> list[list[int]]:
+    middle = math.ceil(len(part) / 2)
+    return [part[:middle], part[middle:]]
 
 
 def _divided(batch: _InHand, end: AttemptEnd, error: str, alone: tuple[int, ...] = ()) -> Divided:

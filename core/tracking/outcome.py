@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from stormproof.core.errors import TasksBroken
 from stormproof.core.message import MessageFailure
@@ -62,8 +62,11 @@ class Divided:
 class GivenUp:
     """The verdict stayed wrong and names no message: stop, and commit nothing."""
 
+    TOO_MUCH: ClassVar = "It cannot be divided, for messages meet in it: give its tasks more memory or time"
+
     error: str
     attempts: int
+    hint: str = "Two runs before it failed alike: the reader or a store between the stages loses or doubles rows"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,13 @@ def touched_by(failed: set[MessageId], together: npt.NDArray[np.int64]) -> dict[
     return dict(zip(ids[hit].tolist(), ids[by[hit]].tolist(), strict=True))
 
 
+def by_key(met: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Pairs of messages that met at one key, as a chain a key. `met` has (message, key) pairs."""
+    met = met[np.argsort(met[:, 1], kind="stable")]
+    same = met[1:, 1] == met[:-1, 1]
+    return np.stack([met[:-1, 0][same], met[1:, 0][same]], axis=1)
+
+
 def _roots(pairs: npt.NDArray[np.int64], size: int) -> Rows:
     """The lowest member of each one's component."""
     root = np.arange(size, dtype=np.int64)

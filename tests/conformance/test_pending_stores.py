@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -299,7 +299,7 @@ def test_failed_messages_wait_for_their_time_and_come_by_number(store: StoreHarn
         ]
     store.advance(2.5)
     with store.rows() as rows:
-        assert [tuple(retry) for retry in rows.due(9)] == [(0, 1_000, 7), (1, 1_001, 7)]
+        assert [tuple(retry) for retry in rows.due(9)] == [(0, 1_000, 7, ""), (1, 1_001, 7, "")]
         assert [retry.id for retry in rows.due(1)] == [0], "the longest due is taken first"
         assert rows.counts().next_retry_in_s == 0
 
@@ -320,6 +320,50 @@ def test_no_message_waits_longer_than_is_said(store: StoreHarness) -> None:
         assert rows.wait_at_most(0.0) == 0, "they do not wait"
 
 
+def test_mates_come_all_or_not_at_all(store: StoreHarness) -> None:
+    """`a` has 3 members, one of them elsewhere, `b` 4, three of them elsewhere; message 3 has no mates."""
+    store.start()
+    with store.rows() as rows:
+        advanced(rows, A)
+    with store.rows() as rows:
+        row = rows.take(A, delete=True)
+        assert row is not None
+        mates = [(0, 1.0, "a", 3), (1, 50.0, "a", 3), (2, 2.0, "b", 4), (3, 3.0, "", 1)]
+        named = [
+            replace(failed(id_, delay_s=delay_s), mates=name, mates_messages=number)
+            for id_, delay_s, name, number in mates
+        ]
+        rows.fail(row, named)
+    store.advance(10)
+    with store.rows() as rows:
+
+        def due(messages: int, names: Collection[str] | None = None) -> list[int]:
+            return [retry.id for retry in rows.due(messages, names)]
+
+        assert rows.free() is None
+        assert due(9) == [0, 1, 2, 3], "1 comes with 0, though it is not due"
+        assert due(7) == [0, 1, 2]
+        assert due(6) == [0, 1], "b has 4, of every source: they do not fit any more"
+        assert due(1) == [0, 1], "mates are not cut"
+        assert due(9, {"a"}) == [0, 1]
+        assert due(9, {"a", ""}) == [0, 1, 3]
+        assert due(1, {"b", "c"}) == [2]
+        assert due(9, {"c"}) == []
+        assert [retry.mates for retry in rows.due(9)] == ["a", "a", "b", ""]
+
+
+def test_a_free_slice_is_found_by_its_mates(store: StoreHarness) -> None:
+    store.start()
+    with store.rows() as rows:
+        rows.advance(SliceRow(0, {"range": [0, 4]}, 4, 40, "a", 1, opened=1, mates="x"), A, {"next": 4})
+        advanced(rows, B, 4, 6)
+        assert rows.give_back(A)
+        assert rows.give_back(B)
+        for names, found in (({"x"}, "x"), ({"y"}, None), ({""}, ""), (None, "x")):
+            row = rows.free(names)
+            assert (None if row is None else row.mates) == found
+
+
 def test_retries_belong_to_one_slice_and_move_with_its_parts(store: StoreHarness) -> None:
     waiting(store)
     store.advance(10)
@@ -334,7 +378,7 @@ def test_retries_belong_to_one_slice_and_move_with_its_parts(store: StoreHarness
         rows.shrink(SliceRow(row.id, None, 1, 7))
         assert dict(rows.retries_by_slice()) == {row.id: 1, rest.id: 2}
         assert rows.counts() == Counts(0, 3, 0, 0, 0, None)
-        assert dict(rows.failures(rest.id, [0, 1, 2, 99])) == {1: 1, 2: 1}
+        assert dict(rows.failures(rest.id, [0, 1, 2, 99])) == {1: (1, 1), 2: (1, 1)}
 
 
 def test_a_retry_that_fails_again_keeps_its_history_and_payload(store: StoreHarness) -> None:
@@ -459,7 +503,7 @@ def test_dead_letters_are_disposed_of_once(store: StoreHarness) -> None:
             (0, Disposal.DROP, "ann", "spam"),
             (1, None, None, None),
         ]
-        assert [tuple(retry) for retry in rows.due(9)] == [(2, 1_002, 4)], "due at once"
+        assert [tuple(retry) for retry in rows.due(9)] == [(2, 1_002, 4, "")], "due at once"
         assert [one.times_failed for one in rows.waiting()] == [0]
 
 

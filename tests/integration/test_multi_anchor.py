@@ -34,7 +34,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.protocol import Source
-from stormproof.core.tracking import attempts
+from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.report import JobReport
 from stormproof.trident.audit import AuditLedger, replays
 from stormproof.trident.ledger import tables as t
@@ -313,7 +313,7 @@ def test_at_most_once_the_failure_is_told_and_nobody_comes_again(case: Case, tmp
 
 @pytest.mark.parametrize("name", SPREADING)
 def test_a_failure_that_does_not_spread_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(attempts, "touched_by", lambda *_: {})
+    monkeypatch.setattr(partners, "touched_by", lambda *_: {})
     with pytest.raises(AssertionError):
         require_exactly_once(BY_NAME[name], tmp_path)
 
@@ -450,7 +450,7 @@ def test_in_real_stores_a_failure_that_does_not_spread_is_caught(
     stores: Callable[[str, int], Stores], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control."""
-    monkeypatch.setattr(attempts, "touched_by", lambda *_: {})
+    monkeypatch.setattr(partners, "touched_by", lambda *_: {})
     with pytest.raises(AssertionError):
         require_stores(stores("three anchors", 1))
 

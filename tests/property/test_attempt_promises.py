@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.scripted import Says, Script
 
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.tracking import attempts
+from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp
 from stormproof.trident.transaction_states import AttemptOutcome
@@ -72,7 +72,7 @@ def test_what_is_confirmed_was_complete(script: list[Says | JobDied], guarantee:
 
 def test_it_catches_a_touched_message_that_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    monkeypatch.setattr(attempts, "touched_by", lambda *_: {})
+    monkeypatch.setattr(partners, "touched_by", lambda *_: {})
     with pytest.raises(AssertionError, match="went with another's"):
         hold(Script([Says(early=[1], together=[(1, 2)])], messages=MESSAGES))
 

@@ -18,6 +18,7 @@ from stormproof.core.pending.slice_position import expectation_of
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import AttemptEnd, Outcome
+from stormproof.core.tracking.partners import Meetings
 from stormproof.core.tracking.report import JobReport
 
 
@@ -82,6 +83,7 @@ class Script:
     messages: int = 4
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     retry: bool = False
+    meetings: Meetings | None = None
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])
 
@@ -95,7 +97,9 @@ class Script:
             self.source.confirm(Lease("before", 1), [failure(i, 1) for i in range(self.messages)])
             self.clock.advance(1000)
         seeds = iter(range(100, 200))
-        self.runner = BatchRunner(self.source, self.guarantee, component="words", new_seed=lambda: next(seeds))
+        self.runner = BatchRunner(
+            self.source, self.guarantee, component="words", new_seed=lambda: next(seeds), meetings=self.meetings
+        )
 
     def run(self) -> Outcome:
         """Open a slice, and take it to its outcome."""

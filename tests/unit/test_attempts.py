@@ -14,6 +14,7 @@ from stormproof.core.errors import BatchUnverified
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageId
 from stormproof.core.tracking import attempts as module
+from stormproof.core.tracking import partners
 from stormproof.core.tracking.attempts import Attempt, JobDied
 from stormproof.core.tracking.outcome import (
     Abandoned,
@@ -370,7 +371,7 @@ def a_failed_message_is_confirmed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_touched_message_is_confirmed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(module, "touched_by", lambda *_: {})
+    patch.setattr(partners, "touched_by", lambda *_: {})
 
 
 def a_touched_message_counts_a_failure(patch: pytest.MonkeyPatch) -> None:

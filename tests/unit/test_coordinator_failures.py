@@ -26,7 +26,7 @@ from stormproof.core.job import Job
 from stormproof.core.message import FailureReason
 from stormproof.core.sink import SinkInput
 from stormproof.core.source.protocol import Lease, Limit
-from stormproof.core.tracking import attempts
+from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit import AuditLedger, message, replays, txn, verify
@@ -198,7 +198,7 @@ def test_a_late_failure_that_is_ignored_is_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_touched_message_that_is_confirmed_is_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(attempts, "touched_by", lambda *_: {})
+    monkeypatch.setattr(partners, "touched_by", lambda *_: {})
     with pytest.raises(AssertionError):
         test_exactly_once_returns_those_that_share_a_tuple_and_counts_them_no_failure(tmp_path)
 

@@ -17,7 +17,7 @@ from support.memory_run import World
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.backoff import Backoff
-from stormproof.core.tracking import attempts
+from stormproof.core.tracking import partners
 from stormproof.trident.statistics import RunStatistics
 
 
@@ -75,6 +75,6 @@ def test_a_neighbour_that_is_confirmed_under_exactly_once_is_caught(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Negative control: its tuple is gone with the failed message, and it would never be seen again."""
-    monkeypatch.setattr(attempts, "touched_by", lambda *_: {})
+    monkeypatch.setattr(partners, "touched_by", lambda *_: {})
     with pytest.raises(AssertionError):
         test_exactly_once_nothing_of_a_failed_message_stays_and_its_neighbour_is_returned(tmp_path)

@@ -149,6 +149,7 @@ class Event:
             component=failure.component,
             error=failure.error,
             input=failure.input,
+            detail={"mates": failure.mates} if failure.mates else None,
         )
 
     def to_failure(self) -> MessageFailure:
@@ -164,6 +165,7 @@ class Event:
             error=self.error or "",
             input=self.input or "",
             counted=self.kind is EventKind.FAILURE,
+            mates=int(str((self.detail or {}).get("mates", 0))),
         )
 
 
