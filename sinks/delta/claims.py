@@ -144,7 +144,7 @@ class Claims:
             "id": str(metadata.id),
             "name": metadata.name,
             "description": metadata.description,
-            "format": {"provider": "parquet", "options": {}},
+            "format": self._log.file_format(table.version()),
             "schemaString": table.schema().to_json(),
             "partitionColumns": metadata.partition_columns,
             "configuration": {**metadata.configuration, **parameters},

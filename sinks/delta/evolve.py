@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Final
 
-from deltalake import CommitProperties, DeltaTable, Field, Schema
+from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures
 
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.contract import Change
@@ -46,17 +46,32 @@ def _named(fields: list[Field]) -> list[str]:
 
 
 def add_columns(table: DeltaTable, input_: SinkInput, application: str, txid: int) -> bool:
-    """Add the columns that the table lacks, nullable, in one version; whether there were any.
+    """Add the columns that the table lacks, nullable, in one version; whether the table was changed.
 
     May be repeated: a crash before the batch's own version leaves a table that has them. The version names the txid.
     """
     fields = [Field(f.name, f.type, nullable=True) for f in _lacking(table, input_)]
-    if not fields:
+    if fields:
+        table.alter.add_columns(fields, commit_properties=_changing(application, txid, _named(fields)))
+    return _list_not_null(table, application, txid) or bool(fields)
+
+
+def _list_not_null(table: DeltaTable, application: str, txid: int) -> bool:
+    """List the feature of NOT NULL, where columns have it and the protocol lists features, but not that; whether it was so.
+
+    A timestamp without a zone makes delta-rs list a table's features. It leaves that one out, and Spark then does not read
+    the table.
+    """
+    listed = table.protocol().writer_features
+    if not listed or "invariants" in listed or all(f.nullable for f in table.schema().fields):
         return False
-    changes = _named(fields)
-    metadata = {CHANGED_BY: application, CHANGED_FOR: str(txid), CHANGES: json.dumps(changes)}
-    table.alter.add_columns(fields, commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0))
+    table.alter.add_feature(TableFeatures.Invariants, commit_properties=_changing(application, txid, []))
     return True
+
+
+def _changing(application: str, txid: int, changes: list[str]) -> CommitProperties:
+    metadata = {CHANGED_BY: application, CHANGED_FOR: str(txid), CHANGES: json.dumps(changes)}
+    return CommitProperties(custom_metadata=metadata, max_commit_retries=0)
 
 
 def versions_for(

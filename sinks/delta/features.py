@@ -272,6 +272,14 @@ FEATURES: Final = (
         SPARK,
         "whose values writers spell differently",
     ),
+    Feature(
+        "partitions by a timestamp",
+        lambda facts: (name for name, kind in facts.partitions.items() if kind == "timestamp"),
+        RS,
+        SPARK,
+        SPARK,
+        "whose values a merge of delta-rs writes without a zone: Spark reads them in that of its session",
+    ),
     Feature("partition columns whose names no path takes", _not_in_paths, _NO_PATH, _NO_PATH, _NO_PATH),
     Feature(
         "column names that delta-rs uses itself",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+import pyarrow.parquet as pq
+
 from stormproof.core.sink import PreparedFile
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import Files
@@ -294,6 +296,30 @@ class DeltaLog:
                         found = json.loads(line)["protocol"]
                         return frozenset([*found.get("readerFeatures", ()), *found.get("writerFeatures", ())])
         return frozenset()
+
+    def file_format(self, version: int) -> dict[str, Any]:
+        """The `format` of the table's metadata at a version, with its options, which delta-rs does not hand on.
+
+        Raises:
+            OSError: neither an entry nor a checkpoint has it.
+        """
+        names = self.files.list(self.folder)
+        for at in range(version, -1, -1):
+            entry, checkpoint = os.path.basename(self.entry_path(at)), f"{at:020}.checkpoint."
+            for name in sorted(name for name in names if name == entry or name.startswith(checkpoint)):
+                for found in self._metadata_in(os.path.join(self.folder, name)):
+                    return {**found["format"], "options": dict(found["format"].get("options") or {})}
+        raise OSError(f"{self.folder}: no entry and no checkpoint up to version {version} has the table's metadata")
+
+    def _metadata_in(self, path: str) -> Iterator[dict[str, Any]]:
+        """The `metaData` actions of a log entry or a checkpoint."""
+        if path.endswith(".parquet"):
+            with self.files.open_native(path) as opened:
+                column = pq.read_table(opened, columns=["metaData"]).column("metaData")
+            yield from column.drop_null().to_pylist()
+            return
+        with self.files.open(path) as file:
+            yield from (json.loads(line)["metaData"] for line in file if line.lstrip().startswith(b'{"metaData"'))
 
     def back_from(self, version: int) -> Iterator[LogEntry]:
         """The entries from `version` back to the first gap, each with its `commitInfo` alone."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -13,9 +15,10 @@ from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, narrowed
 from stormproof.sinks.delta.claims import properties_of
+from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import TableFacts, choose, refusal
-from stormproof.sinks.delta.loaded import is_table, options_of
+from stormproof.sinks.delta.loaded import is_table
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.stores import require_conditional_put
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
@@ -92,15 +95,15 @@ def _create(
     if input_.is_by_key and (columns := narrowed(input_.schema, partitions, ours)) is not None:
         ours[WITH_STATISTICS] = columns
     try:
-        DeltaTable.create(
-            path,
-            Schema.from_arrow(input_.schema.empty_table().schema),
-            mode="ignore",
-            partition_by=[*partitions],
-            configuration=ours,
-            raise_if_key_not_exists=False,
-            storage_options=options_of(path),
-        )
+        with tempfile.TemporaryDirectory(prefix="stormproof-make-") as folder:
+            DeltaTable.create(
+                folder,
+                Schema.from_arrow(input_.schema.empty_table().schema),
+                partition_by=[*partitions],
+                configuration=ours,
+                raise_if_key_not_exists=False,
+            )
+            entry = _first_entry(folder)
     except DeltaError as error:
         if may_pass(error) or not (settings or partitions):
             raise
@@ -108,6 +111,24 @@ def _create(
             f"{where}: delta-rs cannot make such a table: {shown(error)}; make it with Spark, or name other properties and "
             "partitions"
         ) from error
+    files.make_folder(log.folder)
+    with suppress(FileExistsError):  # another one made it
+        files.put_new(log.entry_path(0), entry)
     files.sync(log.entry_path(0))
     files.sync_folder(log.folder)
     files.sync_folder(path)
+
+
+def _first_entry(folder: str) -> bytes:
+    """The log entry of the table that delta-rs made in a folder, with a protocol by which every reader can read it.
+
+    Where its protocol lists features, delta-rs leaves out that of NOT NULL, without which Spark does not read the table. It
+    lists that of variants, which no table of ours has, beside deletion vectors.
+    """
+    with open(DeltaLog(folder).entry_path(0), "rb") as made:
+        actions = [json.loads(line) for line in made]
+    protocol = next(action["protocol"] for action in actions if "protocol" in action)
+    if "writerFeatures" in protocol:
+        protocol["writerFeatures"] = sorted({*protocol["writerFeatures"], "invariants"} - {"variantType"})
+        protocol["readerFeatures"] = sorted({*protocol["readerFeatures"]} - {"variantType"})
+    return entry_of("CREATE TABLE", {}, [action for action in actions if "commitInfo" not in action], {})

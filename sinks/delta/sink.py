@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Final, get_args
 from urllib.parse import unquote
 
 from deltalake.exceptions import DeltaError
@@ -43,6 +44,11 @@ from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input, column_names
 
+_NEEDS_FEATURE: Final = re.compile(
+    r"delta\.(?:(?:feature|columnMapping|universalFormat|coordinatedCommits)\.|checkpointPolicy$|min(?:Reader|Writer)Version$|"
+    r"enable(?!ChangeDataFeed$|DeletionVectors$|ExpiredLogCleanup$))"
+)
+"""Properties that a table may have only beside a feature of its protocol."""
 STAGING_FOLDER = ".stormproof-staging"
 
 
@@ -400,6 +406,12 @@ def _table_properties(where: str, given: Mapping[str, str]) -> dict[str, str]:
         raise UsageError(
             f"{where}: properties has {checks[0]!r}: a merge does not ask a CHECK constraint that is only a property; "
             "make the table without it, and add it with ALTER TABLE ... ADD CONSTRAINT, or delta-rs' alter.add_constraint"
+        )
+    unmade = [name for name in given if _NEEDS_FEATURE.match(name)]
+    if unmade:
+        raise UsageError(
+            f"{where}: properties has {unmade[0]!r}, which takes a feature that delta-rs does not lay out in a new table: "
+            "readers could not read it; make the table with Spark, and leave the property out"
         )
     return dict(given)
 

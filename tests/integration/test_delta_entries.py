@@ -10,10 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.transaction import AddAction
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta.entries import put_next
@@ -197,3 +198,21 @@ def test_half_of_a_surrogate_pair_never_comes_into_the_log(tmp_path: Path) -> No
     with pytest.raises(UnicodeEncodeError):
         put_next(DeltaLog(path), DeltaTable(path), [added()], Label("ours", 1, {"stormproof.refused": "\ud800"}))
     assert names(path) == ["00000000000000000000.json"]
+
+
+@pytest.mark.parametrize("behind", ["an entry", "a checkpoint"])
+def test_a_claim_keeps_the_options_of_another_writers_file_format(behind: str, tmp_path: Path) -> None:
+    harness = SinkHarness("delta-append", tmp_path, None)
+    DeltaTable.create(harness.delta_path, Schema.from_arrow(SCHEMA))
+    log = DeltaLog(str(harness.delta_path))
+    first = Path(log.entry_path(0))
+    options = {"compression": "zstd"}
+    first.write_text(first.read_text().replace('"options":{}', f'"options":{json.dumps(options)}'))
+    if behind == "a checkpoint":
+        adopt_files(DeltaTable(harness.delta_path), [], CommitProperties())
+        DeltaTable(harness.delta_path).create_checkpoint()
+        first.unlink()
+    assert harness.open().claim(()) == ()
+    newest = entries(log.table)[DeltaTable(harness.delta_path).version()]
+    (about,) = [action["metaData"] for action in newest if "metaData" in action]
+    assert about["format"] == {"provider": "parquet", "options": options}

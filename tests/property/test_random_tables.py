@@ -15,10 +15,10 @@ import pandas as pd
 import psycopg
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from psycopg.types.json import set_json_loads
 from support import duck
-from support.random_tables import as_json, batches, shown
+from support.random_tables import Made, as_json, batches, made_tables, shown
 from support.typed_rows import put
 
 from stormproof.core.errors import TopologyError
@@ -114,6 +114,53 @@ def test_every_reader_finds_what_pandas_computes(
 
     check()
     connection.close()
+
+    def check_spark(table: Written) -> None:
+        table.check("spark", spark.read.format("delta").load(str(table.folder)).toArrow())
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(check_spark, written))
+    assert len(written) >= examples
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)  # with --all Spark reads 300 tables
+def test_every_reader_reads_every_table_that_can_be_made(
+    tmp_path: Path, spark: SparkSession, seed: int, request: pytest.FixtureRequest
+) -> None:
+    examples = ALL if request.config.getoption("--all") else SOME
+    written: list[Written] = []
+    lake = duck.connected()
+    lake.execute("set timezone = 'UTC'")
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+        phases=[hypothesis.Phase.generate],
+    )
+    @hypothesis.given(made_tables())
+    def check(made: Made) -> None:
+        folder = tmp_path / f"t{len(written)}"
+        by_key: dict[str, Any] = {"mode": "upsert", "key": "i", "order_by": "any"} if made.by_key else {}
+        sink = DeltaSink(folder, partition_by=made.partitions, properties=made.properties, **by_key)
+        try:
+            sink.check(sink.input_of(SinkInput(made.batches[0].schema)), Guarantee.EXACTLY_ONCE)
+        except TopologyError:  # a map of timestamps without a zone
+            hypothesis.reject()
+        table = Written(folder, made.batches[0].schema, by_pandas(made.batches))
+        written.append(table)
+        for txid, rows in enumerate(made.batches, start=1):
+            put(sink, rows, sink.input_of(SinkInput(rows.schema)), txid=txid)
+            if made.constrained and txid == 1:
+                DeltaTable(folder).alter.add_constraint({"few": "i < 1000"})
+        by_delta_rs = QueryBuilder().register("t", DeltaTable(folder)).execute("select * from t")
+        table.check("delta-rs", pa.table(by_delta_rs))
+        table.check("duckdb", pa.table(lake.execute(f"select * from delta_scan('{folder}')").arrow()))
+
+    check()
 
     def check_spark(table: Written) -> None:
         table.check("spark", spark.read.format("delta").load(str(table.folder)).toArrow())

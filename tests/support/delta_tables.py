@@ -50,6 +50,7 @@ BY_SPARK: Final[Mapping[str, Made]] = {
             "CREATE OR REPLACE TABLE {table} SHALLOW CLONE {other}",
         ),
     ),
+    "partitions by a timestamp": Made(f"{PLAIN}, at TIMESTAMP", "PARTITIONED BY (at)"),
     "partition timestamps without a zone": Made(
         f"{PLAIN}, at TIMESTAMP",
         "PARTITIONED BY (at)",

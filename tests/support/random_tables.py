@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
@@ -79,6 +80,51 @@ def batches(draw: st.DrawFn) -> list[pa.Table]:
         made.append(pa.table([pa.array(range(first, first + rows), pa.int32()), *arrays], schema=schema))
         first += rows
     return made
+
+
+@dataclass(frozen=True)
+class Made:
+    """A table that a sink may make, and the batches that go there."""
+
+    batches: list[pa.Table]
+    partitions: list[str]
+    properties: dict[str, str]
+    by_key: bool
+    constrained: bool
+
+
+_PROPERTIES: Final[tuple[dict[str, str], ...]] = (
+    {},
+    {"delta.enableChangeDataFeed": "true"},
+    {"delta.enableDeletionVectors": "true"},
+    {"delta.appendOnly": "true", "delta.checkpointInterval": "1"},
+    {"delta.dataSkippingNumIndexedCols": "1", "my.own": "x", "delta.logRetentionDuration": "interval 30 days"},
+)
+"""A MERGE of a table with one of the first features needs Spark, or is refused."""
+
+
+@st.composite
+def made_tables(draw: st.DrawFn) -> Made:
+    """Batches, and how their table is made: NOT NULL, partitions, properties, a constraint, rows by key or not."""
+    given = draw(batches())
+    whole = pa.concat_tables(given)
+    strict = [f.name for f in whole.schema if not whole[f.name].null_count and draw(st.booleans())]
+    schema = pa.schema([f.with_nullable(f.name not in strict) for f in whole.schema])
+    by_key = draw(st.booleans())
+    by_value = [name for name in whole.schema.names[1:] if _is_partition(whole[name], by_key=by_key)]
+    partitions = draw(st.lists(st.sampled_from(by_value), max_size=2, unique=True)) if by_value else []
+    properties = draw(st.sampled_from(_PROPERTIES[:1] + _PROPERTIES[4:] if by_key else _PROPERTIES))
+    return Made([table.cast(schema) for table in given], partitions, properties, by_key, draw(st.booleans()))
+
+
+def _is_partition(column: pa.ChunkedArray, *, by_key: bool) -> bool:
+    """Whether delta-rs writes rows of a table that it is partitioned by this column."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None and by_key:
+        return False
+    if pa.types.is_string(kind):
+        return all(value is None or 0 < len(value.encode()) < 60 for value in column.to_pylist())
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
 
 
 def shown(value: Any) -> Any:
