@@ -14,14 +14,12 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, narrowed
 from stormproof.sinks.delta.checks import may_reject
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
-from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.entries import is_ours
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files, tail_since
 from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, versions_for
@@ -437,10 +435,6 @@ class TableHold(StoreRecord):
             last=None,
             tail=tail,
         )
-
-    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
-        """See `SupportsCompareRows`."""
-        return compare(self, read, (first, last), progress)
 
     def keep_held(self) -> None:
         """Check that the files of the last commit are there, and sync it."""

@@ -22,11 +22,13 @@ from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.abilities import Compaction, Repair
+from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.asked_by_spark import AskSpark
 from stormproof.sinks.delta.asked_rows import ask_delta_rs
 from stormproof.sinks.delta.checks import lacking, may_reject, require_checks, violates
 from stormproof.sinks.delta.compaction import commits_since_compaction, compact, settle_compactions
+from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.entries import put_next
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.head import TableHead
@@ -173,6 +175,10 @@ class DeltaSession(TableHold, SinkSession):
         if not self.input.is_by_key:
             self._replaced[transaction.txid] = frozenset(row.file for row in result.refused)
         return result
+
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """See `SupportsCompareRows`."""
+        return compare(self, read, (first, last), progress)
 
     def _remove_replaced(self, transaction: PreparedTransaction) -> None:
         """Remove the prepared files in whose place others were adopted, without the rows that the table refused."""

@@ -14,12 +14,10 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.abilities import warning_of
-from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.contract import Change, SchemaContract
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.collations import require_deterministic_keys
-from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.connection import Link
 from stormproof.sinks.postgres.durable import require_durable, volatile_relations
 from stormproof.sinks.postgres.evolve import as_changed, change, changes_for, changes_of
@@ -231,10 +229,6 @@ class TableHold(StoreRecord):
             problems = [f"{name} is {what}: a crash of the server loses its rows" for name, what in volatile]
             report = self.guard.report(connection, entries, rows_found=found, problems=problems)
             return replace(report, uncounted=uncounted)
-
-    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
-        """See `SupportsCompareRows`."""
-        return compare(self, self.database, read, (first, last), progress)
 
     def count_rows(self, limit: int) -> int:
         """The rows that are visible now."""

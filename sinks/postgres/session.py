@@ -14,11 +14,12 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
-from stormproof.sinks.comparison import content_of_files
+from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, content_of_files
 from stormproof.sinks.content import Content, ContentSum
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.copying import copy_rows
 from stormproof.sinks.postgres.durable import require_no_volatile
 from stormproof.sinks.postgres.facts import Facts, ask_facts, facts_of
@@ -308,6 +309,10 @@ class PostgresSession(TableHold, SinkSession):
     def unreached(self, files: Sequence[PreparedFile]) -> Sequence[str]:
         """Of the prepared files in the staging folder."""
         return unreached(self._staging, files)
+
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """See `SupportsCompareRows`."""
+        return compare(self, self.database, read, (first, last), progress)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The rows are in the table: the files may go, and what tasks of other attempts loaded."""

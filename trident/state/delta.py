@@ -15,7 +15,9 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
+from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.delta.column_types import check_types
+from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.log import DeltaLog
@@ -66,6 +68,10 @@ class DeltaBacking(Backing):
     def record(self) -> TableHold:
         """The table's log."""
         return self._hold
+
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """See `SupportsCompareRows`."""
+        return compare(self._hold, read, (first, last), progress)
 
     @property
     def limits(self) -> Limits:

@@ -11,7 +11,9 @@ from psycopg import sql
 from stormproof.core.errors import Json, SettingsError, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
+from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.limits import Limits
+from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.hashed import known_content
 from stormproof.sinks.postgres.hold import TableHold
@@ -45,6 +47,10 @@ class PostgresBacking(Backing):
     def record(self) -> TableHold:
         """The table's guard and evidence."""
         return self._hold
+
+    def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
+        """See `SupportsCompareRows`."""
+        return compare(self._hold, self._hold.database, read, (first, last), progress)
 
     @property
     def limits(self) -> Limits:

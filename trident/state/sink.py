@@ -465,10 +465,10 @@ class StateSession(SinkSession):
 
     def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
         """See `SupportsCompareRows`."""
-        backing = self._backing()
-        if backing is None or not isinstance(backing.record, SupportsCompareRows):
+        backing: object = self._backing()
+        if not isinstance(backing, SupportsCompareRows):
             return Comparison(left_out=("its rows: a state of its kind cannot read them back",))
-        return backing.record.compare_rows(read, first, last, progress)
+        return backing.compare_rows(read, first, last, progress)
 
     def close(self) -> None:
         """Close the state."""
