@@ -420,13 +420,22 @@ class MemorySession(SinkSession):
         while again:
             kept.clear()
             for part in rejects.kept():
-                reasons = [refuse(row) for row in part.rows.to_pylist()]
+                reasons = [self._refusal(row, refuse) for row in part.rows.to_pylist()]
                 for place, why in enumerate(reasons):
                     if why is not None:
                         rejects.add(part.row(place).refused(None, why))
                 kept.append(part.only(np.array([why is None for why in reasons])).rows)
             again = rejects.close()
         return kept, rejects.rows(), rejects.reinstated
+
+    def _refusal(self, row: dict[str, Any], refuse: Callable[[dict[str, Any]], str | None]) -> str | None:
+        """Why the table refuses a row: not where it has a later one, since then the row changes nothing."""
+        why, held = refuse(row), self._store.content
+        if why is None or held is None or self._input.mode is not SinkMode.UPSERT:
+            return why
+        names = self._input.schema.names
+        added = pa.Table.from_pylist([{name: row[name] for name in names}], self._input.schema)
+        return None if put_rows(held, added, self._input)[1] else why
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""

@@ -37,6 +37,12 @@ REFUSED_MAX: Final = 1_000
 LEFT_OUT_MAX: Final = 100_000
 """Rows that one commit may leave out with rejected messages; each of them is recorded."""
 
+NO_PARENT: Final = "23503"
+_LATER_PARENTS: Final = (
+    ". Where the parents are of another sink of the topology, name it before this one. Where they come in later messages, "
+    "let more be rejected, and call `stormproof rejects retry` once the parents are there"
+)
+
 ROW_TEXT_MAX: Final = 10_000
 """Characters of a refused row, as JSON, that are recorded."""
 
@@ -94,6 +100,16 @@ class GroupsRefused(SinkRefused):
     rows: tuple[RefusedRow, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All rows of a transaction in an order: `row` has the place of each, and `begins` where in it each unit of rows begins
+    that are taken or refused together, and where the last one ends.
+    """
+
+    row: Rows
+    begins: Rows
+
+
 class RowMessages:
     """The messages of each row of a transaction's prepared files, as pairs of a row and a message.
 
@@ -130,6 +146,26 @@ class RowMessages:
         """Number and origin of each message of a row."""
         start, stop = np.searchsorted(self.row, [place, place + 1])
         return tuple(zip(self.number[start:stop].tolist(), self.origin[start:stop].tolist(), strict=True))
+
+    def order(self, *, apart: bool) -> Order:
+        """The rows message by message. Messages that share a row are put together, where the last of them is; so are rows
+        that stand for several messages, unless each is `apart`. Rows without a message are apart, and first.
+        """
+        _, number = np.unique(self.number, return_inverse=True)
+        last = np.full(self.rows, -1, np.int64)  # of each row, and then of all that must go with it
+        of_number = np.arange(len(number))
+        while True:
+            np.maximum.at(last, self.row, of_number[number])
+            before = of_number.copy()
+            np.maximum.at(of_number, number, last[self.row])
+            if np.array_equal(before, of_number):
+                break
+        alone = np.ones(self.rows, np.bool_) if apart else ~self.unnamed
+        alone[self.row] = False
+        last[alone] = np.arange(-1 - np.count_nonzero(alone), -1)
+        row = np.argsort(last, kind="stable")
+        begins = np.flatnonzero(np.diff(last[row], prepend=np.iinfo(np.int64).min))
+        return Order(row, np.append(begins, self.rows))
 
     def rows_of(self, messages: Iterable[int]) -> npt.NDArray[np.bool_]:
         """Which rows have one of these messages."""
@@ -170,7 +206,8 @@ class Rejects:
         self._most = most
         self._where = where
         self._row_by_row = row_by_row
-        self._of_groups = transaction.of_groups
+        self.of_groups = transaction.of_groups
+        """Whether the rows are groups."""
         self._refused: dict[int, RefusedRow] = {}
         self._alone: set[int] = set()
         self._given = np.zeros(self._messages.rows, np.bool_)
@@ -186,7 +223,7 @@ class Rejects:
         if misfits.unnamed and not self._row_by_row:
             self._raise_unnamed(misfits.unnamed[0])
         self._misfits = misfits.all
-        if self._of_groups:
+        if self.of_groups:
             return
         self.messages |= {number for row in misfits.rows for number, _ in row.messages}
         self._require_few(self._misfits[-1])
@@ -198,10 +235,29 @@ class Rejects:
                 rejects_max=self._most,
             )
 
+    def order(self) -> Order:
+        """In which order the rows come, and which of them are refused together: see `RowMessages.order`. The rows of groups
+        have no order, and each is refused by itself.
+        """
+        if self.of_groups:
+            return Order(np.arange(self._messages.rows), np.arange(self._messages.rows + 1))
+        return self._messages.order(apart=self._row_by_row)
+
+    def is_full(self, refused: int) -> bool:
+        """Whether so many messages more are more than may be rejected."""
+        return self._most is None or len(self.messages) + refused > self._most
+
+    def all(self) -> Iterator[tuple[Part, Rows]]:
+        """Every row of the files, superseded ones among them, with their places. None of them is to be reinstated later."""
+        self._given[:] = True
+        for superseded in (False, True):
+            for part in prepared_parts(self._directory, self._files, self._columns, superseded=superseded):
+                yield part, self._messages.starts[part.file] + part.numbers
+
     def kept(self) -> Iterator[Part]:
         """The rows that are not left out by now, and then those that take the place of one that is left out by then."""
         self._given[:] = False
-        out = self._out()
+        out = self.left_out()
         for part in prepared_parts(self._directory, self._files, self._columns):
             yield from self._given_of(part, ~out)
         while len(next_ := self._next()):
@@ -213,7 +269,7 @@ class Rejects:
     @property
     def reinstated(self) -> int:
         """How many superseded rows have taken a later one's place, or are left out themselves."""
-        return int(np.count_nonzero(self._messages.superseded & (self._given | self._out())))
+        return int(np.count_nonzero(self._messages.superseded & (self._given | self.left_out())))
 
     def _given_of(self, part: Part, wanted: npt.NDArray[np.bool_]) -> Iterator[Part]:
         places = self._messages.starts[part.file] + part.numbers
@@ -226,7 +282,7 @@ class Rejects:
         """The places of the rows that are to take the place of one that is left out, and were not given yet."""
         if not self._messages.superseded.any():
             return np.empty(0, np.int64)
-        out = self._out()
+        out = self.left_out()
         row, head = self._queues
         waiting = out[head] & ~out[row]
         _, first = np.unique(head[waiting], return_index=True)
@@ -255,11 +311,11 @@ class Rejects:
         """
         place = self._messages.place(row.file, row.row)
         # Of a group given up alone the messages have parts in other groups, which stay.
-        named = () if self._of_groups and self._row_by_row else self._messages.of_row(place)
+        named = () if self.of_groups and self._row_by_row else self._messages.of_row(place)
         self._refused[place] = replace(row, messages=named)
         if self._messages.unnamed[place] and not self._row_by_row:
             self._raise_unnamed(row)
-        if self._of_groups and named:
+        if self.of_groups and named:
             return
         if self._messages.unnamed[place] or not named:
             self._alone.add(place)
@@ -289,7 +345,7 @@ class Rejects:
             return False
         last = next(reversed([*self._misfits, *self._refused.values()]))
         rows = tuple(row for row in (*self._misfits, *self._refused.values()) if row.messages)
-        if self._of_groups and rows and not self._row_by_row:
+        if self.of_groups and rows and not self._row_by_row:
             refused = GroupsRefused(
                 f"{self._where}: the table refuses {len(rows)} rows of groups, the last for: {last.error}: "
                 f"{last.text[:200]}. Nothing was written",
@@ -303,7 +359,7 @@ class Rejects:
             known = len(self.messages)
             self.messages |= self._messages.messages_of(self._messages.rows_of(self.messages))
         self._require_few(last)
-        out = self._out()
+        out = self.left_out()
         unnamed = out & self._messages.unnamed
         unnamed[list(self._alone)] = False
         if unnamed.any():
@@ -326,7 +382,7 @@ class Rejects:
 
     def rows(self) -> tuple[RefusedRow, ...]:
         """Every row of the files that is left out, in their order."""
-        out = self._out()
+        out = self.left_out()
         found = dict(self._refused)
         out[list(found)] = False
         if out.any():
@@ -348,7 +404,8 @@ class Rejects:
                         found[place] = replace(refused, messages=named, goes_with_others=True)
         return tuple(found[place] for place in sorted(found))
 
-    def _out(self) -> npt.NDArray[np.bool_]:
+    def left_out(self) -> npt.NDArray[np.bool_]:
+        """Which rows are left out by now, by their places."""
         out = self._messages.rows_of(self.messages)
         out[list(self._alone)] = True
         return out
@@ -362,7 +419,8 @@ class Rejects:
         if len(self.messages) + len(self._alone) > self._most:
             raise SinkRefused(
                 f"{self._where}: the table refuses the rows of more than {self._most} messages, which is more than may be "
-                f"rejected (rejects_max_share); the last for: {row.error}: {row.text[:200]}. Nothing was written",
+                f"rejected (rejects_max_share); the last for: {row.error}: {row.text[:200]}. Nothing was written"
+                f"{_LATER_PARENTS if row.sqlstate == NO_PARENT else ''}",
                 problem=SinkProblem.TOO_MANY_REJECTS,
                 sqlstate=row.sqlstate,
                 rejects_max=self._most,

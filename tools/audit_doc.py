@@ -145,7 +145,7 @@ A verdict says its scope, and no more than was looked at. Exit status: 0 clean, 
 Of the rows that an upsert was given, each is in the table, is rejected, was dropped by the table's own trigger, or changed nothing, since a
 later row of its key was there. For each txid `audit verify` compares how many changed nothing: by the ledger, by the sink's own record, and
 with what the prepared files allow. A row that a later one of the batch superseded changed nothing, unless it took the place of a rejected
-one; a row that the table took may have changed something, or nothing.
+one, or the table's rows exclude each other, so that each was put; a row that the table took may have changed something, or nothing.
 
 | table | compared |
 | --- | --- |

@@ -17,6 +17,9 @@ from stormproof.sinks.postgres.wire import to_wire
 ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
 """With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""
 
+PLACE: Final = "stormproof place"
+"""A column of the temporary table that numbers its rows, where they are put in an order, or merged one by one."""
+
 
 def identifiers(names: Iterable[str]) -> sql.Composed:
     """Column names, with commas between them."""

@@ -13,7 +13,7 @@ import psycopg
 
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres.durable import VOLATILE
-from stormproof.sinks.postgres.refusals import CHANGING, DROPPING
+from stormproof.sinks.postgres.refusals import CHANGING, DROPPING, RIVALS
 from stormproof.sinks.postgres.table import TABLE, Table, TableName, table_of
 
 _OID: Final = "to_regclass(%(name)s::text)::oid"
@@ -25,7 +25,8 @@ def _listed(query: str) -> str:
 
 
 _FACTS: Final = f"""
-    select {_listed(VOLATILE)}, row_security_active({{oid}}), {_listed(DROPPING)}, {_listed(CHANGING)}, t.*
+    select {_listed(VOLATILE)}, row_security_active({{oid}}), {_listed(DROPPING)}, {_listed(CHANGING)},
+           {_listed(RIVALS)}, t.*
     from ({TABLE}) as t
 """.replace("{oid}", _OID)
 
@@ -43,11 +44,15 @@ class Facts:
     """The triggers that may drop a row without an error."""
     changing: tuple[str, ...]
     """The triggers that may change what is inserted."""
+    rivals: tuple[tuple[str, bool], ...]
+    """The unique and exclusion constraints by which rows of several keys exclude each other, and whether each holds at any
+    moment; one that is deferrable holds at the end of a statement.
+    """
 
 
 def ask_facts(connection: psycopg.Connection, name: TableName, input_: SinkInput) -> psycopg.Cursor[tuple[Any, ...]]:
     """Ask for the facts of the table that has the name now; `facts_of` reads the answer, also behind a pipeline."""
-    known = {"name": name.identifier.as_string(connection), "updates": input_.is_by_key}
+    known = {"name": name.identifier.as_string(connection), "updates": input_.is_by_key, "keys": [*input_.keys]}
     return connection.execute(_FACTS.encode(), known)
 
 
@@ -56,11 +61,12 @@ def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> Facts | None:
     row = asked.fetchone()
     if row is None:
         return None
-    volatile, row_security, dropping, changing, *table = row
+    volatile, row_security, dropping, changing, rivals, *table = row
     return Facts(
         table_of(table),
         tuple((str(name), str(what)) for name, what in map(dict.values, volatile or ())),
         bool(row_security),
         tuple(str(name) for (name,) in map(dict.values, dropping or ())),
         tuple(str(name) for (name,) in map(dict.values, changing or ())),
+        tuple((str(name), bool(immediate)) for name, immediate in map(dict.values, rivals or ())),
     )

@@ -12,14 +12,12 @@ from psycopg import sql
 
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.merging import ROWS_AT_ONCE, columns_by_function, merged_columns
-from stormproof.sinks.postgres.copying import ADDED, copy_rows, identifiers, same_columns
+from stormproof.sinks.postgres.copying import ADDED, PLACE, copy_rows, identifiers, same_columns
 from stormproof.sinks.postgres.table import TableName
 
 MERGED: Final = sql.Identifier("pg_temp", "stormproof_merged")
 READ: Final = sql.Identifier("pg_temp", "stormproof_read")
 """The keys that were read, with an index: a list of them, once larger than `work_mem`, is searched through for each row."""
-_PLACE: Final = "stormproof place"
-"""A column of both temporary tables that numbers the added rows: keys are compared by Postgres alone."""
 
 
 class MergedPut:
@@ -39,7 +37,7 @@ class MergedPut:
         self._input = input_
         self._where = where
         self._names = columns_by_function(input_)
-        self._schema = pa.schema([pa.field(_PLACE, pa.int64()), *(schema.field(name) for name in self._names)])
+        self._schema = pa.schema([pa.field(PLACE, pa.int64()), *(schema.field(name) for name in self._names)])
 
     @property
     def was_read(self) -> sql.Composed:
@@ -58,7 +56,7 @@ class MergedPut:
         execute, keys = self._connection.execute, self._input.keys
         execute(
             sql.SQL("alter table {} add column if not exists {} bigint generated always as identity").format(
-                ADDED, sql.Identifier(_PLACE)
+                ADDED, sql.Identifier(PLACE)
             )
         )
         self._merge()
@@ -69,7 +67,7 @@ class MergedPut:
         # What was read and is left, and what is not in the table, was dropped.
         execute(
             sql.SQL("delete from {} as added using {} as merged where {}").format(
-                ADDED, MERGED, same_columns("merged", "added", [_PLACE])
+                ADDED, MERGED, same_columns("merged", "added", [PLACE])
             )
         )
         execute(
@@ -95,7 +93,7 @@ class MergedPut:
         read = sql.SQL(
             "select added.{}, {}, {}, {} from {} as added join {} as held on {} order by {} for no key update of held"
         ).format(
-            sql.Identifier(_PLACE),
+            sql.Identifier(PLACE),
             sql.SQL(", ").join(keys),
             self._columns("held", self._names),
             self._columns("added", self._names),
@@ -111,7 +109,7 @@ class MergedPut:
         values = [sql.SQL("{0} = merged.{0}").format(sql.Identifier(name)) for name in self._names]
         self._connection.execute(
             sql.SQL("update {} as added set {} from {} as merged where {}").format(
-                ADDED, sql.SQL(", ").join(values), MERGED, same_columns("merged", "added", [_PLACE])
+                ADDED, sql.SQL(", ").join(values), MERGED, same_columns("merged", "added", [PLACE])
             )
         )
         self._connection.execute(sql.SQL("drop table if exists {}").format(READ))
@@ -123,7 +121,7 @@ class MergedPut:
                 self._columns("added", self._input.keys),
                 ADDED,
                 MERGED,
-                same_columns("merged", "added", [_PLACE]),
+                same_columns("merged", "added", [PLACE]),
             )
         )
         self._connection.execute(sql.SQL("create index on {} ({})").format(READ, identifiers(self._input.keys)))

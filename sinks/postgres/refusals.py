@@ -78,6 +78,21 @@ _REFERS_TO_ITSELF: Final = """
     )
 """
 
+# A unique index on the key's columns, or on these and more, excludes no row of another key.
+RIVALS: Final = """
+    with recursive tree as (
+        select {oid} as oid
+        union all
+        select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
+        join pg_class p on p.oid = t.oid where p.relkind = 'p'
+    )
+    select i.indexrelid::regclass::text, i.indimmediate from tree join pg_index i on i.indrelid = tree.oid
+    where (i.indisunique or i.indisexclusion) and not (%(updates)s and i.indisunique and %(keys)s::text[] <@ array(
+        select a.attname::text from unnest(i.indkey[0:i.indnkeyatts - 1]) as k (attnum)
+        join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+    )) order by 1
+"""
+
 _RULES: Final = """
     select rulename::text from pg_rewrite
     where ev_class = %(oid)s and ev_enabled <> 'D' and (ev_type = '3' or (%(updates)s and ev_type = '2')) order by 1

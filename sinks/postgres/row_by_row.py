@@ -4,17 +4,16 @@ rejected messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import psycopg
-import pyarrow as pa
 
 from stormproof.core.errors import SinkRefused
 from stormproof.sinks.postgres.refusals import is_of_a_row
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey
-from stormproof.sinks.protocol import RefusedRow
 from stormproof.sinks.rejects import Part, Rejects
 
 
@@ -51,13 +50,12 @@ def move_without_rejects(
     rejects: Rejects,
     *,
     may_drop: bool,
-    finds_parents: bool = False,
+    waits: Collection[str] = (),
 ) -> Moved:
     """Move rows into the table, without the messages whose rows the table refuses; `begin` makes what moves them.
 
-    The table's triggers drop rows only if they `may_drop` any. Of two rows that exclude each other the first is taken. A row
-    that was refused stays so, though it would be taken without the rows that are left out later. With `finds_parents` the
-    table has a foreign key to itself, and a row that lacks its parent is tried again behind all others.
+    The table's triggers drop rows only if they `may_drop` any. A row that was refused stays so, though it would be taken
+    without the rows that are left out later. One that is refused by an SQLSTATE of `waits` is tried again behind the others.
 
     Raises:
         SinkRefused: more is refused than may be rejected.
@@ -68,78 +66,106 @@ def move_without_rejects(
     while True:
         try:
             with connection.transaction():
-                rows, sent, taken = begin(), 0, 0
-                orphans: list[_Refused] = []
-                for part in rejects.kept():
-                    for found in _move(connection, [part], rows.put, may_drop=may_drop):
-                        if not isinstance(found, _Refused):
-                            sent, taken = sent + found[0], taken + found[1]
-                        elif finds_parents and found.sqlstate == _NO_PARENT and len(orphans) < ORPHANS_MAX:
-                            orphans.append(found)
-                        else:
-                            rejects.add(found.row())
-                while orphans:
-                    # All at once, since one of them may be the parent of another. Each round takes a generation at least.
-                    left: list[_Refused] = []
-                    for found in _move(connection, [one.part for one in orphans], rows.put, may_drop=may_drop):
-                        if isinstance(found, _Refused):
-                            left.append(found)
-                        else:
-                            sent, taken = sent + found[0], taken + found[1]
-                    if len(left) == len(orphans):
-                        for one in left:
-                            rejects.add(one.row())
-                        break
-                    orphans = left
+                moved = _moved(connection, begin(), rejects, may_drop=may_drop, waits=waits)
                 if rejects.close():
                     raise _Again
         except _Again:
             continue
-        return Moved(sent, taken, rows.superseded, rows.inserted)
+        return moved
 
 
-_NO_PARENT: Final = "23503"
-ORPHANS_MAX: Final = 2_000
-"""Rows of a commit that are tried again since they lack their parents. Each one costs some 40 statements."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """A part with one row, which the table refuses."""
-
-    part: Part
-    sqlstate: str | None
-    error: str
-
-    def row(self) -> RefusedRow:
-        return self.part.refused(self.sqlstate, self.error)
-
-
-def _move(
+def _moved(
     connection: psycopg.Connection,
-    whole: Sequence[Part],
-    move: Callable[[Iterable[pa.RecordBatch]], int],
+    rows: AppendedRows | RowsByKey,
+    rejects: Rejects,
     *,
     may_drop: bool,
-) -> Iterator[_Refused | tuple[int, int]]:
-    """Yields each row that the table refuses; and of each run of rows that it took, how many were sent and taken."""
-    todo = [whole]
+    waits: Collection[str],
+) -> Moved:
+    sent = taken = 0
+
+    def put(parts: Sequence[Part]) -> None:
+        nonlocal sent, taken
+        given = sum(part.rows.num_rows for part in parts)
+        found = rows.put([part.rows for part in parts])
+        require_taken(found, given, may_drop=may_drop)
+        sent, taken = sent + given, taken + found
+
+    waiting: list[Part] = []
+    for part in rejects.kept():
+        for parts, refusal in settle(connection, [part], _halves, put, waits, leaves=True):
+            if refusal.sqlstate in waits:
+                waiting += parts
+            else:
+                rejects.add(parts[0].refused(*said(refusal)))
+    for parts, refusal in settle(connection, waiting, _halves, put, waits) if waiting else ():
+        rejects.add(parts[0].refused(*said(refusal)))
+    return Moved(sent, taken, rows.superseded, rows.inserted)
+
+
+EXCLUDED: Final = frozenset({"23505", "23P01"})
+"""The SQLSTATEs of a row that another one excludes: that may change with each row that is put."""
+
+_Rows = TypeVar("_Rows")
+
+
+def settle(
+    connection: psycopg.Connection,
+    whole: _Rows,
+    halves: Callable[[_Rows], tuple[_Rows, _Rows] | None],
+    put: Callable[[_Rows], object],
+    waits: Collection[str] = (),
+    *,
+    in_order: bool = False,
+    leaves: bool = False,
+) -> Iterator[tuple[_Rows, psycopg.Error]]:
+    """Put rows, each part under a savepoint, and by halves what the table refuses. Yields each part that is refused without
+    `halves`, and the error. One whose SQLSTATE is of `waits` is tried again behind the others, until none of them is taken
+    any more. `in_order`, only a part without halves waits so; `leaves` yields those that wait instead, as they are.
+    """
+    todo, stuck = deque([whole]), 0
     while todo:
-        parts = todo.pop()
-        sent = sum(part.rows.num_rows for part in parts)
+        part = todo.popleft()
         try:
             with connection.transaction():
-                taken = move([part.rows for part in parts])
-        except psycopg.Error as refusal:
-            if not is_of_a_row(refusal):
-                raise
-            if sent == 1:
-                yield _Refused(parts[0], refusal.sqlstate, refusal.diag.message_primary or str(refusal))
-            else:
-                half = len(parts) // 2
-                first, second = (parts[:half], parts[half:]) if half else ([one] for one in parts[0].halves())
-                todo += [second, first]
+                put(part)
+            stuck = 0
             continue
-        if taken != sent and not may_drop:
-            raise SinkRefused(f"{taken} of {sent} rows reached the table, and no trigger of it drops rows")
-        yield sent, taken
+        except psycopg.Error as error:
+            if not is_of_a_row(error):
+                raise
+            refusal = error
+        wait, two = refusal.sqlstate in waits, halves(part)
+        if wait and leaves:
+            yield part, refusal
+        elif two is None and wait and stuck < len(todo):
+            stuck += 1
+            todo.append(part)
+        elif two is None:
+            yield part, refusal
+        elif wait and not in_order:
+            todo.extend(two)  # level by level: parents may be in any part, and children of each in all others
+            stuck = 0
+        else:
+            todo.extendleft(reversed(two))
+            stuck = 0
+
+
+def _halves(parts: list[Part]) -> tuple[list[Part], list[Part]] | None:
+    if len(parts) > 1:
+        return parts[: len(parts) // 2], parts[len(parts) // 2 :]
+    if not parts or parts[0].rows.num_rows <= 1:
+        return None
+    first, second = parts[0].halves()
+    return [first], [second]
+
+
+def said(refusal: psycopg.Error) -> tuple[str | None, str]:
+    """The SQLSTATE and the text of a refusal."""
+    return refusal.sqlstate, refusal.diag.message_primary or str(refusal)
+
+
+def require_taken(taken: int, sent: int, *, may_drop: bool) -> None:
+    """Raise SinkRefused where rows are missing that no trigger can have dropped."""
+    if taken != sent and not may_drop:
+        raise SinkRefused(f"{taken} of {sent} rows reached the table, and no trigger of it drops rows")

@@ -49,7 +49,8 @@ class RowsByKey:
     `superseded` counts the rows so far that changed nothing, since the table has a later one of their key, and `inserted`
     those whose key the table did not have. `may_drop`: the
     table has triggers that may drop rows without an error; then the rows that changed nothing are looked at. `undecided`
-    columns do not tell which of two rows is later.
+    columns do not tell which of two rows is later. `passes_over`: such a row is not given to the table at all, which would
+    ask its rules about it: of a row that changes nothing they say nothing.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class RowsByKey:
         may_drop: bool = False,
         undecided: Sequence[str] = (),
         partitioned: bool = False,
+        passes_over: bool = False,
     ) -> None:
         self._connection = connection
         self._name = name
@@ -71,10 +73,27 @@ class RowsByKey:
         self._where = where
         self._is_made = False
         self._may_drop = may_drop
+        self._passes_over = passes_over
         self._later = later_condition(input_, undecided)
         self._merged = MergedPut(connection, name, input_, schema, where) if function_folds(input_) else None
         self._partitioned = partitioned
         self.superseded = self.inserted = 0
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key's columns."""
+        return self._input.keys
+
+    def held(self) -> int:
+        """How many of the added rows' keys the table has."""
+        counted = sql.SQL(
+            "select count(*) from (select distinct {} from {}) as added where exists (select from {} as held where {})"
+        )
+        keys = counted.format(
+            *(identifiers(self.keys), ADDED, self._name.identifier, same_columns("held", "added", self.keys))
+        )
+        (found,) = self._connection.execute(keys).fetchone() or (0,)
+        return int(found)
 
     def put(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Upsert or fold these rows by way of a temporary table. Returns how many were taken: all, superseded ones among
@@ -86,18 +105,27 @@ class RowsByKey:
         self._is_made = True
         copied = copy_rows(self._connection, ADDED, self._schema, batches, self._where)
         # In key order: the index is walked along (a third faster at 100,000 rows), and two writers lock in one order.
-        keys, columns = identifiers(self._input.keys), identifiers(self._schema.names)
-        insert = sql.SQL("insert into {} as held ({}) select {} from {} order by {} on conflict ({}) do {}").format(
-            self._name.identifier, columns, columns, ADDED, keys, keys, self._update()
-        )
+        insert = self.insert(ADDED, identifiers(self._input.keys))
         changed = self._changed(insert)
-        if self._merged is not None:
-            return changed
+        return changed if self._merged is not None else self.taken(ADDED, copied, changed)
+
+    def insert(self, added: sql.Composable, order: sql.Composable) -> sql.Composed:
+        """The statement that puts the rows of `added` in this order."""
+        columns = identifiers(self._schema.names)
+        return sql.SQL(
+            "insert into {} as held ({}) select {} from {} as excluded{} order by {} on conflict ({}) do {}"
+        ).format(
+            *(self._name.identifier, columns, columns, added, self._but_superseded, order),
+            *(identifiers(self._input.keys), self._update()),
+        )
+
+    def taken(self, added: sql.Composable, given: int, changed: int) -> int:
+        """How many rows of `added` were taken, superseded ones among them, which are counted; the others were dropped."""
         if self._later is None and self._updates:
             return changed
-        dropped = self._dropped() if self._may_drop and changed < copied else 0
-        self.superseded += copied - changed - dropped
-        return copied - dropped
+        dropped = self._dropped(added) if self._may_drop and changed < given else 0
+        self.superseded += given - changed - dropped
+        return given - dropped
 
     def _changed(self, insert: sql.Composed) -> int:
         """Run the statement. Returns how many rows it changed, and counts those that it inserted."""
@@ -116,12 +144,22 @@ class RowsByKey:
         self.inserted += int(new)
         return int(changed)
 
-    def _dropped(self) -> int:
+    @property
+    def _but_superseded(self) -> sql.Composable:
+        if not self._passes_over or (self._later is None and self._updates):
+            return sql.SQL("")
+        return sql.SQL(" where not exists (select from {} as held where {}{})").format(
+            self._name.identifier,
+            same_columns("held", "excluded", self._input.keys),
+            sql.SQL("") if self._later is None else sql.SQL(" and not ({})").format(self._later),
+        )
+
+    def _dropped(self, added: sql.Composable) -> int:
         """The rows that should have changed the table and did not: it lacks their key, or has an earlier row of it."""
         keys = same_columns("held", "excluded", self._input.keys)
         row = self._connection.execute(
             sql.SQL("select count(*) from {} as excluded left join {} as held on {} where held.{} is null{}").format(
-                ADDED,
+                added,
                 self._name.identifier,
                 keys,
                 sql.Identifier(self._input.keys[0]),

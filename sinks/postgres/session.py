@@ -25,12 +25,10 @@ from stormproof.sinks.postgres.durable import require_no_volatile
 from stormproof.sinks.postgres.facts import Facts, ask_facts, facts_of
 from stormproof.sinks.postgres.hashed import known_content, unknown_content
 from stormproof.sinks.postgres.hold import TableHold
+from stormproof.sinks.postgres.in_order import RowsInOrder, move_in_order
 from stormproof.sinks.postgres.parallel import Loads
-from stormproof.sinks.postgres.refusals import (
-    is_empty,
-    refers_to_itself,
-)
-from stormproof.sinks.postgres.row_by_row import is_about_rows, move_without_rejects
+from stormproof.sinks.postgres.refusals import is_empty, refers_to_itself
+from stormproof.sinks.postgres.row_by_row import EXCLUDED, Moved, is_about_rows, move_without_rejects
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, insert_rows
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
 from stormproof.sinks.protocol import (
@@ -42,7 +40,7 @@ from stormproof.sinks.protocol import (
     SinkIdentity,
     SinkSession,
 )
-from stormproof.sinks.rejects import REFUSED_MAX, Rejects
+from stormproof.sinks.rejects import NO_PARENT, REFUSED_MAX, Rejects
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder, unreached
 from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of, sums_of_files
 from stormproof.sinks.unique_keys import require_unique_keys
@@ -106,15 +104,16 @@ class PostgresSession(TableHold, SinkSession):
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol.
 
-        All rows are moved at once. Where the table refuses one of them, and messages may be rejected, they are moved again
-        by halves, in another transaction.
+        All rows are moved at once. Where the table refuses one of them, they are moved again by halves, in another
+        transaction: messages may be rejected, or the row would change nothing.
         """
         if Misfits.of(transaction.files):
             return self._commit_some(transaction, transaction.rejects_max, checked=checked)
         try:
             return self._commit_all(transaction, checked=checked)
         except SinkRefused as refusal:
-            if transaction.rejects_max is None or not is_about_rows(refusal):
+            none = transaction.rejects_max is None and self.input.mode is not SinkMode.UPSERT
+            if none or not is_about_rows(refusal):
                 raise
         return self._commit_some(transaction, transaction.rejects_max, checked=checked)
 
@@ -141,17 +140,26 @@ class PostgresSession(TableHold, SinkSession):
                 return self._held(connection, transaction)
             table = facts.table
             began_empty = transaction.previous is None and is_empty(connection, table.oid, self.name)
-            rows = self._rows(connection, facts, wire_schema(table, self.input), where)
-            taken = self._move_rows(rows, connection, facts, transaction, where)
-            dropped = transaction.rows - taken
-            superseded = transaction.superseded + rows.superseded
+            schema, back = wire_schema(table, self.input), 0
+            rows = self._rows(connection, facts, schema, where)
+            if facts.rivals and self.input.mode is SinkMode.UPSERT and transaction.files:
+                rejects = self._rejects(facts, transaction, None, where)
+                in_order = RowsInOrder(connection, facts, schema, rejects, rows, where)
+                in_order.copy(by_halves=False)
+                in_order.put((0, len(in_order.order.row)))
+                moved, back = in_order.all_moved(), rejects.reinstated
+                _require_all(moved.sent, transaction.rows + back, transaction.rows + back, where)
+            else:
+                moved = self._move_rows(rows, connection, facts, transaction, where)
+            taken, dropped = moved.taken, moved.dropped
+            superseded = transaction.superseded - back + moved.superseded
             content: Content | Totals | None = content_of_files(transaction.files)
             if self.input.is_by_key:
-                content = Totals(rows.inserted, sums_of_files(transaction.files, summed_columns(self.input.folds)), 1)
+                content = Totals(moved.inserted, sums_of_files(transaction.files, summed_columns(self.input.folds)), 1)
             said = self._said(facts, content, checked=checked, dropped=dropped, began_empty=began_empty)
             self._record(connection, facts, transaction, taken, dropped, said, where, checked=checked)
             self.guard.add_rejected(connection, transaction.txid, (), again=not checked)
-            self.guard.add_superseded(connection, transaction.txid, superseded, again=not checked)
+            self.guard.add_superseded(connection, transaction.txid, superseded, back, again=not checked)
             changed = self.changed(connection, transaction.txid)
             failpoint("postgres.after_rows")
         self._known = facts if self._goes_by_known else None
@@ -231,18 +239,15 @@ class PostgresSession(TableHold, SinkSession):
             require_files(self._staging, transaction.files, where=where, digests=True)
             schema = wire_schema(table, self.input)
             began_empty = transaction.previous is None and is_empty(connection, table.oid, self.name)
-            rejects = Rejects(
-                *(self._staging, transaction, most, where, self.input, schema.names),
-                undecided=kept_otherwise(table, self.input),
-                row_by_row=row_by_row,
-            )
-            moved = move_without_rejects(
-                connection,
-                lambda: self._rows(connection, facts, schema, where),
-                rejects,
-                may_drop=bool(facts.dropping),
-                finds_parents=refers_to_itself(connection, table.oid),
-            )
+            rejects = self._rejects(facts, transaction, most, where, row_by_row=row_by_row)
+            waits = {NO_PARENT} if refers_to_itself(connection, table.oid) else set[str]()
+            begin = partial(self._rows, connection, facts, schema, where, passes_over=True)
+            if facts.rivals and self.input.mode is not SinkMode.FOLD:
+                in_order = RowsInOrder(connection, facts, schema, rejects, begin(), where)
+                moved = move_in_order(connection, in_order, rejects, waits)
+            else:
+                waits = waits | EXCLUDED if facts.rivals else waits
+                moved = move_without_rejects(connection, begin, rejects, may_drop=bool(facts.dropping), waits=waits)
             refused, back = rejects.rows(), rejects.reinstated
             superseded = transaction.superseded - back + moved.superseded
             _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
@@ -360,15 +365,15 @@ class PostgresSession(TableHold, SinkSession):
         facts: Facts,
         transaction: PreparedTransaction,
         where: str,
-    ) -> int:
-        """Move the prepared rows into the table. Returns how many it took: all, but for those that its triggers drop.
+    ) -> Moved:
+        """Move the prepared rows into the table. It takes all, but for those that its triggers drop.
 
         Raises:
             SinkRefused: rows are missing that no trigger can have dropped.
         """
         if not transaction.files:
             _require_all(0, 0, transaction.rows, where)
-            return 0
+            return Moved(0, 0, 0, 0)
         if self.input.is_by_key:
             keys = self.input.keys
             read = partial(prepared_batches, self._staging, transaction.files, keys)
@@ -390,10 +395,26 @@ class PostgresSession(TableHold, SinkSession):
         _require_all(sent if may_drop else taken, sent, transaction.rows, where)
         if may_drop:
             log.info("%s: the table's triggers dropped %d of %d rows", where, sent - taken, sent)
-        return taken
+        return Moved(sent, taken, rows.superseded, rows.inserted)
+
+    def _rejects(
+        self, facts: Facts, transaction: PreparedTransaction, most: int | None, where: str, *, row_by_row: bool = False
+    ) -> Rejects:
+        """What a commit leaves out."""
+        return Rejects(
+            *(self._staging, transaction, most, where, self.input, self.input.schema.names),
+            undecided=kept_otherwise(facts.table, self.input),
+            row_by_row=row_by_row,
+        )
 
     def _rows(
-        self, connection: psycopg.Connection, facts: Facts, schema: pa.Schema, where: str
+        self,
+        connection: psycopg.Connection,
+        facts: Facts,
+        schema: pa.Schema,
+        where: str,
+        *,
+        passes_over: bool = False,
     ) -> AppendedRows | RowsByKey:
         """What moves rows into the table."""
         name = facts.table.name
@@ -403,6 +424,7 @@ class PostgresSession(TableHold, SinkSession):
                 may_drop=bool(facts.dropping),
                 undecided=kept_otherwise(facts.table, self.input),
                 partitioned=facts.table.kind == "p",
+                passes_over=passes_over,
             )
         if facts.row_security:
             return AppendedRows(lambda batches: insert_rows(connection, name, schema, batches, where))

@@ -71,8 +71,9 @@ def require_fold(sink: Sink, read: Callable[[], list[Row]], batches: list[list[R
             changed = sum(held[k] is not before.get(k) for k in held)
             assert done.outcome is CommitOutcome.APPLIED
             assert changed + done.superseded + len(done.refused) == len(rows)
-            # Of a row behind one that the table took it never hears.
-            latest = {k: max((r[1:] for r in rows if r.k == k and r.x >= 0), default=()) for k, *_ in rows}
+            # Of a row behind one that the table took, or held, it never hears.
+            known = [*(row for row in rows if row.x >= 0), *before.values()]
+            latest = {k: max((r[1:] for r in known if r.k == k), default=()) for k, *_ in rows}
             must = sum(1 for r in rows if r.x < 0 and r[1:] > latest[r.k])
             assert len(done.refused) == must
             again = session.commit(transaction, checked=True)

@@ -63,16 +63,7 @@ _KINDS: Final = (
     ("text", lambda type_: type_ in (pa.string(), pa.large_string(), pa.string_view())),
     ("bytes", lambda type_: pa.types.is_fixed_size_binary(type_) or type_ in (pa.binary(), pa.large_binary())),
 )
-_WIDER: Final = frozenset(
-    {
-        ("integer", "decimal"),
-        ("integer", "real"),
-        ("decimal", "real"),
-        ("date", "timestamp"),
-        ("text", "bytes"),
-        ("bytes", "text"),
-    }
-)
+_WIDER: Final = ("integer decimal", "integer real", "decimal real", "date timestamp", "text bytes", "bytes text")
 """Pairs of kinds of which the second takes the first."""
 
 
@@ -95,7 +86,7 @@ def _leaves(type_: pa.DataType) -> list[pa.DataType]:
 
 def _converts(found: pa.DataType, wanted: pa.DataType) -> bool:
     one, other = (next((kind for kind, is_kind in _KINDS if is_kind(type_)), str(type_)) for type_ in (found, wanted))
-    return one in (other, "null") or (one, other) in _WIDER
+    return one in (other, "null") or f"{one} {other}" in _WIDER
 
 
 def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:

@@ -1,0 +1,203 @@
+"""Rows of a commit in the order of their messages: for a table in which rows of several keys exclude each other.
+
+There the result depends on the order. Each row is put after those before it, the superseded ones of an upsert among them, so
+the table is as if each message came by itself, however messages are cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from stormproof.core.arrays import Rows
+from stormproof.sinks.postgres.copying import ADDED, PLACE, copy_rows, identifiers, make_added
+from stormproof.sinks.postgres.facts import Facts
+from stormproof.sinks.postgres.row_by_row import EXCLUDED, Moved, require_taken, said, settle
+from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey
+from stormproof.sinks.rejects import Rejects
+
+_Range = tuple[int, int]
+_PLACE = sql.Identifier(PLACE)
+
+
+class RowsInOrder:
+    """All rows of a commit in a temporary table, from which ranges are put: of an upsert, as `rows` does."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        facts: Facts,
+        schema: pa.Schema,
+        rejects: Rejects,
+        rows: AppendedRows | RowsByKey,
+        where: str,
+    ) -> None:
+        self._connection, self._where = connection, where
+        self._name, self._may_drop = facts.table.name, bool(facts.dropping)
+        self._columns, self._schema = identifiers(schema.names), pa.schema([*schema, pa.field(PLACE, pa.int64())])
+        self._rejects, self.order = rejects, rejects.order()
+        self._by_key = rows if isinstance(rows, RowsByKey) else None
+        # One that is deferrable is checked at the end of a statement: so each row is a statement.
+        self._one_by_one = not all(at_once for _, at_once in facts.rivals)
+        self._there = np.zeros(len(self.order.row), np.bool_)
+        self._unfit: dict[int, psycopg.Error] = {}
+        self._cuts: Rows = np.empty(0, np.int64)
+        self.moved, self._held = Moved(0, 0, 0, 0), 0
+
+    def copy(self, *, by_halves: bool) -> None:
+        """Copy all rows that are not left out into that table; `by_halves`, one that does not fit is refused when it
+        is put.
+
+        Raises:
+            psycopg.Error: one does not fit.
+        """
+        make_added(self._connection, self._name, sql.SQL("{}, 0::bigint as {}").format(self._columns, _PLACE))
+        if by_halves:
+            for rows in self._numbered():
+                for row, refusal in settle(
+                    self._connection, rows, _half_of_rows, lambda rows: self._copy(iter([rows]))
+                ):
+                    self._unfit[row.column(PLACE)[0].as_py()] = refusal
+        else:
+            self._copy(self._numbered())
+        self._cuts = np.arange(len(self._there)) if self._one_by_one else self._repeats()
+        self._held = 0 if self._by_key is None else self._by_key.held()
+        if by_halves or len(self._cuts):
+            self._connection.execute(sql.SQL("create index on {} ({})").format(ADDED, _PLACE))
+
+    def _copy(self, rows: Iterator[pa.RecordBatch]) -> None:
+        copy_rows(self._connection, ADDED, self._schema, rows, self._where)
+
+    def _numbered(self) -> Iterator[pa.RecordBatch]:
+        at = np.empty_like(self.order.row)
+        at[self.order.row] = np.arange(len(at))
+        kept = ~self._out()
+        for part, places in self._rejects.all():
+            where = at[places]
+            self._there[where] = kept[where]
+            yield part.only(kept[where]).rows.append_column(PLACE, pa.array(where[kept[where]]))
+
+    def _out(self) -> npt.NDArray[np.bool_]:
+        """The rows of each unit of which one is left out."""
+        out, begins = self._rejects.left_out()[self.order.row], self.order.begins
+        return np.repeat(np.logical_or.reduceat(out, begins[:-1]), np.diff(begins)) if len(out) else out
+
+    def _repeats(self) -> Rows:
+        """Where a range is cut, so that no statement has a key twice."""
+        cuts, begin = list[int](), 0
+        if self._by_key is not None and self._rejects.reinstated:
+            found = self._connection.execute(
+                sql.SQL(
+                    "select place, before from (select {0} as place, lag({0}) over (partition by {1} order by {0}) "
+                    "as before from {2}) as r where before is not null order by place"
+                ).format(_PLACE, identifiers(self._by_key.keys), ADDED)
+            )
+            for place, before in found.fetchall():
+                if before >= begin:
+                    begin = place
+                    cuts.append(place)
+        return np.array(cuts, np.int64)
+
+    def put(self, between: _Range) -> None:
+        """Put the rows between two places of the order.
+
+        Raises:
+            psycopg.Error: the table refuses one.
+            SinkRefused: it did not take one, and no trigger can have dropped it.
+        """
+        first, stop = between
+        for place, refusal in self._unfit.items():
+            if first <= place < stop:
+                raise refusal
+        given, superseded = int(np.count_nonzero(self._there[first:stop])), self.moved.superseded
+        cuts = self._cuts[np.searchsorted(self._cuts, first, "right") : np.searchsorted(self._cuts, stop)].tolist()
+        cursor = self._connection.cursor()
+        cursor.executemany(self._statement(), list(pairwise([first, *cuts, stop])))
+        taken = cursor.rowcount
+        if self._by_key is not None:
+            before = self._by_key.superseded
+            taken = self._by_key.taken(_range(sql.Literal(first), sql.Literal(stop)), given, taken)
+            superseded += self._by_key.superseded - before
+        require_taken(taken, given, may_drop=self._may_drop)
+        self.moved = Moved(self.moved.sent + given, self.moved.taken + taken, superseded, 0)
+
+    def all_moved(self) -> Moved:
+        """What was put in all, with the keys that the table had not before."""
+        inserted = 0 if self._by_key is None else self._by_key.held() - self._held
+        return replace(self.moved, inserted=inserted)
+
+    def _statement(self) -> bytes:
+        """The INSERT of a range. Names of columns may have a `%`, which is psycopg's own in a statement with parameters."""
+        parameter = sql.SQL("\0")  # which no name has
+        rows = _range(parameter, parameter)
+        if self._by_key is not None:
+            insert = self._by_key.insert(rows, _PLACE)
+        else:
+            insert = sql.SQL("insert into {} ({}) select {} from {} as added order by {}").format(
+                self._name.identifier, self._columns, self._columns, rows, _PLACE
+            )
+        return insert.as_string(self._connection).replace("%", "%%").replace("\0", "%s").encode()
+
+
+def _range(first: sql.Composable, stop: sql.Composable) -> sql.Composed:
+    return sql.SQL("(select * from {} where {} >= {} and {} < {})").format(ADDED, _PLACE, first, _PLACE, stop)
+
+
+def move_in_order(connection: psycopg.Connection, rows: RowsInOrder, rejects: Rejects, waits: Collection[str]) -> Moved:
+    """Move the rows into the table message by message, without the messages whose rows it refuses. The rows of one message
+    have no order: they are tried until no more of them are taken. So are groups. A message that is refused by an SQLSTATE
+    of `waits` is tried again behind the others.
+
+    Raises:
+        SinkRefused: more is refused than may be rejected.
+        psycopg.Error: a statement fails for a reason that lies in no row.
+    """
+    connection.execute("set constraints all immediate")
+    rows.copy(by_halves=True)
+    begins: list[int] = rows.order.begins.tolist()
+    in_any_order = {*waits, *EXCLUDED}
+    blamed: dict[int, list[tuple[_Range, psycopg.Error]]] = {}
+
+    def put(units: _Range) -> None:
+        between, before = (begins[units[0]], begins[units[1]]), rows.moved
+        if units[1] - units[0] > 1 or between[1] - between[0] == 1:
+            rows.put(between)
+            return
+        blamed[units[0]] = list(settle(connection, between, _half, rows.put, in_any_order))
+        if blamed[units[0]]:
+            rows.moved = before
+            raise blamed[units[0]][0][1]
+
+    refused, units = dict[int, psycopg.Error](), 0
+    whole, groups = (0, len(begins) - 1), rejects.of_groups
+    if len(begins) > 1:
+        for (unit, _), error in settle(
+            connection, whole, _half, put, in_any_order if groups else waits, in_order=not groups
+        ):
+            found = blamed.get(unit) or [((begins[unit], 0), error)]
+            refused |= {int(rows.order.row[first]): refusal for (first, _), refusal in found}
+            units += 1
+            if rejects.is_full(units):
+                break
+    for part, places in rejects.all() if refused else ():
+        for at in np.flatnonzero(np.isin(places, list(refused))).tolist():
+            rejects.add(part.row(at).refused(*said(refused[int(places[at])])))
+    rejects.close()
+    return rows.all_moved()
+
+
+def _half(between: _Range) -> tuple[_Range, _Range] | None:
+    middle = sum(between) // 2
+    return None if between[1] - between[0] <= 1 else ((between[0], middle), (middle, between[1]))
+
+
+def _half_of_rows(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch] | None:
+    half = rows.num_rows // 2
+    return (rows.slice(0, half), rows.slice(half)) if half else None
