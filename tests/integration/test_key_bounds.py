@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from support.queues import prepared_database
 from support.typed_rows import EDGES, decimals, put
 
+from stormproof import MemorySource, Topology
 from stormproof.core.folds import Fold
+from stormproof.core.postgres.database import Database
+from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.bounds import WITH_STATISTICS
@@ -58,6 +62,26 @@ def test_each_key_of_any_type_has_one_row(tmp_path: Path, kind: str, how: str) -
     found = DeltaTable(tmp_path / "t").to_pyarrow_table()
     assert sorted(found["k"].to_pylist()) == sorted(keys.to_pylist())
     assert found["n"].to_pylist() == [2 if how == "upsert" else 3] * len(keys)
+
+
+@pytest.mark.postgres
+def test_versions_of_an_invoice_with_a_long_number_leave_the_newest(tmp_path: Path, database: Database) -> None:
+    prepared_database(database)
+    settings = Settings(database_url=database.adbc_uri, home=tmp_path)
+    for n in range(3):
+        source = MemorySource(
+            "invoices", [b'{"invoice": "%d", "version": %d}' % (LARGE[0], n)], schema="invoice string, version long"
+        )
+        topology = Topology("invoices")
+        topology.stream("s", source).map(
+            lambda number, version: (Decimal(number), version),
+            "invoice",
+            "version",
+            schema="invoice decimal(20,0), version long",
+        ).into(DeltaSink(tmp_path / "t", mode="upsert", key="invoice", order_by="version"))
+        topology.run(engine="inline", until_idle=True, settings=settings)
+    rows = DeltaTable(tmp_path / "t").to_pyarrow_table().to_pylist()
+    assert rows == [{"invoice": LARGE[0], "version": 2}]
 
 
 def foreign_table(path: Path, properties: Mapping[str, str]) -> pa.Table:
