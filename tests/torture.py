@@ -13,6 +13,7 @@ In this order, each part checked after every misfortune, with a line each (``--o
 ``restarts`` a topology with 14 sinks, Postgres restarted or crashed at random failpoints of its run
 ``containers`` users of one embedded Postgres in containers and under two names of its folder: they come, put, leave, die
 ``environment`` every fault of docs/faults.md, in a random order, those on Spark among them
+``rows``   500 random Delta tables under 30 random steps each, read by delta-rs, DuckDB and Spark, against a plain model
 
 What is random comes from the seed, which is printed. A round that failed is run again by ``SEED=s ARGS='--only rounds
 --first ROUND' ROUNDS=1``. Exit status 1 at the first difference.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -42,6 +44,7 @@ from support.fault_table import faults
 from support.races import races
 from support.restarts import restarts
 from support.rounds import ROUNDS_PER_TOPOLOGY, Rounds, lives, stand_on
+from support.row_oracle import MAKERS, WITH_SPARK, Oracle
 from support.shapes import SINKS, Shape
 from support.shared import shared
 from support.spark_driver import TIMEOUT_S, SparkDriver
@@ -51,11 +54,26 @@ from support.strict_tables import STRICT_TABLES
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
-PARTS = ("matrix", "states", "tables", "races", "shared", "rounds", "restarts", "environment", "containers", "spark")
+PARTS = (
+    "matrix",
+    "states",
+    "tables",
+    "races",
+    "shared",
+    "rounds",
+    "restarts",
+    "environment",
+    "containers",
+    "spark",
+    "rows",
+)
 RACES = 50
 SHARED = 40
 RESTARTS = 30
 CONTAINERS = 20
+TABLES = 500
+BY_SPARK = 10
+"""Of so many tables Spark writes one and reads it."""
 
 ALONE = (Action.KILL, Action.RAISE, Action.LAPSE)
 WAYS = (*ALONE, Action.TAKE_OVER)
@@ -155,6 +173,24 @@ def faults_of_the_environment(server: EmbeddedPostgres, folder: Path, rng: rando
         yield f"{number}/{len(tried)} {fault.name}: status {seen.status}, 0 blamed, exact; {what}"
 
 
+def rows_of_tables(folder: Path, seed: int, number: int) -> Iterator[str]:
+    """Each table once, by seeds from this one on."""
+    from stormproof.core.engine.spark import spark_session
+    from stormproof.core.settings import Settings
+
+    session = spark_session(Settings(master="local[2]", home=folder / "rows-spark"))
+    tally: Counter[str] = Counter()
+    for n in range(number):
+        spark = session if n % BY_SPARK == 0 else None
+        oracle = Oracle(folder / f"rows-{n}", seed + n, spark, MAKERS if spark is None else WITH_SPARK)
+        oracle.play()
+        tally += oracle.told
+        shutil.rmtree(folder / f"rows-{n}")
+        if (n + 1) % BY_SPARK == 0:
+            yield f"{n + 1}/{number} tables exact; {shown(tally)}"
+    session.stop()
+
+
 def shown(tally: Counter[str]) -> str:
     """Counts in a line."""
     return ", ".join(f"{name} {n}" for name, n in sorted(tally.items()))
@@ -165,6 +201,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=300, metavar="N", help="random rounds")
     parser.add_argument("--first", type=int, default=1, metavar="N", help="number of the first of them")
     parser.add_argument("--races", type=int, default=RACES, metavar="N", help="races of two drivers")
+    parser.add_argument("--tables", type=int, default=TABLES, metavar="N", help="tables of the part `rows`")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", choices=PARTS, action="append", help="this part alone; may be repeated")
     arguments = parser.parse_args()
@@ -187,6 +224,7 @@ def main() -> int:
             "environment": lambda: faults_of_the_environment(server, Path(folder), random.Random(seed)),
             "containers": lambda: random_containers(Path(folder) / "containers", seed, CONTAINERS),
             "spark": lambda: on_spark(server, random.Random(seed)),
+            "rows": lambda: rows_of_tables(Path(folder), seed, arguments.tables),
         }
         for part in arguments.only or PARTS:
             try:

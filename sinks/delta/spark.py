@@ -49,6 +49,7 @@ _SETTINGS: Final = {
     "spark.sql.storeAssignmentPolicy": "ANSI",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Arrow reads the default, INT96, as 1677 to 2262
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.decimalOperations.allowPrecisionLoss": "false",  # a sum keeps its digits behind the point
 }

@@ -5,6 +5,7 @@ One session makes all tables; each test works on a copy of its table's folder. A
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import shutil
 from collections import Counter
@@ -12,13 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from support import duck
 from support.delta_tables import BY_SPARK
 from support.sink_harness import SinkHarness
+from support.typed_rows import put
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkMode
+from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import FEATURES, Committer
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import ALREADY_HELD, APPLIED, Held, SinkIdentity
@@ -112,3 +117,15 @@ def test_spark_fills_what_the_rows_do_not_have(
     session = harness.open()
     session.commit(harness.prepare(session, 1, None, {"a": 1, "b": 2}), checked=True)
     assert {row[0] for row in read(spark, harness.delta_path, column)} == values
+
+
+def test_readers_find_the_first_and_the_last_timestamp_that_spark_writes(spark: SparkSession, tmp_path: Path) -> None:
+    """As microseconds: Arrow takes Spark's older form, of 96 bits, for nanoseconds, which reach from 1677 to 2262."""
+    del spark
+    edges = [dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC)]
+    kind = pa.timestamp("us", "UTC")
+    rows = pa.table({"moment": pa.array(edges, kind), "all": pa.array([edges, edges[:1]], pa.list_(kind))})
+    put(DeltaSink(tmp_path / "t", name="t", committer="spark"), rows)
+    assert DeltaTable(tmp_path / "t").to_pyarrow_table().cast(rows.schema).sort_by("moment").equals(rows)
+    found = duck.connected().execute(f"select * from delta_scan('{tmp_path / 't'}') order by moment").arrow()
+    assert pa.table(found).cast(rows.schema).equals(rows)
