@@ -138,7 +138,16 @@ VERIFY: Final = """## Verify
 | `... --since last` | what came since the last clean verdict of the same scope; a chain of such verdicts has no gap |
 | `... --since TXID` or `--since TIME` | from a txid on, or from the first one that had not ended at a time |
 
-A verdict says its scope, and no more than was looked at. Exit status: 0 clean, 1 a violation, 4 evidence is gone.
+A verdict says its scope, and how far it reaches; nothing that was not compared is clean. Exit status: 0 clean, 1 a violation, 4 it cannot
+tell, or not all was compared; the last line says which:
+
+| verdict | it says | status |
+| --- | --- | --- |
+| `clean`, without `--deep` | records agree; rows not compared: `--deep` | 0 |
+| `clean`, with `--deep` | clean, the rows of 3 sinks compared; with `--sink` of those sinks alone, `of 3 in all` | 0 |
+| `not_compared` | clean, 2 of 3 sinks not compared (or not in full): their names. Why not, `note not_compared` says of each | 4 |
+| `cannot_tell` | evidence is gone or out of reach | 4 |
+| `violation` | something is wrong | 1 |
 
 ### Rows that changed nothing
 
@@ -171,15 +180,22 @@ lines of 100 bytes.
 | Delta, append, committed by Spark | likewise, with column mapping and with deletion vectors, too; not partitioned tables, and not once columns of a mapped table were changed |
 | Postgres, append, with `lineage=True` | txid by txid |
 | Postgres, append, without it | all rows of the table as one sum, if every batch has a digest; a difference cannot be laid to a txid |
-| upsert and fold, with `lineage=True` | that no txid has more rows than it wrote, and no row a txid that is not on record |
-| upsert and fold, without it | of Delta, that no other writer added rows; of Postgres, nothing |
+| upsert, fold and map, in either store | that no key is twice; the number of rows with the keys that the commits inserted by their own record; of a fold, each column that is summed (counts, sums, means) with what the txids added to it. Not the values of other columns |
+| upsert and fold, with `lineage=True` | that no txid has more rows than it wrote, too, and no row a txid that is not on record |
 
-The report names, as `not_compared`, what was not compared and why; its verdict may be clean all the same, and is of the rest:
+What a commit inserted and added is kept with its evidence: in the metadata of the Delta version, which has the totals of those before it,
+too, so that a log that was cleaned up tells enough; and in `stormproof_sink.evidence`. Sums are exact, but for floats: of these a difference
+counts that rounding once a commit cannot explain. Keys are compared in 128 MB of memory, however many there are: more than 16 million are
+read in several passes.
+
+The report names, as `not_compared`, what was not compared and why. The verdict is then `not_compared`, if all else agrees:
 
 - rows of a batch that an earlier version wrote, that the ledger has pruned (Delta), or whose guarantee is weaker than exactly-once;
 - rows of a Postgres table with triggers on INSERT, which may change them, and rows of which triggers dropped some;
 - columns whose values Postgres keeps otherwise than they came (jsonb, uuid, arrays, rounded timestamps), and nested columns;
 - rows that were moved to files with rows of other writers, or of txids that are not on record;
+- of an upsert and a fold, the number of rows where Spark commits (its figures may count a row twice) or rows were there before (Postgres),
+  and the sums where rows were there before, or where NaN or an infinity was added;
 - rows that were there before the first txid, and tables that hold, or may hold, rows of other lives: a table that was restored
   may have those of each life that wrote to one of its name.
 
