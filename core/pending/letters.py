@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 
-from stormproof.core.errors import Json
+from stormproof.core.errors import Json, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import storable_text
 from stormproof.core.pending.connector import Connector
@@ -58,7 +58,11 @@ class DeadLetters:
             return None if rows.cursor is None else Journal(rows.cursor, self._who, self.name).stable_id(number[0])
 
     def requeue(self, ids: Sequence[str], *, by: str, why: str, tx: object | None = None) -> tuple[str, ...]:
-        """Hand these out again, with their failures counted from 0; returns those that were dead."""
+        """Hand these out again, with their failures counted from 0; returns those that were dead.
+
+        Raises:
+            UsageError: a payload is not the one that was set aside; nothing was changed.
+        """
         return self._dispose(ids, Disposal.REQUEUE, by, why, tx)
 
     def drop(self, ids: Sequence[str], *, by: str, why: str, tx: object | None = None) -> tuple[str, ...]:
@@ -119,6 +123,14 @@ class DeadLetters:
     def _dispose(self, ids: Sequence[str], disposal: Disposal, by: str, why: str, tx: object | None) -> tuple[str, ...]:
         numbers = [number for shown in ids if (number := self._form.number_of(shown)) is not None]
         with self._store.rows(self._who, tx) as rows:
+            if disposal is Disposal.REQUEUE and (altered := rows.altered(numbers)):
+                shown = self._form.shown_id(*altered[0])
+                raise UsageError(
+                    f"{self._form.NOUN} {self.name}: the payload of {len(altered)} of these dead letters is not the one "
+                    f"that was set aside, such as that of {shown}: somebody changed it in the ledger. Nothing was requeued. "
+                    "Put it right with `stormproof dead-letters edit`, or drop it",
+                    message=shown,
+                )
             done = rows.dispose(numbers, disposal, by=storable_text(by), why=storable_text(why))
             failpoint("dead_letter.in_transaction")
         return tuple(self._form.shown_id(*number) for number in done)

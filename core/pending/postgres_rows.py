@@ -332,8 +332,9 @@ class PostgresRows:
         self._run(
             f"insert into {SCHEMA}.pending_retry"
             " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history, mates,"
-            " mates_messages) select s.id, f.id, f.origin, f.payload, %s, f.counted,"
-            f" clock_timestamp() + make_interval(secs => f.delay_s), f.reason, {_ENTRY}, f.mates, f.mates_messages"
+            " mates_messages, digest) select s.id, f.id, f.origin, f.payload, %s, f.counted,"
+            f" clock_timestamp() + make_interval(secs => f.delay_s), f.reason, {_ENTRY}, f.mates, f.mates_messages,"
+            " sha256(f.payload)"
             f" from {_LIVING_WITH_PAYLOADS}, {SCHEMA}.pending_subscription s where {_NAMED}",
             row.opened,
             *_living(failed),
@@ -356,8 +357,8 @@ class PostgresRows:
     def _bury(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         self._run(
             f"insert into {SCHEMA}.dead_letter"
-            " (kind, source, subscription, id, origin, payload, reason, error, times_opened, times_failed, history)"
-            f" select %s, %s, %s, f.id, f.origin, f.payload, f.reason, f.error, %s, 1, {_ENTRY}"
+            " (kind, source, subscription, id, origin, payload, reason, error, times_opened, times_failed, history, digest)"
+            f" select %s, %s, %s, f.id, f.origin, f.payload, f.reason, f.error, %s, 1, {_ENTRY}, sha256(f.payload)"
             f" from {_DYING_WITH_PAYLOADS}",
             *self._key,
             row.opened,
@@ -369,9 +370,9 @@ class PostgresRows:
         self._run(
             f"with gone as (delete from {SCHEMA}.pending_retry where slice = %s and id = any(%s) returning *)"
             f" insert into {SCHEMA}.dead_letter"
-            " (kind, source, subscription, id, origin, payload, reason, error, times_opened, times_failed, history)"
+            " (kind, source, subscription, id, origin, payload, reason, error, times_opened, times_failed, history, digest)"
             " select %s, %s, %s, g.id, g.origin, g.payload, f.reason, f.error, g.times_opened + %s, g.times_failed + 1,"
-            f" g.history || {_ENTRY} from gone g join {_DYING} on f.id = g.id",
+            f" g.history || {_ENTRY}, g.digest from gone g join {_DYING} on f.id = g.id",
             row.id,
             [one.id for one in failed],
             *self._key,
@@ -462,6 +463,18 @@ class PostgresRows:
         )
         return {(kind, reason): number for kind, reason, number in found}
 
+    def altered(self, numbers: Sequence[tuple[int, int]] | None = None) -> Sequence[tuple[int, int]]:
+        """The messages, or those of these, whose payload is not the one that was set aside."""
+        chosen = "true" if numbers is None else "(id, origin) in (select * from unnest(%s::bigint[], %s::bigint[]))"
+        given = () if numbers is None else ([number for number, _ in numbers], [origin for _, origin in numbers])
+        found = self._run(
+            f"select id, origin from {SCHEMA}.dead_letter where {_NAMED} and digest <> sha256(payload) and {chosen} union"
+            f" select id, origin from {SCHEMA}.pending_retry where {MINE} and digest <> sha256(payload) and {chosen}"
+            " order by 1, 2",
+            *(*self._key, *given, *self._key, *given),
+        )
+        return found.fetchall()
+
     def _streamed(self, statement: str, rows: int) -> Iterator[tuple[Any, ...]]:
         """The rows of a statement, so many at a time: a result of a million rows is never in memory at once."""
         with self._cursor.connection.cursor("stormproof_rows", row_factory=tuple_row) as cursor:
@@ -501,9 +514,9 @@ class PostgresRows:
         )
         again = (
             f", again as (insert into {SCHEMA}.pending_retry"
-            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history)"
+            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history, digest)"
             " select s.id, d.id, d.origin, coalesce(new_payload, payload), times_opened, 0, clock_timestamp(),"
-            f" 'operator', history || jsonb_build_array({DISPOSAL_ENTRY_SQL}) from d"
+            f" 'operator', history || jsonb_build_array({DISPOSAL_ENTRY_SQL}), sha256(coalesce(new_payload, payload)) from d"
             f" join {SCHEMA}.pending_subscription s using (kind, source, subscription))"
         )
         found = self._run(
@@ -522,9 +535,9 @@ class PostgresRows:
         """Make retries, due at once, of confirmed messages; gives those that were made."""
         found = self._run(
             f"insert into {SCHEMA}.pending_retry"
-            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history)"
+            " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history, digest)"
             " select s.id, m.id, m.origin, m.payload, 1, 0, clock_timestamp(), 'operator',"
-            " jsonb_build_array(jsonb_build_object('at', clock_timestamp()) || %s::jsonb)"
+            " jsonb_build_array(jsonb_build_object('at', clock_timestamp()) || %s::jsonb), sha256(m.payload)"
             " from unnest(%b::bigint[], %b::bigint[], %b::bytea[]) as m (id, origin, payload)"
             f" join {SCHEMA}.pending_subscription s on {_NAMED}"
             " on conflict do nothing returning id, origin",

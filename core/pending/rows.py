@@ -277,6 +277,12 @@ class PendingRows(Protocol):
         """
         ...
 
+    def altered(self, numbers: Sequence[tuple[int, int]] | None = None) -> Sequence[tuple[int, int]]:
+        """The retries and dead letters, or those of these messages as (number, origin), whose payload is not the one that
+        was set aside: somebody changed it in the store.
+        """
+        ...
+
     def letter_classes(self) -> Mapping[tuple[str, str], int]:
         """How many undecided dead letters there are of each class of error and reason."""
         ...

@@ -104,6 +104,7 @@ pending_retry = Table(
     Column("slice", BigInteger, comment="the slice that has it now; null while it waits"),
     Column("mates", Text, nullable=False, server_default=text("''"), comment="retries of one name come in one batch"),
     Column("mates_messages", Integer, nullable=False, server_default=text("1"), comment="how many have that name"),
+    Column("digest", LargeBinary, comment="SHA-256 of the payload when the message was set aside"),
     Index("pending_retry_waiting", "subscription", "not_before", postgresql_where=text("slice is null")),
     Index("pending_retry_slice", "slice", "id", postgresql_where=text("slice is not null")),
     comment="failed messages, with their payloads: where they came from may be gone",
@@ -156,6 +157,7 @@ dead_letter = Table(
     Column("disposed_why", Text),
     Column("disposed_at", DateTime(timezone=True)),
     Column("new_payload", LargeBinary, comment="what an edit put in the place of the payload"),
+    Column("digest", LargeBinary, comment="SHA-256 of the payload when the message was set aside"),
     CheckConstraint("disposal in ('requeue', 'drop', 'edit')", name="dead_letter_disposal"),
     CheckConstraint(
         "(disposal is null) = (disposed_by is null) and (disposal is null) = (disposed_at is null)",

@@ -48,6 +48,10 @@ class SourceEvidence(Protocol):
         del message
         return ()
 
+    def altered(self) -> Sequence[str]:
+        """Retries and dead letters whose payload is not the one that was set aside."""
+        return ()
+
     def dead_classes(self) -> Mapping[tuple[str, str], int]:
         """How many undecided dead letters there are of each class of error and reason."""
         return {}

@@ -18,6 +18,7 @@ from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
+from stormproof.trident.ledger.rejects import altered_reject
 from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn, to_event, to_reject, to_txn, to_work
 from stormproof.trident.transaction_states import (
     EventKind,
@@ -369,6 +370,12 @@ class LedgerSnapshot:
             query = sa.select(t.event).where(c.incarnation == incarnation, c.message.in_(names[at : at + 1000]))
             found += self._read("event", to_event, query.order_by(c.id))
         return found
+
+    def altered_rejects(self, incarnation: str) -> Sequence[sa.Row[Any]]:
+        """The rejects whose payload or row is not what was set aside; their id, txid, sink and message."""
+        c = t.reject.c
+        query = sa.select(c.id, c.txid, c.sink, c.message).where(c.incarnation == incarnation, altered_reject())
+        return self.connection.execute(query.order_by(c.id)).all() if self.is_postgres else ()
 
     def newest_event(self, incarnation: str, kind: EventKind) -> Event | None:
         """The last event of a kind."""

@@ -177,6 +177,11 @@ class PendingEvidence(SourceEvidence):
         with self._rows() as rows:
             return rows.dead_letters(self._connector.shown_id, payloads=False, of=of)
 
+    def altered(self) -> Sequence[str]:
+        """By the store's digests."""
+        with self._rows() as rows:
+            return [self._connector.shown_id(*number) for number in rows.altered()]
+
     def dead_classes(self) -> Mapping[tuple[str, str], int]:
         """How many undecided dead letters there are of each class of error and reason."""
         with self._rows() as rows:

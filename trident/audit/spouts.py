@@ -64,6 +64,10 @@ class GroupEvidence(SourceEvidence):
         ]
         return sorted(found, key=lambda letter: letter.dead_at)
 
+    def altered(self) -> Sequence[str]:
+        """Those of every spout."""
+        return [shown(spout, inner) for spout, member in self._members.items() for inner in member.altered()]
+
     def dead_classes(self) -> Mapping[tuple[str, str], int]:
         """The sums of all spouts."""
         found = Counter[tuple[str, str]]()

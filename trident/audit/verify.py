@@ -176,6 +176,14 @@ def _verified(
         if last is None and not findings.violations:
             ends = settled(everything.txns, everything.events, everything.rejects, evidence)
         before = basis or find_basis(snapshot.connection, row.incarnation, deep, pruned=pruned)
+        for one in snapshot.altered_rejects(row.incarnation):
+            text = f"its payload or row is not what sink {one.sink!r} rejected in txid {one.txid}"
+            findings.violation(
+                *(ViolationKind.PAYLOAD_CHANGED, f"reject {one.id}, message {one.message}: {text}"),
+                txid=one.txid,
+                sink=one.sink,
+                message=one.message,
+            )
         for problem in {*snapshot.unreadable}:
             findings.violation(
                 ViolationKind.UNREADABLE_ROW,

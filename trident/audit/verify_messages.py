@@ -44,6 +44,9 @@ def verify_messages(
             if within(finding.txid):
                 kind = ViolationKind.UNREACHABLE if finding.unreachable else ViolationKind.SLICES
                 findings.violation(kind, finding.text, txid=finding.txid)
+        for name in source.altered():
+            text = f"message {name}: its payload is not the one that was set aside, as a retry or a dead letter"
+            findings.violation(ViolationKind.PAYLOAD_CHANGED, text, message=name)
         if whole and last is None:
             _unknown(failed, records, findings)
             _dead_letters(failed, records, source, findings)

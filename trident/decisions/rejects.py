@@ -128,6 +128,7 @@ def _retry(stores: Stores, topology: str, found: Sequence[Reject], *, by: str, w
         refused: dict[str, str] = {}
         busy = rejects.retrying(tx, {one.message for one in mine if one.message is not None})
         payloads: dict[str, bytes] = {}
+        altered = rejects.altered(tx, [one.id for one in mine])
         for one in mine:
             name = one.message or f"a row of txid {one.txid} at sink {one.sink}"
             if row.guarantee == Guarantee.AT_MOST_ONCE.value:
@@ -136,6 +137,10 @@ def _retry(stores: Stores, topology: str, found: Sequence[Reject], *, by: str, w
                 )
             elif one.message is None:
                 refused[name] = "it belongs to no single message, and cannot be opened again"
+            elif one.id in altered:
+                refused[name] = (
+                    "its payload or its row is not what was rejected: somebody changed it in the ledger. Drop it"
+                )
             elif one.payload is None:
                 refused[name] = "its source gave no payload, and it cannot be opened again"
             elif one.message in busy:

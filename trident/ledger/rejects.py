@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -105,6 +106,7 @@ def insert(tx: Tx, rejects: Sequence[Reject]) -> None:
             "payload": one.payload,
             "at": now,
             "state": RejectState.OPEN.value,
+            "digest": hashlib.sha256((one.payload or b"") + one.row.encode()).digest(),
         }
         for one in rejects
     ]
@@ -177,6 +179,23 @@ def of_topology(tx: Tx, *conditions: sa.ColumnElement[bool]) -> list[Reject]:
         sa.select(t.reject).where(t.reject.c.incarnation == tx.run.incarnation, *conditions).order_by(t.reject.c.id)
     )
     return [to_reject(row) for row in rows]
+
+
+def altered_reject() -> sa.ColumnElement[bool]:
+    """Whether a reject's payload or row is not what was set aside."""
+    c = t.reject.c
+    payload = sa.func.coalesce(c.payload, sa.literal(b"", sa.LargeBinary))
+    return c.digest != sa.func.sha256(payload.op("||")(sa.func.convert_to(c.row, "UTF8")))
+
+
+def altered(tx: Tx, ids: Collection[int]) -> set[int]:
+    """Those of these rejects whose payload or row is not what was set aside."""
+    found: set[int] = set()
+    for some in _chunks(sorted(ids)):
+        found |= {
+            *tx.connection.execute(sa.select(t.reject.c.id).where(t.reject.c.id.in_(some), altered_reject())).scalars()
+        }
+    return found
 
 
 def undecided(tx: Tx, ids: Collection[int]) -> list[Reject]:

@@ -261,6 +261,7 @@ reject: Final = sa.Table(
     sa.Column("decided_why", sa.Text),
     sa.Column("decided_at", _time),
     sa.Column("retried_in", sa.BigInteger, comment="the txid that wrote it anew to the sink, or rejected it again"),
+    sa.Column("digest", sa.LargeBinary, comment="SHA-256 of payload and row when the message was set aside"),
     _known("state", RejectState),
     sa.CheckConstraint("(state = 'open') = (decided_at is null)", name="decided"),
     sa.CheckConstraint("(state = 'retried') = (retried_in is not null)", name="retried"),
