@@ -209,6 +209,21 @@ class Journal:
         found = self._run(f"select stable_id from {_TABLE} where {MINE} and number = %s", *self._key, number).fetchone()
         return None if found is None else str(found[0])
 
+    def number_of(self, id_: str) -> int | None:
+        """The number of a message by the id that its server shows: its stable id, or what that has behind the stream's
+        identity; of several, the newest. None where it is not known.
+        """
+        query = f"select max(number) from {_TABLE} where {MINE} and "
+        found = self._run(query + "stable_id = %s", *self._key, id_).fetchone()
+        if found is None or found[0] is None:
+            found = self._run(query + "right(stable_id, %s) = %s", *self._key, len(id_) + 1, f"/{id_}").fetchone()
+        return None if found is None or found[0] is None else int(found[0])
+
+    def last(self) -> int | None:
+        """The highest number; None where nothing is written down."""
+        found = self._run(f"select max(number) from {_TABLE} where {MINE}", *self._key).fetchone()
+        return None if found is None or found[0] is None else int(found[0])
+
     def highest(self, prefix: str) -> int:
         """The highest number that stands behind a prefix in a stable id; 0 where there is none."""
         found = self._run(

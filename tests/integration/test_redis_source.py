@@ -19,6 +19,7 @@ from stormproof.core.pending.lost import Lost, lost_in
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.protocol import Lease
 from stormproof.core.source.redis_streams.group import SWEEP
+from stormproof.trident.audit.source import evidence_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]
 
@@ -303,3 +304,20 @@ def test_a_key_that_is_no_stream_is_refused(harness: RedisHarness, client: Any) 
     client.set(harness.name, "text")
     with pytest.raises(UsageError, match="is not a stream"):
         harness.view()
+
+
+# ---- messages' ids
+
+
+def test_a_message_is_found_by_its_entry_and_no_other_id_is_taken_for_one(harness: RedisHarness, client: Any) -> None:
+    for entry in ("1700000000000-0", "1700000000000-1", "1700000000000-2"):
+        client.xadd(harness.name, {"v": entry}, id=entry)
+    source = harness.view()
+    assert len(opened(source, A)) == 3
+    evidence = evidence_of(source)
+    known = [evidence.named(f"1700000000000-{at}") for at in range(3)]
+    assert known == [evidence.named(shown) for shown in known], "the record's own ids are taken as well"
+    assert len(set(known)) == 3
+    for never in ("1700000000000-3", "1-1", "5-2", "0-99"):
+        with pytest.raises(UsageError, match=f"message {never}: there is none on record"):
+            evidence.named(never)

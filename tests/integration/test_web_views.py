@@ -107,6 +107,19 @@ def actions() -> set[str]:
     return {route.path for route in ROUTES if route.name.startswith("decide") or route.name == "confirm"}
 
 
+def test_a_reader_is_not_told_why_a_batch_is_blocked_since_that_may_quote_a_row(page: Page, database: Database) -> None:
+    why = "row (Ada, 41) violates a constraint"
+    sql(database, f"update stormproof.txn set state = 'blocked', ended_at = null, reason = '{why}' where txid = 1")
+    blocked = (
+        "insert into stormproof.event (incarnation, at, kind, txid, error) select incarnation, now(), 'blocked', 1"
+    )
+    sql(database, f"{blocked}, '{why}' from stormproof.topology")
+    for address in (f"/batch?topology={NAME}&txid=1", f"/topology?topology={NAME}", "/question?name=aborted"):
+        assert why in page.as_(OPERATOR).get(address).text, address
+        assert "Ada" not in page.as_().get(address).text, address
+    assert "Ada" not in page.as_(OPERATOR).get("/").text, "its content is one for everybody"
+
+
 def test_the_overview_says_what_stands(command: CommandLine, page: Page, database: Database) -> None:
     text = page.text("/")
     assert NAME in text
@@ -116,7 +129,7 @@ def test_the_overview_says_what_stands(command: CommandLine, page: Page, databas
     assert "Rejects, undecided 1" in text
     sql(database, "update stormproof.txn set state = 'blocked', ended_at = null, reason = 'no <table>' where txid = 1")
     text = page.text("/")
-    assert "txid 1 is blocked: no <table>; after the repair: stormproof retry shown 1" in text
+    assert "txid 1 is blocked; after the repair: stormproof retry shown 1" in text
 
 
 def a_batch_is_told_down_to_each_sinks_evidence(command: CommandLine, page: Page) -> None:
@@ -308,7 +321,7 @@ def test_a_thousand_hostile_texts_are_shown_inert(page: Page, database: Database
         assert inert_faults(text) == [], address
         assert not set(seen(text)) & set("\x00\x1b\u202e\u2066\u200b\ufeff\u2028\u2029"), address
         assert len(text) < 3_000_000, address
-    assert "1,048,5" in pages["/"]
+    assert "1,048,5" in pages[f"/batch?{of}&txid=1"]
     assert "\u27e8U+202E\u27e9" in pages["payload"]
 
 

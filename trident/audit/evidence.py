@@ -56,6 +56,14 @@ class SourceEvidence(Protocol):
         """How many undecided dead letters there are of each class of error and reason."""
         return {}
 
+    def named(self, message: str) -> str:
+        """The id under which the record has a message, which may be given by its server's own id.
+
+        Raises:
+            UsageError: there is no such message on record.
+        """
+        return message
+
     def has(self, message: str) -> bool:
         """Whether the source still has the message. True where that is not known, too."""
         del message

@@ -371,11 +371,12 @@ class LedgerSnapshot:
             found += self._read("event", to_event, query.order_by(c.id))
         return found
 
-    def altered_rejects(self, incarnation: str) -> Sequence[sa.Row[Any]]:
+    def altered_rejects(self, incarnation: str) -> list[tuple[int, int, str, str | None]]:
         """The rejects whose payload or row is not what was set aside; their id, txid, sink and message."""
         c = t.reject.c
         query = sa.select(c.id, c.txid, c.sink, c.message).where(c.incarnation == incarnation, altered_reject())
-        return self.connection.execute(query.order_by(c.id)).all() if self.is_postgres else ()
+        found = self.connection.execute(query.order_by(c.id)) if self.is_postgres else ()
+        return [(row.id, row.txid, row.sink, row.message) for row in found]
 
     def newest_event(self, incarnation: str, kind: EventKind) -> Event | None:
         """The last event of a kind."""

@@ -149,7 +149,7 @@ class MessageReport:
 def message(
     ledger: AuditLedger, topology: str, shown_id: str, *, source: SourceReader = stored_source
 ) -> MessageReport:
-    """What became of a message, by its shown id (`XID-N` in a Postgres queue).
+    """What became of a message, by its shown id (`XID-N` in a Postgres queue), or the one that its server gave it.
 
     Raises:
         UsageError: no such topology, not an id of its source, or neither ledger nor source knows the message; or there was
@@ -158,6 +158,7 @@ def message(
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         evidence = source(snapshot, row)
+        shown_id = shown_id if evidence is None else evidence.named(shown_id)
         events = snapshot.events(row.incarnation, MESSAGE_EVENTS, message=shown_id)
         trace = traces(events).get(shown_id, Trace(shown_id))
         holding = list[int]()

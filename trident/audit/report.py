@@ -58,7 +58,6 @@ class ViolationKind(StrEnum):
     FILE_CHANGED = "file_changed"
     STATISTICS_WRONG = "statistics_wrong"
     """These five by ``--deep``, as in `stormproof.sinks.comparison.RowProblem`."""
-    """These four by ``--deep``, as in `stormproof.sinks.comparison.RowProblem`."""
     PAYLOAD_CHANGED = "payload_changed"
     """The payload, or the refused row, of a message that was set aside is not what it was then."""
     UNREACHABLE = "unreachable"

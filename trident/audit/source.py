@@ -211,6 +211,23 @@ class PendingEvidence(SourceEvidence):
         """The message's number. A slice that is no range of numbers is not found by it."""
         return self._number_of(message)[0]
 
+    def named(self, message: str) -> str:
+        """By the journal of a source whose server redelivers: its numbers have the origin 0, and end with the last one."""
+        with self._rows() as rows:
+            journal = self._journal(rows)
+            last = None if journal is None else journal.last()
+            number = self._connector.number_of(message)
+            if journal is None or last is None or (number is not None and number[1] == 0 and number[0] <= last):
+                return message
+            found = journal.number_of(message)
+        if found is None:
+            raise UsageError(
+                f"message {message}: there is none on record of {self._connector.NOUN} {self.name}: it was never received "
+                "under this id, or was forgotten since it was resolved",
+                message=message,
+            )
+        return self._connector.shown_id(found, 0)
+
     def has(self, message: str) -> bool:
         """Whether the source's own store has the message."""
         number = self._number_of(message)

@@ -81,6 +81,11 @@ class GroupEvidence(SourceEvidence):
         part = _parts_of(position).get(spout)
         return part is not None and member.contains(part.position, inner)
 
+    def named(self, message: str) -> str:
+        """As the message's spout has it."""
+        spout, member, inner = self._member_of(message)
+        return shown(spout, member.named(inner))
+
     def has(self, message: str) -> bool:
         """Whether the message's spout has it."""
         _, member, inner = self._member_of(message)

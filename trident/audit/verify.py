@@ -176,14 +176,9 @@ def _verified(
         if last is None and not findings.violations:
             ends = settled(everything.txns, everything.events, everything.rejects, evidence)
         before = basis or find_basis(snapshot.connection, row.incarnation, deep, pruned=pruned)
-        for one in snapshot.altered_rejects(row.incarnation):
-            text = f"its payload or row is not what sink {one.sink!r} rejected in txid {one.txid}"
-            findings.violation(
-                *(ViolationKind.PAYLOAD_CHANGED, f"reject {one.id}, message {one.message}: {text}"),
-                txid=one.txid,
-                sink=one.sink,
-                message=one.message,
-            )
+        for number, txid, sink, message in snapshot.altered_rejects(row.incarnation):
+            text = f"reject {number}: its payload or row is not what sink {sink!r} rejected in txid {txid}"
+            findings.violation(ViolationKind.PAYLOAD_CHANGED, text, txid=txid, sink=sink, message=message)
         for problem in {*snapshot.unreadable}:
             findings.violation(
                 ViolationKind.UNREADABLE_ROW,

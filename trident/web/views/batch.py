@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Final
 
 from starlette.responses import Response
 
@@ -34,6 +35,9 @@ _ENDS = {
     "abandoned": ("abandoned", "bad", "It was in flight when its driver ended; under at-most-once nothing goes back."),
 }
 _OUTCOMES = {"complete": "ok", "running": "run", "moot": "warn"}
+
+
+WHY_HIDDEN: Final = "operators see why, since it may quote a row"
 
 
 def timeline(found: TxnReport) -> list[Moment]:
@@ -86,6 +90,9 @@ async def batch(visit: Visit) -> Response:
         return txn(opened.audit, name, txid)
 
     found = await visit.ask(question, name, txid)
+    if not visit.is_operator:
+        events = tuple(one if one.kind == "operator" else replace(one, text="") for one in found.events)
+        found = replace(found, reason=found.reason and WHY_HIDDEN, events=events)
     rejected = [event for event in found.events if event.kind == "reject"]
     return visit.page(
         "batch.html",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from stormproof.core.errors import UsageError
 from stormproof.trident.audit.questions import SHAPES, Answer, Asked, Question, ask, columns_of
 from stormproof.trident.web.reading import Opened
+from stormproof.trident.web.views.batch import WHY_HIDDEN
 from stormproof.trident.web.visit import Visit
 from stormproof.trident.wording import parse_time
 
@@ -89,6 +90,9 @@ async def question(visit: Visit) -> Response:
         return ask(opened.audit, asks, chosen)
 
     found = await visit.ask(read, *sorted(visit.values().items()), for_s=2.0)
+    if asks is Question.ABORTED and not visit.is_operator:
+        rows = ({**row, "reason": row.get("reason") and WHY_HIDDEN} for row in found.rows)
+        found = replace(found, rows=tuple(rows))
     return visit.page(
         "question.html",
         title=entry.asks,
