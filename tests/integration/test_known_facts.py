@@ -28,7 +28,7 @@ pytestmark = pytest.mark.postgres
 
 A, B = {"a": 1, "b": 2}, {"c": 3}
 ASKED = {"postgres-append": ["pipeline", "copy", "pipeline"]}
-BY_KEY = ["pipeline", "create temporary table", "copy", "insert into", "pipeline"]
+BY_KEY = ["pipeline", "create temporary table", "copy", "with done as (insert into", "pipeline"]
 """What a commit waits for, between BEGIN and COMMIT: fence and guard; the rows; guard, evidence and the facts."""
 
 
