@@ -94,6 +94,9 @@ record as canonical JSON.
   source still has all of the slice's messages, an id that is none of theirs is refused (exit status 2). Where the source has
   removed some, the answer is `unproven`: the id is inside the slice that a txid read (`in_source` is false), and the message
   was removed after it was read, or there was never such a message. Rows of it can be looked up in sinks that store ids.
+- Of a broker whose messages a journal keeps (Redis, NATS, RabbitMQ queues, Kestrel) `stormproof audit message` takes the broker's own id as
+  well as the record's: `1700000000000-1` of a Redis entry, the id that `id_from` names. An id under which no message was received is said
+  to be unknown.
 - Of a batch that an operator gave up at a sink (`ledger skip`), the ledger does not say which messages had rows there: it was
   every row, so each message of the batch is `skipped`, with who and why, and `audit dead-letters` has one row for the batch.
 - Of batches that a release before this one committed, the tables' versions are not known here: a table's own history has them
@@ -148,6 +151,12 @@ tell, or not all was compared; the last line says which:
 | `not_compared` | clean, 2 of 3 sinks not compared (or not in full): their names. Why not, `note not_compared` says of each | 4 |
 | `cannot_tell` | evidence is gone or out of reach | 4 |
 | `violation` | something is wrong | 1 |
+
+### Payloads that were set aside
+
+When a message becomes a retry, a dead letter or a reject, the SHA-256 of its payload (of a reject: of payload and row) is kept with it. `audit
+verify` names each that is another now (`payload_changed`), and `dead-letters requeue` and `rejects retry` refuse it: `edit` or drop it. A
+message that is applied and still in its queue has no such digest: that it was changed or removed there is not compared.
 
 ### Rows that changed nothing
 
