@@ -210,13 +210,3 @@ def test_messages_that_wait_for_a_retry_are_handed_out_now(operated: Operated) -
     operated.run()
     letter = operated.command("dead-letters", "show", NAME, message)
     assert [entry["reason"] for entry in letter["history"]].count("retry_now") == 1
-
-
-def test_a_run_hands_out_what_waits_longer_than_the_longest_backoff(operated: Operated) -> None:
-    operated.put(b"good one", POISON)
-    operated.run()
-    (message,) = ids(operated)
-    operated.command("dead-letters", "requeue", NAME, message, "--by", "ann")
-    operated.sql("update stormproof.pending_retry set not_before = now() + interval '1 day' returning 1")
-    operated.run()
-    assert len(operated.command("dead-letters", "list", NAME)["dead_letters"]) == 2, "it failed again"
