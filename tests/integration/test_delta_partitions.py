@@ -288,3 +288,15 @@ def test_a_constraint_that_divides_is_left_to_spark(mode: str, tmp_path: Path) -
     make_by_hand(divides.delta_path, {"settings": {"delta.constraints.c": "n / 2 < 1.5"}})
     with pytest.raises(SinkRefused, match=r"constraint 'c' divides.*committer='spark'"):
         divides.open()
+
+
+def test_where_a_protocol_lists_features_it_lists_that_of_not_null(tmp_path: Path) -> None:
+    key = pa.field("k", pa.int64(), nullable=False)
+    first, later = pa.schema([key]), pa.schema([key, pa.field("at", pa.timestamp("us"))])
+    DeltaSink(tmp_path / "made").open(IDENTITY, SinkInput(later), 1)
+    evolved = DeltaSink(tmp_path / "evolved", schema_contract="evolve")
+    put(evolved.open(IDENTITY, SinkInput(first), 1), pa.table({"k": [1]}, first))
+    put(evolved.open(IDENTITY, SinkInput(later), 2), pa.table({"k": [2], "at": [A]}, later), 2, 1)
+    for name in ("made", "evolved"):
+        assert {"invariants", "timestampNtz"} <= {*(DeltaTable(tmp_path / name).protocol().writer_features or ())}
+    assert DeltaTable(tmp_path / "evolved").to_pyarrow_table().num_rows == 2
