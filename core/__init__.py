@@ -27,7 +27,6 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `lineage` | which transaction and which message made a row; messages' ids as columns |
 | `dataset` | what do others call a table, a topic or a folder |
 | `folds`, `ordered_rows` | how is a value merged with the one that a sink holds; which row of a group is first or last |
-| `merging`, `sketches` | which merges are functions over Arrow columns; how are distinct values counted by sketches |
 | `python_to_arrow`, `arrow_compute`, `arrays` | how do values become columns |
 | `extras` | which package that only some sources need is missing |
 | `failpoint`, `clock` | where can a test kill a run; where does time come from |

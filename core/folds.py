@@ -71,30 +71,7 @@ class SetTruncated:
         return f"mark that {self.of} has more than {self.at_most} values"
 
 
-class MergeFunction(StrEnum):
-    """A function of this package over Arrow columns; `core.merging` has it."""
-
-    THETA = "theta"
-    """The estimated number of distinct values, and the Theta sketch by which it is estimated."""
-
-
-@dataclass(frozen=True, slots=True)
-class ByFunction:
-    """The columns `columns` of one result together, by a function over what is held and what is added.
-
-    No store can call it: a sink reads the rows that it holds for a batch's keys, and replaces their columns by what the
-    function gives.
-    """
-
-    function: MergeFunction
-    columns: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """For people."""
-        return f"{self.function} merge of {', '.join(self.columns)}"
-
-
-AnyFold: TypeAlias = Fold | ByOrder | SetUnion | SetTruncated | ByFunction
+AnyFold: TypeAlias = Fold | ByOrder | SetUnion | SetTruncated
 
 
 def fold_to_json(fold: AnyFold) -> Json:
@@ -108,8 +85,6 @@ def fold_to_json(fold: AnyFold) -> Json:
             return {"fold": "set", "at_most": fold.at_most}
         case SetTruncated():
             return {"fold": "truncated", "of": fold.of, "at_most": fold.at_most}
-        case ByFunction():
-            return {"fold": "function", "function": fold.function.value, "columns": [*fold.columns]}
 
 
 def fold_from_json(found: Json) -> AnyFold:
@@ -127,7 +102,5 @@ def fold_from_json(found: Json) -> AnyFold:
             return SetTruncated(of, at_most)
         case {"fold": ("first" | "last") as end, "compared": list(compared)}:
             return ByOrder(End(str(end)), tuple(str(name) for name in compared))
-        case {"fold": "function", "function": str(function), "columns": list(columns)}:
-            return ByFunction(MergeFunction(function), tuple(str(name) for name in columns))
         case _:
             raise ValueError(f"this version knows no fold {found!r}; a newer one recorded it")

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import Json, TopologyError
-from stormproof.core.folds import AnyFold, ByFunction, ByOrder, Fold, SetTruncated, SetUnion, fold_to_json
+from stormproof.core.folds import AnyFold, ByOrder, Fold, SetTruncated, SetUnion, fold_to_json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.source.kind import SourceKind
@@ -108,7 +108,7 @@ APPEND_AND_FOLD: Final = frozenset({SinkMode.APPEND, SinkMode.FOLD})
 """The modes that a state serves."""
 EVERY_MODE: Final = frozenset(SinkMode)
 """The modes that the sinks of this package serve."""
-EVERY_FOLD: Final[frozenset[type[AnyFold]]] = frozenset({Fold, ByOrder, SetUnion, SetTruncated, ByFunction})
+EVERY_FOLD: Final[frozenset[type[AnyFold]]] = frozenset({Fold, ByOrder, SetUnion, SetTruncated})
 """The kinds of folds that the sinks of this package serve."""
 
 

@@ -24,7 +24,6 @@ from stormproof import (
     Settings,
     Topology,
     Tuple,
-    approx_count_distinct,
     sum_,
 )
 from stormproof.core.bolt import Emit
@@ -70,9 +69,7 @@ class WordCount(BasicBolt):
 
 
 def topology(lake: str) -> Topology:
-    """The counts go to the Delta table `LAKE/basic_bolts_words` and to the Postgres table `basic_bolts_words`; the number of
-    different words, of which only a sketch is kept, to the Postgres table `basic_bolts_vocabulary`.
-    """
+    """The counts go to the Delta table `LAKE/basic_bolts_words` and to the Postgres table `basic_bolts_words`."""
     t = Topology("basic-bolts-word-count")
     sentences = t.spout("sentences", PostgresQueue(QUEUE, schema="sentence string", max_attempts=2, backoff_base_s=0.1))
     words = t.bolt("split", SplitSentence(), sentences.shuffle())
@@ -83,8 +80,6 @@ def topology(lake: str) -> Topology:
         .persistent_aggregate(n=sum_("n"))
         .into(DeltaSink(f"{lake}/basic_bolts_words"), PostgresSink("basic_bolts_words"))
     )
-    vocabulary = t.following(words).persistent_aggregate(different=approx_count_distinct("word"))
-    vocabulary.into(PostgresSink("basic_bolts_vocabulary"))
     return t
 
 
@@ -98,7 +93,6 @@ def main(engine: Literal["spark", "inline"], lake: str = "lake") -> None:
     with psycopg.connect(Settings().resolve_database().conninfo) as connection:
         for word, n in connection.execute("select word, n from basic_bolts_words order by n desc, word limit 4"):
             print(f"{n:3} {word}")
-        print(f"{connection.execute('select different from basic_bolts_vocabulary').fetchall()[0][0]} different words")
 
 
 if __name__ == "__main__":

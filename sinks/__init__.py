@@ -15,7 +15,6 @@
 | `limits`, `leaves`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
 | `content`, `comparison` | the digest of rows whatever file they are in; does a table hold the rows that were written |
 | `unique_keys` | does a key come twice in a batch |
-| `merging` | how are columns merged that no store can merge by itself |
 | `rejects`, `message_pairs` | which messages does a commit reject where a table refuses a row; whose row is it |
 | `preview`, `preview_rejects` | what would a sink do with its table and rows, for a dry run |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |

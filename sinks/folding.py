@@ -10,12 +10,11 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import ByFunction, ByOrder, Fold, SetTruncated, SetUnion
+from stormproof.core.folds import ByOrder, Fold, SetTruncated, SetUnion
 from stormproof.core.graph.aggregation import has_extremes, has_sets
 from stormproof.core.ordered_rows import row_of_groups, sets_of_groups
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.core.task.groups import Members
-from stormproof.sinks.merging import check_by_function, columns_by_function, merged_columns
 
 _WIDE_DIGITS: Final = 76
 
@@ -57,8 +56,6 @@ def check_fold_input(input_: SinkInput, where: str) -> None:
             _check_set(name, fold, input_, where)
         elif isinstance(fold, ByOrder):
             _check_by_order(name, fold, input_, where)
-        elif isinstance(fold, ByFunction):
-            check_by_function(name, fold, input_, where)
         elif not _can_fold(kind, fold):
             raise TopologyError(f"{where}: column {name!r} is {kind}, which has no {fold}", field=name)
 
@@ -133,11 +130,7 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
     )
     group_of_row = Members.of(folded.column("row_list"), both.num_rows).group_of_row
     found = {key: folded.column(number) for key, number in zip(keys, numbers, strict=False)}
-    if columns_by_function(input_):
-        found |= _by_function(held, added, group_of_row, input_, where)
     for number, (name, fold) in folds:
-        if isinstance(fold, ByFunction):
-            continue
         kind = input_.schema.field(name).type
         if isinstance(fold, ByOrder):
             compared = [columns[number_of[other]] for other in fold.compared]
@@ -160,26 +153,6 @@ def fold_tables(held: pa.Table, added: pa.Table, input_: SinkInput, where: str) 
                 f"{where}: the {fold} in column {name!r} does not fit {kind}: {error}", column=name
             ) from error
     return pa.Table.from_arrays([found[name] for name in input_.schema.names], schema=input_.schema)
-
-
-def _by_function(
-    held: pa.Table, added: pa.Table, group_of_row: Rows, input_: SinkInput, where: str
-) -> dict[str, pa.ChunkedArray]:
-    groups = int(group_of_row.max(initial=-1)) + 1
-    old, new = np.full(groups, -1), np.full(groups, -1)
-    old[group_of_row[: held.num_rows]] = np.arange(held.num_rows)
-    new[group_of_row[held.num_rows :]] = np.arange(added.num_rows)
-    # Rows that nothing is added to stay as they are, even if they could not be merged.
-    changed = new >= 0
-    there = held.take(pa.array(old, mask=old < 0))
-    merged = merged_columns(there.filter(pa.array(changed)), added.take(pa.array(new[changed])), input_, where)
-    chosen = pa.array(np.where(changed, np.cumsum(changed) - 1, merged.num_rows + np.arange(groups)))
-    return {
-        name: pa.chunked_array([*merged.column(name).chunks, *there.column(name).chunks], there.column(name).type).take(
-            chosen
-        )
-        for name in merged.column_names
-    }
 
 
 def _union(lists: pa.ChunkedArray, group_of_row: Rows, groups: int, at_most: int) -> pa.ListArray:

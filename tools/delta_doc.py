@@ -65,7 +65,6 @@ NAMES
   Spark's JVM holds: it outlives a driver that is killed. Other programs do not know of the lock: do not let them
   write to a table on a local disk while Spark commits to it here.
 - A state's map (`DeltaMap`) is written by delta-rs alone, and takes no partitioned table.
-- An `approx_count_distinct` across batches is kept in tables that delta-rs writes; of others it is refused by name.
 
 ## Which table is written by whom
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from stormproof.core.arguments import instead_of, require_whole, shown
 from stormproof.core.errors import TopologyError
-from stormproof.core.folds import ByFunction, ByOrder, End, MergeFunction, SetTruncated, SetUnion
+from stormproof.core.folds import ByOrder, End, SetTruncated, SetUnion
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import (
     Aggregator,
@@ -21,7 +21,6 @@ from stormproof.core.graph.aggregators import (
     UserKind,
 )
 from stormproof.core.graph.checks import schema_for
-from stormproof.core.sketches import require_sketches
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +77,6 @@ def mean(field: str) -> ReadyAggregate:
 def distinct_count(field: str) -> ReadyAggregate:
     """The exact number of different values of a field, without NULL. All different values of a group are kept in memory."""
     return ReadyAggregate(AggregationKind.DISTINCT, field)
-
-
-def approx_count_distinct(field: str) -> ReadyAggregate:
-    """The estimated number of different values of a field, without NULL, as a long. -0.0 is 0.0, and every NaN is one value.
-
-    Exact up to 4,096 values; beyond, the standard error is 1.6 % (1/sqrt(4096)): 19 of 20 estimates are within 3.2 %. It is
-    the same for the same values, in whatever order and batches they come. A Theta sketch of Apache DataSketches of at most
-    32 KiB is kept for each group. Across batches it is kept in one more column, ``NAME_sketch``.
-
-    Raises:
-        UsageError: the package datasketches is not installed.
-    """
-    require_sketches()
-    return ReadyAggregate(AggregationKind.APPROX, field)
 
 
 def first(field: str, *, order_by: str | Sequence[str]) -> ReadyAggregate:
@@ -201,8 +186,7 @@ def with_marks(aggregations: Sequence[AnyAggregation]) -> list[AnyAggregation]:
 
 def kept_across_batches(aggregations: Sequence[AnyAggregation]) -> list[AnyAggregation]:
     """The aggregates as columns that can be folded: a mean as ``NAME_sum`` and ``NAME_count``, which can be added up; a
-    first or last as ``NAME``, and ``NAME_FIELD`` for each field of its order; an approximate distinct count as ``NAME``, and
-    ``NAME_sketch``.
+    first or last as ``NAME``, and ``NAME_FIELD`` for each field of its order.
     """
     kept: list[AnyAggregation] = []
     for one in with_marks(aggregations):
@@ -211,10 +195,6 @@ def kept_across_batches(aggregations: Sequence[AnyAggregation]) -> list[AnyAggre
             kept.append(Aggregation(f"{one.output}_count", AggregationKind.VALUES, one.field))
         elif isinstance(one, Aggregation) and one.compared:
             kept += _kept_by_order(one)
-        elif isinstance(one, Aggregation) and one.kind is AggregationKind.APPROX:
-            sketch = f"{one.output}_sketch"
-            fold = ByFunction(MergeFunction.THETA, (one.output, sketch))
-            kept += [replace(one, fold=fold), replace(one, output=sketch, kind=AggregationKind.SKETCH, fold=fold)]
         else:
             kept.append(one)
     return kept

@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import TopologyError
-from stormproof.core.folds import AnyFold, ByFunction
+from stormproof.core.folds import AnyFold
 from stormproof.core.graph.aggregators import UserAggregation
 from stormproof.core.graph.fields import can_be_key
-from stormproof.core.sketches import estimates
 
 DECIMAL_DIGITS_MAX: Final = 38
 
@@ -42,9 +41,6 @@ class AggregationKind(StrEnum):
     """Whether a set has more values than its bound."""
     FIRST = "first"
     LAST = "last"
-    APPROX = "approx_count_distinct"
-    SKETCH = "sketch"
-    """The sketch by which the number of distinct values is estimated; its `fold` names the column of the estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +118,6 @@ class Aggregation:
     def _noun(self) -> str:
         nouns = {
             AggregationKind.DISTINCT: "exact distinct count",
-            AggregationKind.APPROX: "approximate distinct count",
             AggregationKind.SET: "set that every store sorts alike",
         }
         return nouns.get(self.kind, str(self.kind))
@@ -145,10 +140,6 @@ class Aggregation:
                 return type_
             case AggregationKind.MIN | AggregationKind.MAX:
                 return type_ if has_extremes(type_) else None
-            case AggregationKind.APPROX:
-                return pa.int64() if has_extremes(type_) else None
-            case AggregationKind.SKETCH:
-                return pa.binary() if has_extremes(type_) else None
 
     def partials(self, given: pa.Schema | None, result: pa.Field) -> list[pa.Field]:
         """The columns of a partial result."""
@@ -164,19 +155,8 @@ class Aggregation:
                 assert given is not None
                 compared = [given.field(name).with_nullable(True) for name in self.compared]
                 return [pa.field(self.output, pa.struct(compared))]
-            case AggregationKind.APPROX:
-                return [pa.field(_sketch_for(self.output), pa.binary())]
-            case AggregationKind.SKETCH:
-                return []
             case _:
                 return [result]
-
-    def made_of(self, partials: Sequence[pa.Field]) -> list[str]:
-        """The partial columns of which the result is made: its own `partials`, but a sketch is made with its estimate."""
-        if self.kind is AggregationKind.SKETCH:
-            assert isinstance(self.fold, ByFunction)
-            return [_sketch_for(self.fold.columns[0])]
-        return [field.name for field in partials]
 
     def finished(self, partials: Sequence[pa.ChunkedArray]) -> pa.Array | pa.ChunkedArray:
         """The result of merged partial columns."""
@@ -192,14 +172,8 @@ class Aggregation:
                 return pc.greater(pc.list_value_length(partials[0]), self.at_most)
             case AggregationKind.FIRST | AggregationKind.LAST:
                 return pc.struct_field(partials[0], [self.compared.index(str(self.field))])
-            case AggregationKind.APPROX:
-                return estimates(partials[0])
             case _:
                 return partials[0]
-
-
-def _sketch_for(output: str) -> str:
-    return f"{output}\x00sketch"
 
 
 def has_extremes(type_: pa.DataType) -> bool:
@@ -257,11 +231,6 @@ class GroupBy:
         if isinstance(aggregation, Aggregation):
             return aggregation.partials(self.given, self.schema.field(aggregation.output))
         return list(aggregation.results)
-
-    def made_of(self, aggregation: AnyAggregation) -> list[str]:
-        """The columns of a partial row of which one aggregation's result is made."""
-        partials = self.partials_of(aggregation)
-        return aggregation.made_of(partials) if isinstance(aggregation, Aggregation) else [f.name for f in partials]
 
     def only_combining(self) -> GroupBy:
         """The same without the aggregations that do not combine; rows are prepared alike for both."""

@@ -153,8 +153,7 @@ def require_fold(component: str, aggregation: AnyAggregation) -> None:
         why = (
             f"two distinct counts do not make one; add {aggregation.field!r} to the fields of group_by, write n=count(), "
             "and count the rows when you read; or, for few values, keep them in a table: "
-            f"collect_set({aggregation.field!r}, at_most=100); or have them estimated: "
-            f"approx_count_distinct({aggregation.field!r})"
+            f"collect_set({aggregation.field!r}, at_most=100)"
         )
     elif aggregation.kind is AggregationKind.SET and aggregation.at_most is None:
         why = f"a set without a bound may outgrow its row; write collect_set({aggregation.field!r}, at_most=100)"

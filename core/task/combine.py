@@ -13,7 +13,6 @@ from stormproof.core.graph.aggregators import UserAggregation, arguments
 from stormproof.core.message import FailureReason
 from stormproof.core.pulse.task import Pulse
 from stormproof.core.python_to_arrow import column_of
-from stormproof.core.sketches import empty_sketch
 from stormproof.core.task.groups import in_key_order
 from stormproof.core.task.reduce import How, Request, failed_for_group, reduced
 from stormproof.core.user_errors import CAUGHT, blame
@@ -21,7 +20,7 @@ from stormproof.core.user_errors import CAUGHT, blame
 COMBINE_ROWS_MAX: Final = 262_144
 """The partial rows that a combiner holds before it merges them, so that its number of keys bounds its memory."""
 COMBINE_BYTES_MAX: Final = 256 << 20
-"""The same in bytes: few keys may have large partial rows, such as sketches."""
+"""The same in bytes: few keys may have large partial rows, such as sets."""
 
 _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.COUNT: (How.ROWS,),
@@ -35,8 +34,6 @@ _COMBINED: Final[Mapping[AggregationKind, tuple[How, ...]]] = {
     AggregationKind.TRUNCATED: (How.LEAST,),
     AggregationKind.FIRST: (How.FIRST,),
     AggregationKind.LAST: (How.LAST,),
-    AggregationKind.APPROX: (How.SKETCH,),
-    AggregationKind.SKETCH: (),
 }
 """How each aggregate's partial columns are made of rows."""
 
@@ -50,7 +47,6 @@ _MERGED: Final[Mapping[How, How]] = {
     How.LEAST: How.LEAST_OF_SETS,
     How.FIRST: How.FIRST,
     How.LAST: How.LAST,
-    How.SKETCH: How.SKETCHES,
     How.FOLD: How.FOLD,
 }
 """How partial columns are merged, by how they were made."""
@@ -141,7 +137,7 @@ def finish(group: GroupBy, partials: pa.Table) -> pa.RecordBatch:
     """The results of merged partial rows, in key order."""
     columns = [partials.column(k) for k in group.keys]
     for a in group.aggregations:
-        parts = [partials.column(name) for name in group.made_of(a)]
+        parts = [partials.column(field.name) for field in group.partials_of(a)]
         columns.append(a.finished(parts) if isinstance(a, Aggregation) else parts[0])
     return in_key_order(group.keys, pa.Table.from_arrays(columns, schema=group.schema))
 
@@ -161,9 +157,6 @@ def zero(group: GroupBy) -> pa.RecordBatch:
         none = a.kind in _NULL_OF_NOTHING
         if a.kind is AggregationKind.SET:
             columns.append(pa.array([[]], type_))
-            continue
-        if a.kind is AggregationKind.SKETCH:
-            columns.append(pa.array([empty_sketch()], type_))
             continue
         columns.append(pa.nulls(1, type_) if none else pa.array([0]).cast(type_))
     return pa.RecordBatch.from_arrays(columns, schema=group.schema)

@@ -17,7 +17,6 @@ from stormproof.core.folds import End
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
 from stormproof.core.ordered_rows import row_of_groups, sets_of_groups
 from stormproof.core.python_to_arrow import column_of
-from stormproof.core.sketches import sketches_of_groups, unions_of_groups
 from stormproof.core.task.groups import Members
 from stormproof.core.user_errors import CAUGHT, blame
 
@@ -45,10 +44,6 @@ class How(StrEnum):
     FIRST = "first"
     """The first row of a struct, by its fields; see `ByOrder`."""
     LAST = "last"
-    SKETCH = "sketch"
-    """The sketch of the distinct values."""
-    SKETCHES = "sketches"
-    """The union of sketches."""
     FOLD = "fold"
     """A user's combiner."""
 
@@ -56,7 +51,7 @@ class How(StrEnum):
 _OF_MEMBERS: Final = frozenset(
     {
         *(How.SET, How.UNION, How.LEAST, How.LEAST_OF_SETS),
-        *(How.FIRST, How.LAST, How.SKETCH, How.SKETCHES, How.FOLD),
+        *(How.FIRST, How.LAST, How.FOLD),
     }
 )
 """How columns are reduced of which the rows of each group have to be known."""
@@ -164,10 +159,6 @@ def _listed(component: str, request: Request, members: Members) -> pa.Array:
         case How.FIRST | How.LAST:
             chosen = row_of_groups(members.group_of_row, column.flatten(), End(request.how.value))
             return column.take(pa.array(chosen))
-        case How.SKETCH:
-            return sketches_of_groups(members.group_of_row, column, members.groups)
-        case How.SKETCHES:
-            return unions_of_groups(members.group_of_row, column, members.groups)
         case _:
             return _folded(component, request, column.take(pa.array(members.rows)).to_pylist(), members)
 

@@ -11,7 +11,6 @@ on or takes the lost version back.
 | `late_entry` | what keeps out a transaction that was given up |
 | `rows`, `folds`, `merge_sql` | how do rows get into the table: adoption, or one MERGE |
 | `newer_wins` | when does a row of an upsert replace the one that the table holds |
-| `merging` | which rows does it hold for a batch's keys, and what is made of both |
 | `entries` | which log entries are written here, without delta-rs |
 | `log`, `evidence`, `reach` | what does the log say of our txids; what did a RESTORE remove |
 | `newest_version`, `head` | which version is the newest, and what is known of it, without reading all of the log again |

@@ -26,8 +26,6 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.checks import TableRule, asking, plain_schema, rules_of
 from stormproof.sinks.delta.folds import fold_expression, quoted
 from stormproof.sinks.delta.merge_sql import FITS, HELD, is_written, merged_columns, ranges, same_key
-from stormproof.sinks.delta.merging import held_rows
-from stormproof.sinks.merging import function_folds, merged_rows
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.rejects import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
@@ -98,10 +96,7 @@ class _Asked:
     where: str
 
     def numbered(self, transaction: PreparedTransaction, parts: Iterator[Part], folder: str) -> DeltaTable:
-        """A table in `folder` that has these rows, each with its file and its number in it.
-
-        Columns that functions merge have what these make of the row and of the one that the table holds.
-        """
+        """A table in `folder` that has these rows, each with its file and its number in it."""
         columns = self.table.metadata().partition_columns if any(file.partition for file in transaction.files) else []
         numbers = [Field(name, PrimitiveType("long")) for name in (FILE, ROW)]
         made = DeltaTable.create(folder, Schema([*plain_schema(self.table).fields, *numbers]), partition_by=columns)
@@ -113,21 +108,11 @@ class _Asked:
             file = pa.array(np.full(rows.num_rows, place[part.file], np.int64))
             rows = rows.append_column(FILE, file).append_column(ROW, pa.array(part.numbers))
             path = os.path.join(folder, f"{at}.parquet")
-            self._write(rows, path)
+            pq.write_table(rows, path, coerce_timestamps="us")
             values = partition_values(files[place[part.file]])
             added.append(AddAction(f"{at}.parquet", os.path.getsize(path), values, 0, data_change=True, stats="{}"))
         made.create_write_transaction(added, "append", made.schema(), columns)
         return DeltaTable(folder)
-
-    def _write(self, rows: pa.Table, path: str) -> None:
-        if not function_folds(self.input):
-            pq.write_table(rows, path, coerce_timestamps="us")
-            return
-        own = self.input.schema
-        rows = rows.cast(pa.schema([own.field(f.name) if f.name in own.names else f for f in rows.schema]))
-        with pq.ParquetWriter(path, rows.schema, coerce_timestamps="us") as file:
-            for merged in merged_rows(held_rows(self.table, rows, self.input), rows, self.input, self.where):
-                file.write_batch(merged)
 
 
 def _merged(table: DeltaTable, input_: SinkInput) -> str:

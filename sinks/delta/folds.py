@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.folds import AnyFold, ByFunction, ByOrder, Fold, SetTruncated, SetUnion
+from stormproof.core.folds import AnyFold, ByOrder, Fold, SetTruncated, SetUnion
 from stormproof.sinks.delta.newer_wins import wins_by_order
 
 _INTEGERS: Final = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
@@ -27,8 +27,6 @@ def fold_expression(name: str, schema: pa.Schema, fold: AnyFold, narrow: str = "
     """
     kind = schema.field(name).type
     held, added = f"t.{quoted(name)}", f"s.{quoted(name)}"
-    if isinstance(fold, ByFunction):
-        return added  # it is merged already
     if isinstance(fold, ByOrder):
         return _by_order(held, added, wins_by_order(schema, fold.compared, fold.end, quoted))
     if isinstance(fold, (SetUnion, SetTruncated)):
@@ -79,8 +77,6 @@ def spark_fold_expression(name: str, schema: pa.Schema, fold: AnyFold, *, tried:
     """The same in Spark's SQL, with ANSI arithmetic: a sum that does not fit its type is an error; `tried`, NULL."""
     kind = schema.field(name).type
     held, added = f"t.{spark_quoted(name)}", f"s.{spark_quoted(name)}"
-    if isinstance(fold, ByFunction):
-        raise NotImplementedError(f"Spark does not merge {name!r}: `require_table` refuses it")
     if isinstance(fold, ByOrder):
         return _by_order(held, added, wins_by_order(schema, fold.compared, fold.end, spark_quoted))
     if isinstance(fold, (SetUnion, SetTruncated)):

@@ -14,7 +14,6 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
@@ -36,14 +35,12 @@ from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.late_entry import keep_out
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.merging import MergedRows
 from stormproof.sinks.delta.refused import LeftOut, leave_out, name_messages, refused_rows
 from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.delta.vacuum import vacuum
-from stormproof.sinks.merging import function_folds
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import (
@@ -347,9 +344,6 @@ class _PreparedRows(RowsToPut):
         if transaction.rows == 0:
             adopt_files(table, [], properties)
             return
-        if function_folds(self.input):
-            self._put_merged(table, transaction, properties)
-            return
         schema = self.input.schema
         batches = prepared_batches(self.directory, transaction.files, schema.names)
         streamed = transaction.rows > MERGE_ROWS_IN_MEMORY_MAX
@@ -359,19 +353,6 @@ class _PreparedRows(RowsToPut):
             else pa.Table.from_batches(list(batches)).cast(schema)
         )
         merge_rows(table, rows, self.input, properties, streamed=streamed)
-
-    def _put_merged(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
-        schema = self.input.schema
-        batches = prepared_batches(self.directory, transaction.files, schema.names)
-        added = pa.Table.from_batches(list(batches)).cast(schema)
-        merged = MergedRows(table, added, self.input, f"{self.where}, txid {transaction.txid}")
-        rows, streamed = merged.source()
-        try:
-            merge_rows(table, rows, self.input, properties, streamed=streamed)
-        except (DeltaError, OSError, ValueError):
-            if merged.failure is not None:
-                raise merged.failure from None
-            raise
 
     def put_by_spark(self, spark: SparkCommitter, transaction: PreparedTransaction, label: Label) -> None:
         """Have Spark read the files, and append or merge their rows."""

@@ -26,7 +26,6 @@ from stormproof.sinks.delta.features import (
 from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.lineage import require_lineage_takes_null
-from stormproof.sinks.merging import columns_by_function
 
 FOLDER_NAME_BYTES_MAX: Final = 255
 PATH_BYTES_MAX: Final = 4_096
@@ -47,15 +46,7 @@ def require_table(table: TableHead, input_: SinkInput, where: str, asked: AskedC
         SinkRefused: names the column and both types, or the feature, and what to do.
     """
     _require_columns(table, input_, where)
-    committer = _require_features(table, input_, where, asked)
-    merged = columns_by_function(input_)
-    if merged and committer is Committer.SPARK:
-        raise SinkRefused(
-            f"{where}: Spark commits to this table, and column {merged[-1]!r} is merged by a function that Spark does not "
-            "have; use a table that delta-rs writes (docs/delta.md), or Postgres",
-            column=merged[-1],
-        )
-    return committer
+    return _require_features(table, input_, where, asked)
 
 
 def committer_of(table: TableHead, input_: SinkInput, asked: AskedCommitter) -> Committer:

@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.folds import AnyFold, ByFunction, ByOrder, Fold, SetTruncated, SetUnion
+from stormproof.core.folds import AnyFold, ByOrder, Fold, SetTruncated, SetUnion
 from stormproof.sinks.leaves import is_string
 from stormproof.sinks.postgres.newer_wins import wins_by_order
 
@@ -44,8 +44,6 @@ _BETTER_TEXT: Final[Mapping[Fold, sql.SQL]] = {
 def fold_assignment(name: str, schema: pa.Schema, fold: AnyFold) -> sql.Composed:
     """`column = new value`. A NULL adds nothing and never wins; NaN wins only over NULL."""
     kind = schema.field(name).type
-    if isinstance(fold, ByFunction):
-        return sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))  # it is merged already
     if isinstance(fold, ByOrder):
         wins = wins_by_order(schema, fold.compared, fold.end)
         return sql.SQL("{0} = case when {1} then excluded.{0} else held.{0} end").format(sql.Identifier(name), wins)

@@ -10,10 +10,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.merging import function_folds
 from stormproof.sinks.postgres.copying import ADDED, copy_rows, identifiers, make_added, same_columns
 from stormproof.sinks.postgres.folds import fold_assignment
-from stormproof.sinks.postgres.merging import MergedPut
 from stormproof.sinks.postgres.newer_wins import later_condition
 from stormproof.sinks.postgres.table import TableName
 
@@ -75,7 +73,6 @@ class RowsByKey:
         self._may_drop = may_drop
         self._passes_over = passes_over
         self._later = later_condition(input_, undecided)
-        self._merged = MergedPut(connection, name, input_, schema, where) if function_folds(input_) else None
         self._partitioned = partitioned
         self.superseded = self.inserted = 0
 
@@ -107,7 +104,7 @@ class RowsByKey:
         # In key order: the index is walked along (a third faster at 100,000 rows), and two writers lock in one order.
         insert = self.insert(ADDED, identifiers(self._input.keys))
         changed = self._changed(insert)
-        return changed if self._merged is not None else self.taken(ADDED, copied, changed)
+        return self.taken(ADDED, copied, changed)
 
     def insert(self, added: sql.Composable, order: sql.Composable) -> sql.Composed:
         """The statement that puts the rows of `added` in this order."""
@@ -129,7 +126,7 @@ class RowsByKey:
 
     def _changed(self, insert: sql.Composed) -> int:
         """Run the statement. Returns how many rows it changed, and counts those that it inserted."""
-        if self._merged is None and not self._partitioned:
+        if not self._partitioned:
             # A row that was there is locked by this transaction before it is updated, which its new version shows.
             counted = sql.SQL(
                 "with done as ({} returning held.xmax = 0 as new) select count(*), count(*) filter (where new) from done"
@@ -140,7 +137,7 @@ class RowsByKey:
                 "select count(*) from {} as added where not exists (select from {} as held where {})"
             ).format(ADDED, self._name.identifier, same_columns("held", "added", self._input.keys))
             (new,) = self._connection.execute(asked).fetchone() or (0,)
-            changed = self._connection.execute(insert).rowcount if self._merged is None else self._merged.put(insert)
+            changed = self._connection.execute(insert).rowcount
         self.inserted += int(new)
         return int(changed)
 
@@ -184,5 +181,4 @@ class RowsByKey:
             if name not in self._input.keys and name not in self._input.keep
         )
         update = sql.SQL("update set {}").format(assignments)
-        only = self._later if self._merged is None else self._merged.was_read
-        return update if only is None else sql.SQL("{} where {}").format(update, only)
+        return update if self._later is None else sql.SQL("{} where {}").format(update, self._later)

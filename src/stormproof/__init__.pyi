@@ -109,7 +109,6 @@ from .sinks.protocol import (
 from .sinks.registry import SinkAddress as SinkAddress, register_sink as register_sink
 from .sinks.transactional import TransactionalSession as TransactionalSession, TransactionalSink as TransactionalSink
 from .trident.aggregate import (
-    approx_count_distinct as approx_count_distinct,
     collect_set as collect_set,
     count as count,
     distinct_count as distinct_count,

@@ -26,7 +26,6 @@ DONE = {
         "  2 and",
         "  2 seven",
         "  1 a",
-        "27 different words",
     ],
     "bolts_word_count": [
         "rehearsal with 2 drivers: 5 sentences acked, 1 dead, 4 times 'the'",

@@ -16,7 +16,7 @@ from support.operated import Operated
 from support.streams import ArrowFrames, Handout, handout
 from support.topologies import source_of
 
-from stormproof import DeltaSink, Lineage, PostgresSink, Topology, approx_count_distinct, count, exactly_once
+from stormproof import DeltaSink, Lineage, PostgresSink, Topology, count, exactly_once
 from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
@@ -194,15 +194,11 @@ def test_a_fold_that_gets_the_column_has_the_txid_of_its_next_change(operated: O
     rows.group_by("k").persistent_aggregate(n=count()).into(
         DeltaSink(folder / "lake" / "counted", **more), PostgresSink("counted", database=database, **more)
     )
-    rows.group_by("k").persistent_aggregate(ats=approx_count_distinct("at")).into(
-        PostgresSink("merged", database=database, lineage=Lineage(message=None))
-    )
     operated.run(t)
     operated.put(b"1|a,2")
     operated.run(t)
     for found in (delta(folder, "counted"), postgres(operated, "counted")):
         assert {r["k"]: (r["n"], r["_txid"]) for r in found} == {"a": (7, 2), "b": (1, 1), "z": (5, None)}
-    assert {r["k"]: (r["ats"], r["_txid"]) for r in postgres(operated, "merged")} == {"a": (2, 2), "b": (1, 1)}
 
 
 def test_a_column_that_takes_no_null_is_refused(operated: Operated) -> None:

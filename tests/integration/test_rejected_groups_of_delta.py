@@ -16,8 +16,7 @@ from support.grouping import counts_of, taken
 from support.operated import Operated
 from support.topologies import source_of
 
-from stormproof import DeltaSink, Topology, approx_count_distinct, count, max_, sum_
-from stormproof.core.errors import SinkRefused
+from stormproof import DeltaSink, Topology, count, max_, sum_
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.sinks.delta import asked_rows
 
@@ -128,45 +127,6 @@ def test_a_sum_that_its_column_cannot_hold_takes_its_own_messages(lake: Operated
     ((error,),) = lake.sql("select error from stormproof.reject")
     assert "the range of its column 'n'" in error
     assert lake.kinds("notices", lake.verify()) == ["rejected"]
-
-
-def build_distinct(cell: Cell) -> Topology:
-    """How many lines of another length each word is in: merged by a function of Python."""
-    t = Topology(NAME)
-    lines = t.stream("lines", source_of(cell.queue, cell.database))
-    words = lines.flat_map(lambda line: [(w, line) for w in line.split()], "line", schema="word string, made string")
-    words.group_by("word").persistent_aggregate(n=approx_count_distinct("made"), every=count()).into(
-        DeltaSink(str(place(cell.folder)), name="totals")
-    )
-    return t
-
-
-def distinct(lines: Sequence[bytes]) -> Counter[str]:
-    return Counter(word for line in {line.decode() for line in lines} for word in set(line.split()))
-
-
-def test_a_number_that_a_function_merges_is_asked_of_what_it_makes(lake: Operated) -> None:
-    """Of the rows that the batch adds none breaks the rule, nor of those that the table holds."""
-    lake = replace(lake, cell=replace(lake.cell, build=build_distinct))
-    before = [b"a b", b"a c", b"d"]
-    lake.put(*before)
-    lake.run(build_distinct(lake.cell))
-    DeltaTable(place(lake.cell.folder)).alter.add_constraint({"few": "n <= 3 AND every < 9"})
-    lines = [b"a b", b"a e", b"a f", b"d e", b"f", b"b g"]
-    lake.put(*lines)
-    assert lake.run(build_distinct(lake.cell)).rejected == 3
-    kept = [line for line in lines if b"a" not in line.split()]
-    assert totals(lake) == distinct(before + kept)
-    assert rejected(lake) == out_of(lines, kept)
-    assert lake.kinds("notices", lake.verify()) == ["rejected"]
-
-
-def test_control_a_number_that_is_not_merged_before_it_is_asked_blocks_the_batch(
-    lake: Operated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asked_rows, "function_folds", lambda _: [])
-    with pytest.raises(SinkRefused, match="refuses it"):
-        test_a_number_that_a_function_merges_is_asked_of_what_it_makes(lake)
 
 
 def test_a_rule_that_is_asked_of_the_added_rows_alone_refuses_the_wrong_groups(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,27 +14,22 @@ from stormproof import (
     MemorySource,
     Stream,
     Topology,
-    approx_count_distinct,
     collect_set,
-    distinct_count,
     first,
     last,
 )
 from stormproof.core.errors import TopologyError, UsageError
 from stormproof.core.folds import (
     AnyFold,
-    ByFunction,
     ByOrder,
     End,
     Fold,
-    MergeFunction,
     SetTruncated,
     SetUnion,
     fold_from_json,
     fold_to_json,
 )
 from stormproof.core.sink import SinkInput
-from stormproof.core.sketches import empty_sketch
 from stormproof.sinks.folding import check_fold_input
 from stormproof.testing import simulate
 
@@ -110,7 +104,6 @@ def test_two_results_of_one_name_are_refused() -> None:
 
 
 LAST = ByOrder(End.LAST, ("at", "city"))
-THETA = ByFunction(MergeFunction.THETA, ("n", "n_sketch"))
 
 
 def test_columns_of_one_row_that_are_folded_apart_are_refused() -> None:
@@ -126,7 +119,7 @@ def test_columns_of_one_row_that_are_folded_apart_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "fold", [*Fold, LAST, ByOrder(End.FIRST, ("a, b",)), SetUnion(3), SetTruncated("a", 3), THETA], ids=str
+    "fold", [*Fold, LAST, ByOrder(End.FIRST, ("a, b",)), SetUnion(3), SetTruncated("a", 3)], ids=str
 )
 def test_a_fold_is_read_back_as_the_ledger_keeps_it(fold: AnyFold) -> None:
     assert fold_from_json(fold_to_json(fold)) == fold
@@ -191,75 +184,3 @@ def test_a_set_of_a_type_without_one_order_is_refused(kind: str) -> None:
     rows = sightings(topology).map(lambda car, at, city: (car, None), schema=f"car string, x {kind}")
     with pytest.raises(TopologyError, match=r"'x' is .*, which has no set that every store sorts alike"):
         rows.group_by("car").persistent_aggregate(xs=collect_set("x", at_most=2))
-
-
-def test_an_approximate_distinct_count_of_one_batch_is_one_column() -> None:
-    topology = Topology("approximate")
-    sightings(topology).group_by("car").agg(near=approx_count_distinct("at"), exact=distinct_count("at")).into(
-        MemorySink("out")
-    )
-    rows = simulate(topology, LINES[:1] + LINES[:2], guarantee="exactly-once").rows("out")
-    assert all(row["near"] == row["exact"] and set(row) == {"car", "near", "exact"} for row in rows)
-
-
-def test_an_approximate_distinct_count_is_kept_with_its_sketch() -> None:
-    topology = Topology("sketches")
-    cars = sightings(topology).group_by("car")
-    cars.persistent_aggregate(cities=approx_count_distinct("city"), times=approx_count_distinct("at")).into(
-        MemorySink("out")
-    )
-    rows = simulate(topology, LINES, guarantee="exactly-once").rows("out")
-    assert {row["car"]: (row["cities"], row["times"]) for row in rows} == {"bus": (1, 1), "van": (5, 3)}
-    assert all(isinstance(row["cities_sketch"], bytes) for row in rows)
-
-
-def test_an_approximate_distinct_count_of_no_tuples_is_0() -> None:
-    topology = Topology("none")
-    empty = sightings(topology).filter(lambda at: False, "at")
-    empty.persistent_aggregate(cities=approx_count_distinct("city")).into(MemorySink("out"))
-    rows = simulate(topology, LINES, guarantee="exactly-once").rows("out")
-    assert all((row["cities"], row["cities_sketch"]) == (0, empty_sketch()) for row in rows)
-
-
-def test_a_state_and_a_nested_field_refuse_an_approximate_distinct_count_by_name() -> None:
-    cars = sightings(Topology("state")).group_by("car")
-    with pytest.raises(TopologyError, match=r"column 'n' is folded as the theta merge of n, n_sketch.* use a sink"):
-        cars.persistent_aggregate(n=approx_count_distinct("city"), state=MemoryMap())
-    trips = sightings(Topology("nested")).map(lambda car: (car, []), "car", schema="car string, x array<string>")
-    with pytest.raises(TopologyError, match=r"'x' is .*, which has no approximate distinct count"):
-        trips.group_by("car").persistent_aggregate(n=approx_count_distinct("x"))
-
-
-def test_a_refused_distinct_count_names_the_approximate_one() -> None:
-    cars = sightings(Topology("exact")).group_by("car")
-    with pytest.raises(TopologyError, match=r"have them estimated: approx_count_distinct\('city'\)"):
-        cars.persistent_aggregate(n=distinct_count("city"))
-
-
-@pytest.mark.parametrize(
-    ("columns", "folds", "told"),
-    [
-        ({"n": pa.int64(), "n_sketch": pa.binary()}, {"n": THETA, "n_sketch": Fold.MAX}, "each of these 2 columns"),
-        (
-            {"n": pa.int64(), "n_sketch": pa.binary(), "m": pa.int64()},
-            {"n": THETA, "n_sketch": THETA, "m": THETA},
-            "each",
-        ),
-        ({"n": pa.float64(), "n_sketch": pa.binary()}, {"n": THETA, "n_sketch": THETA}, "'n' is double.*must be int64"),
-        ({"n": pa.int64(), "n_sketch": pa.string()}, {"n": THETA, "n_sketch": THETA}, "'n_sketch' is string"),
-    ],
-)
-def test_columns_that_a_function_does_not_merge_are_refused(
-    columns: dict[str, pa.DataType], folds: dict[str, AnyFold], told: str
-) -> None:
-    schema = pa.schema([("car", pa.string()), *columns.items()])
-    with pytest.raises(TopologyError, match=told):
-        check_fold_input(SinkInput.for_fold(schema, ("car",), folds), "sink 'x'")
-
-
-def test_without_the_library_an_approximate_distinct_count_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasketches", None)
-    with pytest.raises(UsageError, match=r"pip install 'datasketches>=5.2,<6'"):
-        approx_count_distinct("city")

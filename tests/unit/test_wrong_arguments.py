@@ -56,7 +56,6 @@ from stormproof import (
     TopologyError,
     TransactionalMap,
     UsageError,
-    approx_count_distinct,
     count,
     exactly_once,
     feed,
@@ -283,10 +282,6 @@ def of_aggregates(begin: Callable[[], Any], method: str) -> Mapping[str, Sequenc
             ),
             (call(n=Ranked()), rf"{behind}: n=Ranked: .*give it without a name"),
             (call(n=sum_("wrd")), "component 'aggregate': n sums the unknown field 'wrd'; known: word"),
-            (
-                call(n=approx_count_distinct("wrd")),
-                "n is the approx_count_distinct of the unknown field 'wrd'; known: word",
-            ),
             (call(n=sum_(None)), "n sums the unknown field None; known: word"),
             (call(n=sum_("word")), "component 'aggregate': field 'word' is string, which has no sum"),
             (call(n=BadType()), rf"{behind}: BadType.result: schema .*{SCHEMA}"),

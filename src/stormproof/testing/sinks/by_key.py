@@ -8,14 +8,12 @@ from contextlib import closing
 from itertools import permutations
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from stormproof.core.errors import SinkRefused
-from stormproof.core.folds import AnyFold, ByFunction, ByOrder, End, MergeFunction, SetTruncated, SetUnion
+from stormproof.core.folds import AnyFold, ByOrder, End, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
-from stormproof.core.sketches import estimates, sketches_of_groups
 from stormproof.sinks.protocol import CommitOutcome, CommitResult, PreparedTransaction, SinkSession
 from stormproof.testing.sinks.harness import SinkHarness
 
@@ -35,8 +33,6 @@ _ENDS: Final = _input(
     }
 )
 _SETS: Final = _input({"xs": (pa.list_(pa.string()), SetUnion(2)), "xs_truncated": (pa.bool_(), SetTruncated("xs", 2))})
-_THETA: Final = ByFunction(MergeFunction.THETA, ("x", "x_sketch"))
-_MERGED: Final = _input({"x": (pa.int64(), _THETA), "x_sketch": (pa.binary(), _THETA)})
 
 
 def _ends(value: str | None, at: int | None) -> dict[str, Any]:
@@ -45,11 +41,6 @@ def _ends(value: str | None, at: int | None) -> dict[str, Any]:
 
 def _set(*values: str, truncated: bool = False) -> dict[str, Any]:
     return {"xs": list(values), "xs_truncated": truncated}
-
-
-def _counted(*values: int) -> dict[str, Any]:
-    sketch = sketches_of_groups(np.zeros(len(values), np.int64), pa.array(values, pa.int64()), 1)
-    return {"x": estimates(sketch)[0].as_py(), "x_sketch": sketch[0].as_py()}
 
 
 def _require_folded(
@@ -127,17 +118,6 @@ class FoldCases:
                 ([_set("a"), _set("a"), _set("b")], _set("a", "b")),
                 ([_set("a", "b", truncated=True), _set(), _set("a")], _set("a", "b", truncated=True)),
                 ([_set(), _set(), _set()], _set()),
-            ],
-        )
-
-    def test_a_fold_by_a_function_writes_what_it_makes_of_old_and_new(self, harness: SinkHarness) -> None:
-        """A number of distinct values and its sketch, byte by byte."""
-        _require_folded(
-            harness,
-            _MERGED,
-            [
-                ([_counted(1, 2), _counted(2, 3), _counted()], _counted(1, 2, 3)),
-                ([_counted(), _counted(), _counted()], _counted()),
             ],
         )
 
