@@ -1048,6 +1048,12 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                 "message_id",
                 {
                     "url": [(lambda: RabbitMQSource("s", url=3), "RabbitMQ queue s: url is 3; it must be text")],
+                    "management": [
+                        (
+                            lambda: RabbitMQSource("s", management=3),
+                            "RabbitMQ queue s: management is 3; it must be text",
+                        )
+                    ],
                     **_journalled(RabbitMQSource, "RabbitMQ queue", "message_id or header:NAME or field:NAME"),
                 },
             ),
