@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stormproof.core.pending.lost import lost_in
 from stormproof.core.pending.rows import At, Subscriber
 
 
@@ -28,12 +27,14 @@ class OpenedSlice:
 class Finding:
     """Something wrong with the slices of a source.
 
-    `unreachable`: it is with messages that were never in a slice, and cannot come into one.
+    `unreachable`: it is with messages that were never in a slice, and cannot come into one. `doubt`: whether something is
+    wrong cannot be told.
     """
 
     text: str
     txid: int | None = None
     unreachable: bool = False
+    doubt: bool = False
 
 
 class SliceAudit(Protocol):
@@ -122,7 +123,7 @@ class NumberedAudit:
         return 0, None
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
-        """Ranges that were taken must cover, once, all that was handed out; and what was lost before that is on record."""
+        """Ranges that were taken must cover, once, all that was handed out."""
         end = _next_of(position)
         if position and end is None:
             return [Finding(f"the position of source {self._who.source} cannot be read: {sorted(position)}")]
@@ -148,7 +149,7 @@ class NumberedAudit:
         covered = max(covered, known)
         if end is not None and covered < end:
             findings.append(self._missed(end - covered, "behind the last batch", None))
-        return [*findings, *(Finding(f"source {self._who.source}: {lost}") for lost in lost_in(position))]
+        return findings
 
     def unsubscribed(self) -> list[Finding]:
         """Nothing is known of it."""

@@ -224,16 +224,18 @@ class Journal:
         found = self._run(f"select max(number) from {_TABLE} where {MINE}", *self._key).fetchone()
         return None if found is None or found[0] is None else int(found[0])
 
-    def highest(self, prefix: str) -> int:
-        """The highest number that stands behind a prefix in a stable id; 0 where there is none."""
+    def behind(self, prefix: str, number: int) -> list[tuple[int, int]]:
+        """Of the stable ids ``PREFIX`` ``TIME/NUMBER``: number and time, where the number is above one."""
         found = self._run(
-            f"select coalesce(max(substr(stable_id, %s)::bigint), 0) from {_TABLE} where {MINE}"
-            " and starts_with(stable_id, %s)",
+            "select split_part(rest, '/', 2)::bigint, split_part(rest, '/', 1)::bigint from"
+            f" (select substr(stable_id, %s) as rest from {_TABLE} where {MINE} and starts_with(stable_id, %s)) m"
+            " where split_part(rest, '/', 2)::bigint > %s",
             len(prefix) + 1,
             *self._key,
             prefix,
-        ).fetchone()
-        return 0 if found is None else int(found[0])
+            number,
+        )
+        return found.fetchall()
 
     def _check(self, id_: str) -> None:
         if not id_ or len(id_) > STABLE_ID_MAX or "\0" in id_ or not id_.isprintable():

@@ -8,19 +8,18 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from stormproof.core.arguments import error_prefix, require_object, require_seconds, require_whole
 from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import StoreUnavailable, UsageError
+from stormproof.core.errors import Json, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.connector import Next
+from stormproof.core.pending.continuity import Look, Rules, with_looks
 from stormproof.core.pending.handles import Handles
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader, ReusedId, indexed_id
-from stormproof.core.pending.lost import Lost, with_lost
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
@@ -104,8 +103,15 @@ class RedeliveringSource(NumberedSource):
         self._forgot_s = -math.inf
         self._handles = Handles()
         self._at_most_once = False
-        self._epoch = 0
         self._left: int | None = None
+        self._rules = Rules(self.where, name, "have the server keep more", "Give the source another name")
+        self._forget_seen()
+
+    def _forget_seen(self) -> None:
+        """What was seen and is not written down is seen again."""
+        self._looks: list[Look] = []
+        self._seen: dict[str, Json] = {}
+        self._noted: dict[str, Json] = {}
 
     # ---- what a connector says
 
@@ -175,6 +181,7 @@ class RedeliveringSource(NumberedSource):
         view = super().for_run(database)
         view._handles = Handles()
         view._left = None
+        view._forget_seen()
         return view
 
     def subscribe(self, subscription: str, epoch: int) -> None:
@@ -220,7 +227,6 @@ class RedeliveringSource(NumberedSource):
             Fenced: a newer epoch has the subscription.
             StoreUnavailable: the server or the database is away.
         """
-        self._epoch = epoch
         self.pay()
         self._receive_new(epoch)
         self._left = self.left_at_server()
@@ -233,16 +239,23 @@ class RedeliveringSource(NumberedSource):
             room = self._ahead - max(0, stop - next_of(position))
             given = self.receive(room) if room > 0 else ()
             received = [message._replace(stable_id=indexed_id(message.stable_id)) for message in given]
-            if not received:
+            if not received and not self._looks and not self._seen:
                 return
             if self._tells_first:
                 # Whatever becomes of the call, what was received is not used if it fails: that is lost, or comes again.
                 self.acknowledge([message.handle for message in received])
             with self.rows() as rows:
-                self._locked(rows, self._who(), epoch)
+                position = self._locked(rows, self._who(), epoch)
+                moved = with_looks({**position, **self._seen}, self._looks)
+                if moved != position:
+                    rows.move(moved)
                 numbers = self._write(self._journal(rows.cursor), received)
                 failpoint("journal.in_transaction")
+            self._noted |= self._seen
+            self._looks, self._seen = [], {}
             failpoint("journal.after_write")
+            if not received:
+                return
             if self._tells_at_once:
                 # The server has nothing else for us until then, so what it gives at a time may be less than a batch.
                 if not self._tells_first:
@@ -278,23 +291,19 @@ class RedeliveringSource(NumberedSource):
                 told_apart.append(other)
             return journal.write(told_apart, owed=owed)
 
-    def put_lost_on_record(self, messages: int, behind: str, before: str) -> None:
-        """Keep for the audit that the server removed so many messages before they were received, between these ids of its.
+    def saw(self, *looks: Look, **seen: Json) -> None:
+        """Keep what a look at the server has shown, and what the next one is to be compared with.
 
-        It is durable when this returns. Called again for the same `behind`, the higher number of messages stays.
+        It is written into the subscription's position together with what `receive` returns, so before any of that can be
+        opened; `check` finds it there.
+
+        Raises:
+            PositionMismatch: the run must not go on, by the arguments in `_rules`.
         """
-        seen_at = datetime.now(UTC).isoformat(timespec="seconds")
-        who = self._who()
-        with self.rows() as rows:
-            position = self._locked(rows, who, self._epoch)
-            rows.move(with_lost(position, Lost(messages, behind, before, seen_at)))
-        log.error(
-            "%s: the server removed %d messages between %s and %s before they were read; they are on record as lost",
-            self.where,
-            messages,
-            behind,
-            before,
-        )
+        self._looks += self._rules.decided(looks)
+        self._seen |= {
+            name: value for name, value in seen.items() if name not in self._noted or self._noted[name] != value
+        }
 
     def pay(self) -> None:
         """Confirm to the server what it is owed, as far as handles are here; what stays owed comes again.

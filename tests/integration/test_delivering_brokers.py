@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -271,6 +272,7 @@ def test_without_the_id_a_message_that_comes_again_is_applied_again(lives: Lives
 
 def test_a_message_that_is_confirmed_before_it_is_written_down_is_lost(lives: Lives) -> None:
     lives.harness.kind = BROKEN[type(lives.harness), "order"]  # type: ignore[attr-defined]
+    lives.options = {"on_gap": "record"}  # where the server counts what it gave, the loss is seen
     lives.put(5)
     lives.live(died_at("journal.in_transaction"))
     lives.settle()
@@ -292,8 +294,8 @@ def test_what_was_removed_before_it_was_read_is_on_record_and_the_audit_names_it
     lives.harness.remove_but(2)
     lives.live(died_at("journal.in_transaction"))
     lives.settle()
-    lost = [text for text in map(str, verified(TOPOLOGY, lives.database).violations) if "were lost" in text]
+    lost = [text for text in map(str, verified(TOPOLOGY, lives.database).violations) if "are lost" in text]
     assert len(lost) == 1
-    assert "3 messages between" in lost[0]
+    assert re.search("3 (messages|entries) between", lost[0])
     assert sorted(lives.in_postgres()) == [f"word {n}" for n in (0, 1, 5, 6)]
     assert lives.in_delta() == lives.in_postgres()

@@ -28,6 +28,7 @@ from stormproof import KafkaSource, PostgresSink, Topology
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.pending.continuity import looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
@@ -217,7 +218,7 @@ def test_messages_that_retention_took_before_they_were_read_are_refused_by_name(
     ((position,),) = harness.execute(
         f"select position from stormproof.pending_subscription where source = '{harness.name}'"
     )
-    assert [lost[:3] for lost in position["lost"]] == [[0, 1, 2]]
+    assert [(one.place, one.behind, one.before) for one in looks_in(position)] == [(0, "0", "2")]
 
 
 def test_a_slice_whose_messages_retention_took_is_refused_by_name(harness: KafkaHarness, kafka: KafkaBroker) -> None:
@@ -639,9 +640,11 @@ def test_verify_shows_what_retention_took_and_that_nothing_else_is_missing(
     assert applied(database) == list("abcd")
     report = verified("kafka", database)
     (violation,) = report.violations
-    assert f"topic {topic}, partition 0: offsets 2 to 2 were lost" in violation.text
+    assert f"topic {topic}, partition 0: offsets 2 to 2 were removed" in violation.text
     with psycopg.connect(database.conninfo) as connection:  # a range that nobody was given is another thing
-        connection.execute("update stormproof.pending_subscription set position = jsonb_set(position, '{lost}', '[]')")
+        connection.execute(
+            "update stormproof.pending_subscription set position = jsonb_set(position, '{breaks}', '[]')"
+        )
     (violation,) = verified("kafka", database).violations
     assert "offsets 2 to 2 of" in violation.text
     assert "were handed out to no batch" in violation.text

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from nats.js.api import ConsumerConfig
+from support.brokers import running, until
 from support.brokers.harness import ANY, opened, tuples_of
 from support.brokers.nats_server import NatsHarness, NatsServer
 from support.queues import prepared_database
@@ -16,8 +19,10 @@ from support.queues import prepared_database
 from stormproof import NatsSource
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.pending.continuity import Continuity, Look, looks_in
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.protocol import Lease
+from stormproof.trident.audit.source import evidence_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]
 
@@ -100,7 +105,7 @@ def test_messages_that_were_removed_before_they_were_read_stop_the_run(harness: 
     harness.put([b"2", b"3", b"4", b"5"])
     purge(harness, keep=1)
     for epoch in (1, 2):  # it is still so for the next driver
-        with pytest.raises(PositionMismatch, match=r"3 messages from sequence 3 on .* on_gap='record'"):
+        with pytest.raises(PositionMismatch, match=r"3 messages between 2 and 6 .* on_gap='record'"):
             harness.view(epoch=epoch).open(Lease("b", epoch), ANY, 7)
 
 
@@ -112,7 +117,7 @@ def test_messages_that_were_removed_are_left_out_where_that_is_asked_for(
     purge(harness, keep=1)
     with caplog.at_level(logging.ERROR):
         assert opened(source, A) == [b"2"]
-    assert "removed 2 messages between 0 and 3" in caplog.text
+    assert "2 messages between 0 and 3 were removed" in caplog.text
 
 
 def test_messages_that_are_removed_once_they_are_written_down_are_no_loss(harness: NatsHarness) -> None:
@@ -127,6 +132,180 @@ def test_messages_that_are_removed_once_they_are_written_down_are_no_loss(harnes
     after.abort(Lease("a", 2))
     assert opened(after, Lease("b", 2)) == [b"0", b"1"]
     assert opened(after, Lease("c", 2)) == [b"2"]
+
+
+async def published(subject: str, payload: bytes, jetstream: Any) -> None:
+    await jetstream.publish(subject, payload)
+
+
+async def deleted(stream: str, sequence: int, jetstream: Any) -> None:
+    await jetstream.delete_msg(stream, sequence)
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_msgs_per_subject": 1}])
+def test_messages_that_were_removed_between_others_stop_the_run(harness: NatsHarness, limits: dict[str, Any]) -> None:
+    """By a purge of one subject, or by a limit for each: the stream still begins where it began."""
+    server, stream = harness.server, f"{harness.name}_subjects"
+    stream = re.sub(r"\W", "_", stream)
+    server.make(stream, **limits)
+    source = NatsSource(stream, url=server.url, database=harness.database)
+    source.subscribe("s", 1)
+    for n, subject in enumerate("ababa" if not limits else "abbba"):
+        server.ask(partial(published, f"{stream}.{subject}", b"%d" % n))
+    if not limits:
+        server.ask(lambda jetstream: jetstream.purge_stream(stream, subject=f"{stream}.b"))
+    with pytest.raises(PositionMismatch, match=r"[23] messages between \d and \d were removed .* on_gap='record'"):
+        source.open(A, ANY, 7)
+    source.close()
+    recorded = NatsSource(stream, url=server.url, database=harness.database, on_gap="record", ack_wait_s=1.0)
+    recorded.subscribe("s", 2)
+    until(
+        lambda: opened(recorded, Lease("b", 2)) == ([b"3", b"4"] if limits else [b"0", b"2", b"4"]), "they do not come"
+    )
+    assert [one.messages for one in looks_of(recorded)] == [3 if limits else 2]
+    recorded.close()
+
+
+def test_what_was_removed_before_a_subscription_began_is_not_missed(harness: NatsHarness) -> None:
+    """Negative control: a new subscription begins at what is there, and what is removed after that is counted apart."""
+    harness.put([b"%d" % n for n in range(8)])
+    for sequence in (1, 3, 4):
+        harness.server.ask(partial(deleted, harness.stream, sequence))
+    source = harness.view(on_gap="record")
+    harness.server.ask(lambda jetstream: jetstream.delete_msg(harness.stream, 6))
+    assert opened(source, A) == [b"1", b"4", b"6", b"7"]
+    assert [one.messages for one in looks_of(source)] == [1]
+
+
+def test_messages_that_another_driver_holds_are_not_missed(harness: NatsHarness) -> None:
+    """Negative control: they come once their time is over; one that was removed meanwhile is missed then."""
+    old = harness.view(on_gap="record")
+    harness.put([b"%d" % n for n in range(4)])
+    assert len(old.receive(3)) == 3, "and its driver dies before they are written down"
+    harness.died()
+    after = harness.view(epoch=2, on_gap="record")
+    assert opened(after, Lease("b", 2)) == [b"3"]
+    assert looks_of(after) == []
+    harness.server.ask(lambda jetstream: jetstream.delete_msg(harness.stream, 2))
+    found: list[bytes] = []
+
+    def came() -> bool:
+        found.extend(opened(after, Lease(f"c{len(found)}", 2)))
+        return len(found) == 2
+
+    until(came, "they do not come")
+    assert found == [b"0", b"2"]
+    until(lambda: opened(after, Lease("d", 2)) == [] and bool(looks_of(after)), "it is not missed")
+    assert [one.messages for one in looks_of(after)] == [1]
+
+
+def test_everything_that_was_not_read_is_purged(harness: NatsHarness) -> None:
+    source = harness.view(on_gap="record")
+    harness.put([b"0", b"1"])
+    purge(harness, keep=0)
+    assert opened(source, A) == []
+    assert [(one.verdict, one.messages) for one in looks_of(source)] == [(Continuity.REMOVED, 2)]
+    harness.put([b"2"])
+    assert opened(source, A) == [b"2"]
+
+
+def test_with_a_subject_what_was_removed_cannot_be_told_and_the_audit_is_not_green(harness: NatsHarness) -> None:
+    source = harness.view(subject=f"{harness.stream}.a")
+    harness.put([b"0"])
+    assert opened(source, A) == [b"0"]
+    harness.server.ask(lambda jetstream: jetstream.publish(f"{harness.stream}.b", b"another's"))
+    harness.put([b"1"])
+    assert opened(source, B) == [b"1"]
+    assert looks_of(source) == [], "negative control: a gap that is another's message is none"
+    harness.put([b"2", b"3"])
+    harness.server.ask(lambda jetstream: jetstream.delete_msg(harness.stream, 4))
+    assert opened(source, C) == [b"3"]
+    (look,) = looks_of(source)
+    assert look.verdict is Continuity.UNKNOWN
+    (note,) = evidence_of(source).notes()
+    assert "cannot be told" in note
+    (finding,) = evidence_of(source).slice_findings([])
+    assert finding.doubt
+
+
+# ---- a server that is set back, and gives sequences again
+
+
+@pytest.fixture
+def own(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsHarness]:
+    """Over a server of the test's own."""
+    with running(NatsServer, tmp_path_factory) as server:
+        harness = NatsHarness(prepared_database(database), "S", server=server)
+        yield harness
+        harness.died()
+        harness.close()
+
+
+def set_back(harness: NatsHarness, new: int) -> None:
+    """Five messages are received; then the server has three again, and so many new ones of the same payloads."""
+    for payloads in ([b"0", b"1", b"2"], [b"3", b"4"]):
+        harness.put(payloads)
+        source = harness.view()
+        assert opened(source, A) == payloads
+        source.confirm(A)
+        source.maintain()
+        harness.died()
+        if len(payloads) == 3:
+            harness.server.save("three")
+    harness.server.set_back("three")
+    harness.put([b"3", b"4", b"5"][:new])
+
+
+@pytest.mark.parametrize("new", [0, 1, 3])
+def test_a_server_that_was_set_back_stops_the_run(own: NatsHarness, new: int) -> None:
+    set_back(own, new)
+    for epoch in (2, 3):
+        with pytest.raises(PositionMismatch, match=r"the server was set back .* on_new_stream='same'"):
+            own.view(epoch=epoch).open(Lease("b", epoch), ANY, 7)
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_in_a_stream_that_was_set_back_new_messages_are_applied_and_known_ones_are_not(
+    own: NatsHarness, new: int
+) -> None:
+    """Their sequences and payloads are those of messages that were applied."""
+    set_back(own, new)
+    after = own.view(epoch=2, on_new_stream="same")
+    found = [one for n in range(4) for one in opened(after, Lease(f"b{n}", 2))]
+    assert found == [b"3", b"4", b"5"][:new]
+    assert [one.verdict for one in looks_of(after)] == [Continuity.REWOUND]
+    assert any(finding.doubt for finding in evidence_of(after).slice_findings([]))
+    own.put([b"6"])
+    assert opened(after, Lease("c", 2)) == [b"6"]
+    again = own.view(epoch=3)
+    assert opened(again, Lease("d", 3)) == []
+    assert len(looks_of(again)) == 1
+
+
+def test_a_stream_that_was_set_back_is_read_as_a_new_one_where_that_is_asked_for(own: NatsHarness) -> None:
+    set_back(own, 3)
+    after = own.view(epoch=2, on_new_stream="adopt")
+    found = [one for n in range(4) for one in opened(after, Lease(f"b{n}", 2))]
+    assert found == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    again = own.view(epoch=3)
+    assert opened(again, Lease("c", 3)) == []
+
+
+def test_a_consumer_that_alone_was_deleted_goes_on_in_the_same_stream(harness: NatsHarness) -> None:
+    harness.put([b"0", b"1"])
+    source = harness.view(on_new_stream="same")
+    assert opened(source, A) == [b"0", b"1"]
+    source.confirm(A)
+    harness.server.ask(lambda jetstream: jetstream.delete_consumer(harness.stream, "stormproof-s"))
+    harness.put([b"2"])
+    after = harness.view(epoch=2, on_new_stream="same")
+    assert opened(after, Lease("b", 2)) == [b"2"]
+    assert looks_of(after) == [], "all is known by its id"
+
+
+def looks_of(source: NatsSource) -> list[Look]:
+    with source.rows() as rows:
+        return looks_in(rows.position() or {})
 
 
 # ---- the consumer

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from support.brokers import running
 from support.brokers.harness import ANY, opened, tuples_of
 from support.brokers.redis_server import RedisHarness, RedisServer
 from support.queues import prepared_database
@@ -15,7 +16,7 @@ from support.queues import prepared_database
 from stormproof import RedisStreamSource
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.pending.lost import Lost, lost_in
+from stormproof.core.pending.continuity import Continuity, Look, looks_in
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.protocol import Lease
 from stormproof.core.source.redis_streams.group import SWEEP
@@ -116,11 +117,104 @@ def test_entries_that_were_trimmed_before_they_were_read_stop_the_run(harness: R
 def test_entries_that_were_trimmed_are_left_out_where_that_is_asked_for(
     harness: RedisHarness, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    source = harness.view(on_gap="record")
     harness.put([b"0", b"1", b"2"])
     client.xtrim(harness.name, maxlen=1, approximate=False)
     with caplog.at_level(logging.ERROR):
-        assert opened(harness.view(on_gap="record"), A) == [b"2"]
-    assert "removed 2 messages between 0-0 and" in caplog.text
+        assert opened(source, A) == [b"2"]
+    assert "2 entries between 0-0 and" in caplog.text
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_new_subscription_begins_at_what_is_there(harness: RedisHarness, client: Any, start: str) -> None:
+    """What was trimmed or deleted before it began is not missed; what is trimmed after that is."""
+    ids = harness.server.put(harness.name, [b"0", b"1", b"2", b"3"])
+    client.xdel(harness.name, ids[2])
+    client.xtrim(harness.name, maxlen=2, approximate=False)
+    source = harness.view(start=start)
+    harness.put([b"4"])
+    assert opened(source, A) == ([b"1", b"3", b"4"] if start == "earliest" else [b"4"])
+    assert lost_of(source) == []
+    harness.put([b"5", b"6"])
+    client.xtrim(harness.name, maxlen=1, approximate=False)
+    with pytest.raises(PositionMismatch, match="1 entries between"):
+        source.open(B, ANY, 7)
+
+
+@pytest.mark.parametrize("deleted", [[0], [1], [3], [1, 2]])
+def test_entries_that_were_deleted_before_the_first_read_were_withdrawn(
+    harness: RedisHarness, client: Any, deleted: list[int]
+) -> None:
+    ids = harness.server.put(harness.name, [b"0", b"1", b"2", b"3"])
+    source = harness.view()
+    client.xdel(harness.name, *(ids[one] for one in deleted))
+    found = opened(source, A)
+    assert found == [b"%d" % one for one in range(4) if one not in deleted]
+    assert lost_of(source) == []
+    assert evidence_of(source).notes() == (
+        f"{len(deleted)} entries were deleted one by one (XDEL) before they were read",
+    )
+
+
+@pytest.mark.parametrize("deleted", [0, 1, 3])
+def test_what_is_trimmed_behind_a_deleted_entry_stops_the_run(harness: RedisHarness, client: Any, deleted: int) -> None:
+    """One deletion makes the server's own count of what the group has read unknown."""
+    ids = harness.server.put(harness.name, [b"0", b"1"])
+    source = harness.view()
+    assert opened(source, A) == [b"0", b"1"]
+    ids += harness.server.put(harness.name, [b"2", b"3", b"4", b"5", b"6"])
+    client.xdel(harness.name, ids[deleted])
+    client.xtrim(harness.name, maxlen=1, approximate=False)
+    for epoch in (1, 2):
+        with pytest.raises(PositionMismatch, match=r"4 entries between .* on_gap='record'"):
+            harness.view(epoch=epoch).open(Lease("b", epoch), ANY, 7)
+    recorded = harness.view(epoch=3, on_gap="record")
+    assert opened(recorded, Lease("c", 3)) == [b"6"]
+    verdict = Continuity.UNKNOWN if deleted == 3 else Continuity.REMOVED
+    assert [(one.verdict, one.messages) for one in lost_of(recorded)] == [(verdict, 4)]
+
+
+def test_entries_that_somebody_set_the_group_behind_stop_the_run(harness: RedisHarness, client: Any) -> None:
+    source = harness.view()
+    harness.put([b"0"])
+    assert opened(source, A) == [b"0"]
+    harness.put([b"1", b"2"])
+    client.xgroup_setid(harness.name, "stormproof:s", "$")
+    with pytest.raises(PositionMismatch, match="2 entries between"):
+        source.open(B, ANY, 7)
+    recorded = harness.view(epoch=2, on_gap="record")
+    assert opened(recorded, Lease("b", 2)) == []
+    harness.put([b"3"])
+    assert opened(recorded, Lease("c", 2)) == [b"3"]
+
+
+@pytest.mark.parametrize("new", [0, 1, 4])
+def test_a_server_that_was_set_back_stops_the_run_or_is_read_on(
+    database: Database, tmp_path_factory: pytest.TempPathFactory, new: int
+) -> None:
+    with running(RedisServer, tmp_path_factory) as server:
+        harness = RedisHarness(prepared_database(database), "s", server=server)
+        harness.put([b"0", b"1", b"2"])
+        source = harness.view()
+        assert opened(source, A) == [b"0", b"1", b"2"]
+        source.confirm(A)
+        source.maintain()
+        server.save("three")
+        harness.put([b"3", b"4"])
+        after = harness.view(epoch=2)
+        assert opened(after, Lease("b", 2)) == [b"3", b"4"]
+        server.set_back("three")
+        harness.put([b"3", b"4", b"5", b"6"][:new])
+        for epoch in (3, 4):
+            with pytest.raises(PositionMismatch, match=r"the server was set back .* on_new_stream='same'"):
+                harness.view(epoch=epoch).open(Lease("c", epoch), ANY, 7)
+        later = harness.view(epoch=5, on_new_stream="same")
+        found = [one for n in range(3) for one in opened(later, Lease(f"d{n}", 5))]
+        assert found == [b"3", b"4", b"5", b"6"][:new]
+        assert [one.verdict for one in lost_of(later)] == [Continuity.REWOUND]
+        harness.put([b"7"])
+        assert opened(later, Lease("e", 5)) == [b"7"]
+        harness.close()
 
 
 def test_an_entry_that_a_driver_was_given_and_that_was_removed_since_is_on_record(
@@ -144,9 +238,9 @@ def test_a_gap_is_refused_also_where_a_new_stream_would_be_adopted(harness: Redi
         harness.view(epoch=2, on_new_stream="adopt").open(Lease("b", 2), ANY, 7)
 
 
-def lost_of(source: RedisStreamSource) -> list[Lost]:
+def lost_of(source: RedisStreamSource) -> list[Look]:
     with source.rows() as rows:
-        return lost_in(rows.position() or {})
+        return looks_in(rows.position() or {})
 
 
 # ---- the consumer group

@@ -13,11 +13,12 @@ from psycopg.rows import tuple_row
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.audit import Finding, OpenedSlice
+from stormproof.core.pending.continuity import Continuity, looks_in, notes_of
 from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.numbered import lowest_unresolved, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of, kinds
-from stormproof.core.pending.rows import PendingRows, Subscriber
+from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.slice_position import at_of
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.dead_letter import DeadLetter
@@ -152,9 +153,10 @@ class PendingEvidence(SourceEvidence):
         return counts if counts is not None and counts.messages else None
 
     def notes(self) -> tuple[str, ...]:
-        """What the connector reads out of the position."""
+        """What the connector reads out of the position, and what it has on record of its server."""
         with self._rows() as rows:
-            return self._connector.notes(rows.position() or {})
+            position = rows.position() or {}
+        return (*self._connector.notes(position), *notes_of(position))
 
     def _journal(self, rows: PendingRows) -> Journal | None:
         return None if rows.cursor is None else Journal(rows.cursor, self.who, f"{self._connector.NOUN} {self.name}")
@@ -293,11 +295,20 @@ class PendingEvidence(SourceEvidence):
                     where = f"{self._connector.NOUN} {self.name}"
                     return [Finding(f"{one.holder}: its position in {where} cannot be read", one.txid)]
             trusted = [at for txn in forgotten if (at := _first_opened(txn)) is not None and audit.can_read(at)]
+            position = rows.position() or {}
             return [
-                *audit.findings(rows.position() or {}, held, trusted),
+                *audit.findings(position, held, trusted),
+                *self._server_findings(position),
                 *self._journal_findings(rows),
                 *self._retry_findings(rows),
             ]
+
+    def _server_findings(self, position: At) -> list[Finding]:
+        """What the server removed, and where it could not be told whether it had."""
+        return [
+            Finding(f"source {self.name}: {look}", doubt=look.verdict is not Continuity.REMOVED)
+            for look in looks_in(position)
+        ]
 
     def _journal_findings(self, rows: PendingRows) -> list[Finding]:
         """What the journal of a source whose server redelivers says against position and slices."""

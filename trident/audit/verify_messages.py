@@ -41,7 +41,9 @@ def verify_messages(
     if source is not None:
         kept = [txn for txid, txn in txns.items() if txid <= pruned]
         for finding in source.slice_findings([txn for txid, txn in txns.items() if txid > pruned], kept):
-            if within(finding.txid):
+            if within(finding.txid) and finding.doubt:
+                findings.unknown(finding.text, txid=finding.txid)
+            elif within(finding.txid):
                 kind = ViolationKind.UNREACHABLE if finding.unreachable else ViolationKind.SLICES
                 findings.violation(kind, finding.text, txid=finding.txid)
         for name in source.altered():

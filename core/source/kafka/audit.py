@@ -10,6 +10,7 @@ import numpy as np
 
 from stormproof.core.errors import UsageError
 from stormproof.core.pending.audit import Finding, OpenedSlice
+from stormproof.core.pending.continuity import Continuity
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.source.kafka.offsets import OffsetRange, place_and_offset, ranges_or_none
 from stormproof.core.source.kafka.position import KafkaPosition, Place
@@ -79,16 +80,12 @@ class KafkaAudit:
         places = now.places if now is not None else ()
         for number in sorted({*pieces, *range(len(places))}):
             place = places[number] if number < len(places) else None
-            lost = [(one.start, one.stop) for one in (now.lost if now is not None else ()) if one.place == number]
+            lost = [
+                (int(one.behind) + 1, int(one.before))
+                for one in (now.looks if now is not None else ())
+                if one.place == number and one.verdict is Continuity.REMOVED
+            ]
             findings += self._of_place(place, pieces[number], known[number], lost)
-        if now is not None:
-            for gone in now.lost:
-                findings.append(
-                    Finding(
-                        f"{_where(now.places[gone.place])}: offsets {gone.start} to {gone.stop - 1} were lost: "
-                        f"retention had removed them before they were opened (seen {gone.at}, on_gap='record')"
-                    )
-                )
         return findings
 
     def _of_place(

@@ -59,11 +59,14 @@ class Heard:
 
     refusal: Any = None
     """Why the cluster refuses the client, or the client the cluster."""
+    was_cut: bool = False
+    """Whether a connection ended: the broker may have been set back since."""
 
     def __call__(self, error: Any) -> None:
         """The client tells an error that concerns no single question."""
         if error.name() in _WRONG:
             self.refusal = error
+        self.was_cut = self.was_cut or error.name() in _NO_ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +183,11 @@ class Asking:
         self._admin: AdminClient | None = None
         self._heard = Heard()
         self._made_in = 0
+        self.epochs: dict[Partition, int] = {}
+        """The partitions' leader epochs, where the newest question for their ends has had them."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"cluster": self.cluster, "_admin": None, "_heard": Heard(), "_made_in": 0}
+        return {"cluster": self.cluster, "_admin": None, "_heard": Heard(), "_made_in": 0, "epochs": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -210,6 +215,12 @@ class Asking:
 
         with self.cluster.errors(what, refusal):
             yield client
+
+    def was_cut(self) -> bool:
+        """Whether a connection ended since this was asked last."""
+        self._client.poll(0)
+        was_cut, self._heard.was_cut = self._heard.was_cut, False
+        return was_cut
 
     def names(self) -> tuple[str, frozenset[str]]:
         """The cluster's id, and the names of its topics."""
@@ -272,7 +283,8 @@ class Asking:
         with self._asked("the offsets of partitions could not be asked") as client:
             answers = client.list_offsets(wanted, isolation_level=level, request_timeout=self.cluster.answer_s)
             for partition, answer in answers.items():
-                offset = int(answer.result().offset)
+                result = answer.result()
+                offset = int(result.offset)
                 # A connection that ends between question and answer may leave a partition without an offset or an error.
                 if offset < 0 and not (offset == NONE_LATER and isinstance(which, datetime)):
                     raise StoreUnavailable(
@@ -282,6 +294,8 @@ class Asking:
                         offset=offset,
                     )
                 found[(partition.topic, partition.partition)] = offset
+                if which == "latest" and result.leader_epoch is not None:
+                    self.epochs[(partition.topic, partition.partition)] = int(result.leader_epoch)
         return found
 
 
@@ -312,11 +326,16 @@ class Feed:
         self._consumer = cluster.consumer()
         self._heard_s = time.monotonic()
 
-    def assign(self, at: Mapping[Partition, int]) -> None:
-        """Read these partitions, from these offsets on."""
-        kafka = _kafka()
+    def assign(self, at: Mapping[Partition, int], epochs: Mapping[Partition, int] | None = None) -> None:
+        """Read these partitions, from these offsets on. Where the leader `epochs` of what stands before them are given, the
+        broker is asked first whether its log has it: one that lost it raises OffsetGone.
+        """
+        partition = _kafka().TopicPartition
+        known = epochs or {}
         with self.cluster.errors("partitions could not be read"):
-            self._consumer.assign([kafka.TopicPartition(*one, offset) for one, offset in at.items()])
+            self._consumer.assign(
+                [partition(*one, offset, leader_epoch=known.get(one, -1)) for one, offset in at.items()]
+            )
         self._heard_s = time.monotonic()
 
     def next(self, most: int, wait_s: float) -> Delivered:
@@ -348,7 +367,7 @@ class Feed:
             name, partition = error.name(), (message.topic(), message.partition())
             if name == "_PARTITION_EOF":
                 ends[partition] = message.offset()
-            elif name in {"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"}:
+            elif name in {"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "_LOG_TRUNCATION"}:
                 raise OffsetGone(partition)
             elif error.fatal() or not error.retriable() or name in _RIGHTS | _WRONG:
                 raise self.cluster.error(f"partition {partition[1]} of topic {partition[0]} could not be read", error)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.source.kafka.arguments import OnGap, Start, Topics, start_offset
-from stormproof.core.source.kafka.cluster import Asking, Cluster, OffsetGone, Partition, Topic
-from stormproof.core.source.kafka.offsets import PLACES_MAX
-from stormproof.core.source.kafka.position import KafkaPosition, Lost, Place, Waits
+from stormproof.core.pending.continuity import Continuity, Look, Rules
+from stormproof.core.source.kafka.arguments import Start, Topics, start_offset
+from stormproof.core.source.kafka.cluster import Asking, Cluster, Feed, OffsetGone, Partition, Topic
+from stormproof.core.source.kafka.offsets import PLACES_MAX, OffsetRange
+from stormproof.core.source.kafka.position import NOTHING, KafkaPosition, Place, Waits
+from stormproof.core.source.kafka.reader import messages_in, runs_of
 from stormproof.core.source.kafka.scout import Scout
 from stormproof.core.source.protocol import Limit
 
 log = logging.getLogger("stormproof.kafka")
 
+_MOST: Final = 1_000
+_WAIT_S: Final = 0.25
 
 OPEN_TOLD_S: Final = 10.0
 """A partition that waits behind an open transaction for so long is logged."""
@@ -47,16 +52,16 @@ class Lookout:
         cluster: Cluster,
         topics: Topics,
         start: Start,
-        on_gap: OnGap,
+        rules: Rules,
         interval_s: float,
         clock: Clock | None = None,
     ) -> None:
         self._name = name
         self._where = f"source {name}"
+        self._rules = rules
         self._cluster = cluster
         self._topics = topics
         self._start = start
-        self._on_gap = on_gap
         self._interval_s = interval_s
         self._clock: Clock | None = clock
         self.asking = Asking(cluster)
@@ -66,7 +71,9 @@ class Lookout:
         self._searched_s = -math.inf
         self._cluster_id = ""
         self._found: dict[str, Topic | None] = {}
-        self._lost = tuple[Lost, ...]()
+        self._noted: list[Look] = []
+        self._compared: dict[Partition, int] = {}
+        """The leader epochs under which partitions were compared with what was opened of them."""
         self._open: dict[Partition, _Open] = {}
 
     def close(self) -> None:
@@ -150,6 +157,7 @@ class Lookout:
             position = self.as_found(known)
             active = self.active(position)
             self.ends = self.asking.ends((place.topic, place.partition) for place in active)
+            self._compare(position)
             if is_due and self._cluster.isolation == "read_committed":
                 self._note_open(clock.monotonic_s())
                 is_due = False
@@ -165,7 +173,7 @@ class Lookout:
                 self.scout.close()
                 self._missing(next(p for p in position.places if (p.topic, p.partition) == error.partition), position)
             else:
-                self._require_within(active)
+                self._require_within({position.places.index(place): place for place in active})
                 return
 
     def _note_open(self, now_s: float) -> None:
@@ -217,24 +225,126 @@ class Lookout:
             if place.next < first[place.topic, place.partition]:
                 raise OffsetGone((place.topic, place.partition))
 
-    def _require_within(self, active: Sequence[Place]) -> None:
+    def _compare(self, position: KafkaPosition) -> None:
+        """See that partitions still have the last message that was opened: once a run, and where their leader changed or a
+        connection ended.
+        """
+        if self.asking.was_cut():
+            self._compared.clear()
+        epochs = self.asking.epochs
+        due = {
+            number: place
+            for number, place in enumerate(position.places)
+            if (partition := (place.topic, place.partition)) in self.ends
+            and self._compared.get(partition) != epochs.get(partition, NOTHING)
+        }
+        marked = {number: place for number, place in due.items() if place.last != NOTHING}
+        if marked:
+            self._require_within(marked)
+            self._noted += self._rules.decided(self._told(marked))
+        for place in due.values():
+            partition = place.topic, place.partition
+            self._compared[partition] = epochs.get(partition, NOTHING)
+
+    def _told(self, marked: Mapping[int, Place]) -> list[Look]:
+        """What the last message that was opened tells of a partition; where it is gone, the broker's leader epochs do."""
+        found = self._last_of({number: place for number, place in marked.items() if place.checksum != NOTHING})
+        rewound = [number for number, checksum in found.items() if checksum != marked[number].checksum]
+        left = {number: place for number, place in marked.items() if number not in found}
+        rewound += self._truncated({number: place for number, place in left.items() if place.epoch != NOTHING})
+        looks = [
+            Look(
+                Continuity.REWOUND,
+                f"{_named(marked[number])} has other messages than were opened up to offset {marked[number].last}: the "
+                "cluster lost messages that it had given out, and gives their offsets again",
+                place=number,
+            )
+            for number in rewound
+        ]
+        return looks + [
+            Look(
+                Continuity.UNKNOWN,
+                f"{_named(place)}: whether the cluster lost messages and gave their offsets again cannot be told: the one "
+                f"at offset {place.last} was removed, and the broker tells no leader epochs",
+                behind=str(place.last),
+                place=number,
+            )
+            for number, place in left.items()
+            if place.epoch == NOTHING
+        ]
+
+    def _truncated(self, places: Mapping[int, Place]) -> list[int]:
+        """The places before which the broker's log was cut, by its history of leader epochs."""
+        first = self.asking.earliest((place.topic, place.partition) for place in places.values())
+        left = {
+            one: number
+            for number, place in places.items()
+            if first[one := (place.topic, place.partition)] <= place.next
+        }
+        cut: list[int] = []
+        if not left:
+            return cut
+        feed = Feed(self._cluster)
+        try:
+            while left:
+                try:
+                    feed.assign(
+                        {one: places[number].next for one, number in left.items()},
+                        {one: places[number].epoch for one, number in left.items()},
+                    )
+                    answered = set[Partition]()
+                    while not left.keys() <= answered:
+                        delivered = feed.next(_MOST, _WAIT_S)
+                        answered |= {partition for partition, _ in runs_of(delivered.messages)} | delivered.ends.keys()
+                    return cut
+                except OffsetGone as error:
+                    cut.append(left.pop(error.partition))
+        finally:
+            feed.close()
+        return cut
+
+    def _last_of(self, places: Mapping[int, Place]) -> dict[int, int]:
+        """Checksums of the last messages that were opened, by place; of those that are there."""
+        first = self.asking.earliest((place.topic, place.partition) for place in places.values())
+        ranges = [
+            OffsetRange(place.topic, place.partition, number, place.last, place.last + 1, 1, 0)
+            for number, place in places.items()
+            if first[place.topic, place.partition] <= place.last
+        ]
+        read = messages_in(self._cluster, ranges)
+        return {number: _checksum(messages[0]) for number, messages in read.items() if messages}
+
+    def marks(self, position: KafkaPosition) -> KafkaPosition:
+        """The position, with checksums of the last messages that were opened; where nothing lies behind it."""
+        missing = {
+            number: place
+            for number, place in enumerate(position.places)
+            if place.last != NOTHING == place.checksum and self.ends.get((place.topic, place.partition)) == place.next
+        }
+        if not missing:
+            return position
+        found = self._last_of(missing)
+        return position.with_places({n: replace(missing[n], checksum=checksum) for n, checksum in found.items()})
+
+    def _require_within(self, active: Mapping[int, Place]) -> None:
         """Refuse a partition that ends before the position: what was applied is not there."""
-        short = [p for p in active if self.ends[p.topic, p.partition] < p.next]
+        short = {n: p for n, p in active.items() if self.ends[p.topic, p.partition] < p.next}
         if not short:
             return
-        ends = self.asking.ends(((p.topic, p.partition) for p in short), committed=False)
-        for place in short:
-            end = ends[place.topic, place.partition]
-            if end < place.next:
-                raise PositionMismatch(
-                    f"{self._where}: partition {place.partition} of topic {place.topic} ends at offset {end}, and messages "
-                    f"up to {place.next - 1} were opened: the cluster lost messages that it had given out. To read the "
-                    "topic as it is now, give the source another name",
-                    topic=place.topic,
-                    partition=place.partition,
-                    end=end,
-                    next=place.next,
-                )
+        ends = self.asking.ends(((p.topic, p.partition) for p in short.values()), committed=False)
+        looks = [
+            Look(
+                Continuity.REWOUND,
+                f"{_named(place)} ends at offset {end}, and messages up to {place.next - 1} were opened: the cluster lost "
+                "messages that it had given out",
+                behind=str(end),
+                before=str(place.next),
+                place=number,
+            )
+            for number, place in short.items()
+            if (end := ends[place.topic, place.partition]) < place.next
+        ]
+        self._noted += self._rules.decided(looks)
 
     def active(self, position: KafkaPosition) -> list[Place]:
         """The places that are read: not those of topics that the source does not name any more."""
@@ -278,8 +388,7 @@ class Lookout:
             )
         topics = {**position.topics, **{place.topic: _id_of(self._found, place.topic) for place in new}}
         grown = replace(position, places=(*position.places, *new), topics=topics)
-        lost = [one for one in self._lost if grown.places[one.place].next == one.start]
-        return grown.without(lost) if lost else grown
+        return grown.noted([one for one in self._noted if _is_next(one, grown)])
 
     def _missing(self, place: Place, position: KafkaPosition) -> None:
         """An offset to read is not there: retention took it, which is refused or put on record."""
@@ -289,28 +398,35 @@ class Lookout:
             self.search()
             self.as_found(position)
             self.ends = self.asking.ends([partition])
-            self._require_within([place])
+            self._compared.clear()
+            self._require_within({position.places.index(place): place})
+            self._compare(position)
             raise StoreUnavailable(
                 f"{self._where}: partition {place.partition} of topic {place.topic} could not be read from offset "
                 f"{place.next}",
                 topic=place.topic,
             )
         text = (
-            f"{self._where}: topic {place.topic}, partition {place.partition}: offsets {place.next} to {first - 1} were "
-            "removed by the topic's retention before they were read"
+            f"{_named(place)}: offsets {place.next} to {first - 1} were removed by the topic's retention before they were "
+            "read"
         )
-        if self._on_gap == "fail":
-            raise PositionMismatch(
-                f"{text}. Raise retention.ms of the topic; to go on without them, and have them on record, say "
-                "on_gap='record'",
-                topic=place.topic,
-                partition=place.partition,
-                start=place.next,
-                stop=first,
-            )
-        log.error("%s; they are on record as lost", text)
-        number = position.places.index(place)
-        self._lost = (*self._lost, Lost(number, place.next, first, datetime.now(UTC).isoformat(timespec="seconds")))
+        behind, number = str(place.next - 1), position.places.index(place)
+        look = Look(Continuity.REMOVED, text, first - place.next, behind, str(first), number)
+        self._noted += self._rules.decided([look])
+
+
+def _named(place: Place) -> str:
+    return f"topic {place.topic}, partition {place.partition}"
+
+
+def _is_next(look: Look, position: KafkaPosition) -> bool:
+    """Whether a look is still to go on record: what was removed does where the position stands before it."""
+    return look.verdict is not Continuity.REMOVED or position.places[look.place].next == int(look.behind) + 1
+
+
+def _checksum(message: Any) -> int:
+    known = repr((message.timestamp(), message.key(), message.headers())).encode()
+    return zlib.crc32(message.value() or b"", zlib.crc32(known))
 
 
 def _id_of(found: Mapping[str, Topic | None], topic: str) -> str:

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Final
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.core.pending.continuity import Continuity, Look, looks_in, with_looks
 from stormproof.core.pending.rows import At
 
-LOST_MAX: Final = 1_000
-"""Lost ranges on record; above that the oldest of a partition are taken together."""
+NOTHING: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One partition: the offset that the subscription began with, and the first one that was never opened."""
+    """One partition: the offset that the subscription began with, and the first one that was never opened.
+
+    `last` is the offset of the last message that was opened, `checksum` that message's, and `epoch` the partition's leader
+    epoch when it was opened; `NOTHING` where it is not known. They tell a partition that lost its end and was filled again.
+    """
 
     topic: str
     partition: int
     first: int
     next: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Offsets that retention removed before they were opened; `at` is when that was seen (ISO 8601)."""
-
-    place: int
-    start: int
-    stop: int
-    at: str
+    last: int = NOTHING
+    checksum: int = NOTHING
+    epoch: int = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class KafkaPosition:
     cluster: str
     topics: Mapping[str, str]
     places: tuple[Place, ...]
-    lost: tuple[Lost, ...] = ()
+    looks: tuple[Look, ...] = ()
     ends: tuple[int, ...] = ()
     slices: int = 0
     waits: tuple[Waits, ...] = ()
@@ -68,34 +65,36 @@ class KafkaPosition:
         return sum(max(0, end - place.next) for place, end in zip(self.places, self.ends, strict=False))
 
     def moved(self, to: Mapping[int, int]) -> KafkaPosition:
-        """With other offsets to open next, by place."""
-        return replace(
-            self,
-            places=tuple(replace(place, next=to.get(number, place.next)) for number, place in enumerate(self.places)),
+        """With other offsets to open next, by place; behind messages that were not opened."""
+        return self.with_places(
+            {
+                n: Place(was.topic, was.partition, was.first, next_)
+                for n, next_ in to.items()
+                for was in [self.places[n]]
+            }
         )
 
-    def without(self, lost: Sequence[Lost]) -> KafkaPosition:
-        """With lost ranges on record, and places behind them."""
-        kept = [*self.lost, *lost]
-        if len(kept) > LOST_MAX:
-            merged: dict[int, Lost] = {}
-            for one in kept[: len(lost) + 1]:
-                before = merged.get(one.place, one)
-                merged[one.place] = replace(one, start=min(before.start, one.start), stop=max(before.stop, one.stop))
-            kept = [*merged.values(), *kept[len(lost) + 1 :]]
-        return replace(self.moved({one.place: one.stop for one in lost}), lost=tuple(kept))
+    def with_places(self, changed: Mapping[int, Place]) -> KafkaPosition:
+        """With these places in place of those of their numbers."""
+        return replace(self, places=tuple(changed.get(number, place) for number, place in enumerate(self.places)))
+
+    def noted(self, looks: Sequence[Look]) -> KafkaPosition:
+        """With these on record, and places behind what was removed."""
+        on_record = looks_in(with_looks(self.to_json(), looks))
+        stops = {one.place: int(one.before) for one in looks if one.verdict is Continuity.REMOVED}
+        return replace(self.moved(stops), looks=tuple(on_record))
 
     def to_json(self) -> At:
         """For the store."""
-        return {
+        at: At = {
             "cluster": self.cluster,
             "topics": dict(self.topics),
-            "places": [[one.topic, one.partition, one.first, one.next] for one in self.places],
-            "lost": [[one.place, one.start, one.stop, one.at] for one in self.lost],
+            "places": [[*astuple(one)] for one in self.places],
             "ends": list(self.ends),
             "slices": self.slices,
             "waits": [[one.place, one.offset, one.since] for one in self.waits],
         }
+        return with_looks(at, self.looks)
 
     @classmethod
     def of(cls, at: Mapping[str, Json]) -> KafkaPosition:
@@ -112,7 +111,7 @@ class KafkaPosition:
                     cluster,
                     {topic: str(id_) for topic, id_ in topics.items()},
                     tuple(_place(one) for one in places),
-                    tuple(_lost(one) for one in _list(at.get("lost"))),
+                    tuple(looks_in(dict(at))),
                     tuple(end for end in _list(ends) if isinstance(end, int)),
                     slices if isinstance(slices, int) else 0,
                     tuple(_waits(one) for one in _list(at.get("waits"))),
@@ -127,18 +126,10 @@ def _list(value: Json) -> list[Json]:
 
 def _place(value: Json) -> Place:
     match value:
-        case [str(topic), int(partition), int(first), int(next_)]:
-            return Place(topic, partition, first, next_)
+        case [str(topic), int(partition), int(first), int(next_), int(last), int(checksum), int(epoch)]:
+            return Place(topic, partition, first, next_, last, checksum, epoch)
         case _:
             raise UsageError(f"not a partition's place: {value}")
-
-
-def _lost(value: Json) -> Lost:
-    match value:
-        case [int(place), int(start), int(stop), str(at)]:
-            return Lost(place, start, stop, at)
-        case _:
-            raise UsageError(f"not a lost range: {value}")
 
 
 def _waits(value: Json) -> Waits:

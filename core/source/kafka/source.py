@@ -17,6 +17,7 @@ from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import StoreUnavailable, StormproofError, UsageError
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.continuity import Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.slice_position import even_bounds
@@ -50,7 +51,7 @@ from stormproof.core.source.kafka.offsets import (
     place_and_offset,
     ranges_of,
 )
-from stormproof.core.source.kafka.position import KafkaPosition
+from stormproof.core.source.kafka.position import NOTHING, KafkaPosition, Place
 from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, columns_of, messages_in
 from stormproof.core.source.kafka.scout import count
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
@@ -149,7 +150,8 @@ class KafkaSource(KeepsMetadata, PendingSource):
             rng=rng,
         )
         self._start: Start = checked_start(where, start, self._topics)
-        self._on_gap: OnGap = on_gap
+        anew = "To read the topic as it is now, give the source another name"
+        self._rules = Rules(where, name, "raise retention.ms of the topic", anew, on_gap)
         self._cluster = Cluster(servers, isolation, checked_settings(where, client), answer_s)
         self._group = group.replace("{name}", name) if group is not None else None
         self._clock: Clock | None = clock
@@ -163,7 +165,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
             self._cluster,
             self._topics,
             self._start,
-            self._on_gap,
+            self._rules,
             self._look_interval_s,
             self._clock,
         )
@@ -241,11 +243,12 @@ class KafkaSource(KeepsMetadata, PendingSource):
             return
         known = KafkaPosition.of(position)
         self._lookout.look(known, self._limit)
-        if self._lookout.waits(known) != known.waits:
+        seen = self._lookout.marks(replace(self._lookout.as_found(known), waits=self._lookout.waits(known)))
+        if (seen.waits, seen.looks, seen.places) != (known.waits, known.looks, known.places):
             who = self._who()
             with self.rows() as rows:
-                known = KafkaPosition.of(self._locked(rows, who, epoch))
-                rows.move(replace(known, waits=self._lookout.waits(known)).to_json())
+                if KafkaPosition.of(self._locked(rows, who, epoch)) == known:
+                    rows.move(seen.to_json())
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """From the position on; messages are counted as `open` counts them."""
@@ -283,8 +286,15 @@ class KafkaSource(KeepsMetadata, PendingSource):
             return None
         if any(one.stop >> OFFSET_BITS for one in ranges):
             raise UsageError(f"{self.where}: offsets above 2^{OFFSET_BITS} cannot be numbered", source=self.name)
-        moved = replace(at.moved({one.place: one.stop for one in ranges}), slices=at.slices + 1)
+        moved = replace(
+            at.with_places({one.place: self._behind(at.places[one.place], one) for one in ranges}), slices=at.slices + 1
+        )
         return Next(_piece(ranges, moved.reach, seed), moved.to_json())
+
+    def _behind(self, place: Place, opened: OffsetRange) -> Place:
+        """A place behind messages that are opened."""
+        epoch = self._lookout.asking.epochs.get((place.topic, place.partition), NOTHING)
+        return replace(place, next=opened.stop, last=opened.last, checksum=NOTHING, epoch=epoch)
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The first messages by place and offset. They are counted again: compaction may have removed some."""

@@ -13,11 +13,13 @@ import os
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.extras import required
 from stormproof.core.message import storable_text
+from stormproof.core.source.nats.message_metadata import stored_us, us_of
 
 TIMEOUT_S: Final = 10.0
 """For each answer of the server."""
@@ -29,17 +31,19 @@ AGAIN: Final = b"-NAK"
 
 _NO_MESSAGES: Final = ("404", "408")
 _GONE_CODES: Final = (10014, 10059)  # no such consumer, no such stream
+_NO_MESSAGE: Final = 10037
 _UNBOUNDED: Final = 2**62
 
 T = TypeVar("T")
 
 
 class Pulled(NamedTuple):
-    """A message as it was pulled. `reply` is the subject on which the server waits for its confirmation; `message` is the
-    client's.
+    """A message as it was pulled. `stored_us`: when the stream took it. `reply` is the subject on which the server waits for
+    its confirmation; `message` is the client's.
     """
 
     sequence: int
+    stored_us: int
     reply: str
     payload: bytes
     message: Any
@@ -47,11 +51,21 @@ class Pulled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """Which stream it is (when it was made), and which messages it has."""
+    """Which stream it is (when it was made), and which messages it has. `holes`: between them, so many are gone.
+    `keeps`: whether a message stays once it is confirmed.
+    """
 
     created: str
     first: int
     last: int
+    holes: int
+    keeps: bool
+
+
+ANEW: Final = (
+    "To go on in it, with what was not received yet, pass on_new_stream='same'; to read all that is there now as new, pass "
+    "on_new_stream='adopt', or another name="
+)
 
 
 class _Status(NamedTuple):
@@ -121,6 +135,8 @@ class Consumer:
         self._inbox = _Inbox()
         self._closed: asyncio.Future[None] | None = None
         self._held: dict[str, None] = {}
+        self.connections = 0
+        """Connections that were made; only behind a new one may the server be another, or have been set back."""
         self.left: int | None = None
         """Messages that the consumer had not delivered when it was last asked; None: it was not asked yet."""
 
@@ -166,8 +182,7 @@ class Consumer:
         """The stream, or its consumer, is another one than the position was taken from."""
         return PositionMismatch(
             f"{self._where}: the stream or its consumer {self.name} was deleted since it was first read, and perhaps made "
-            "again: its sequence numbers begin at 1 again, so they cannot tell what was applied. To read the stream that "
-            "is there now from its start as a new one, pass on_new_stream='adopt', or another name=",
+            f"again. {ANEW}",
             source=self._stream,
             consumer=self.name,
         )
@@ -187,6 +202,7 @@ class Consumer:
                     "closed_cb": self._lost,
                 },
             )
+            self.connections += 1
             self._closed = asyncio.get_running_loop().create_future()
             self._inbox = _Inbox(self._connection.new_inbox())
             await self._connection.subscribe(
@@ -231,10 +247,39 @@ class Consumer:
         return self._ask(self._stream_facts())
 
     async def _stream_facts(self) -> StreamFacts:
-        connection = await self._connected()
-        info = await self._request(connection, f"$JS.API.STREAM.INFO.{self._stream}", {})
-        state = info["state"]
-        return StreamFacts(info["created"], state["first_seq"], state["last_seq"])
+        info = await self._requested(f"$JS.API.STREAM.INFO.{self._stream}", {})
+        state, keeps = info["state"], info["config"].get("retention", "limits") == "limits"
+        return StreamFacts(info["created"], state["first_seq"], state["last_seq"], state.get("num_deleted", 0), keeps)
+
+    def gone_between(self, behind: int, upto: int) -> tuple[int, list[int]]:
+        """The stream's first sequence, and those behind it that are gone of (`behind`, `upto`]."""
+        body = {"deleted_details": True}
+        state = self._ask(self._requested(f"$JS.API.STREAM.INFO.{self._stream}", body))["state"]
+        first = int(state["first_seq"])
+        return first, [one for one in state.get("deleted") or () if max(behind, first - 1) < one <= upto]
+
+    def stored_us(self, sequence: int) -> int | None:
+        """When the stream took this message; None: it does not have it."""
+        from nats.js.errors import NotFoundError
+
+        async def stored() -> int | None:
+            try:
+                found = await self._requested(f"$JS.API.STREAM.MSG.GET.{self._stream}", {"seq": sequence})
+            except NotFoundError as error:
+                if error.err_code != _NO_MESSAGE:
+                    raise
+                return None
+            return us_of(found["message"]["time"])
+
+        return self._ask(stored())
+
+    def holds_all(self) -> bool:
+        """Whether every message that the consumer has delivered and not heard of is held here."""
+        subject = f"$JS.API.CONSUMER.INFO.{self._stream}.{self.name}"
+        return int(self._ask(self._requested(subject, {}))["num_ack_pending"]) <= len(self._held)
+
+    async def _requested(self, subject: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._request(await self._connected(), subject, body)
 
     async def _request(self, connection: Any, subject: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """A request of JetStream's own interface; its text has what the client's own class leaves out."""
@@ -246,28 +291,35 @@ class Consumer:
             js_errors.APIError.from_error(found["error"])  # raises
         return found
 
-    def make(self, start: str, subject: str | None) -> None:
-        """Make the consumer where it is missing.
+    def make(self, start: str | datetime, subject: str | None, *, anew: bool = False) -> None:
+        """Make the consumer where it is missing; `anew`: also where it is there. It begins at `start`: "earliest", "latest",
+        or a time.
 
         Raises:
             UsageError: one is there that would lose messages, or reads others.
         """
-        self._ask(self._make(start, subject))
+        self._ask(self._make(start, subject, anew))
 
-    async def _make(self, start: str, subject: str | None) -> None:
+    async def _make(self, start: str | datetime, subject: str | None, anew: bool) -> None:
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
         from nats.js.errors import NotFoundError
 
         jetstream = (await self._connected()).jetstream(timeout=TIMEOUT_S)
+        policies = {"earliest": DeliverPolicy.ALL, "latest": DeliverPolicy.NEW}
         try:
             found = (await jetstream.consumer_info(self._stream, self.name)).config
+            if anew:
+                await jetstream.delete_consumer(self._stream, self.name)
+                await self._make(start, subject, anew=False)
+                return
         except NotFoundError as error:
             if error.err_code != _GONE_CODES[0]:
                 raise
             found = ConsumerConfig(
                 durable_name=self.name,
                 description="a topology of Stormproof",
-                deliver_policy=DeliverPolicy.ALL if start == "earliest" else DeliverPolicy.NEW,
+                deliver_policy=policies[start] if isinstance(start, str) else DeliverPolicy.BY_START_TIME,
+                opt_start_time=None if isinstance(start, str) else start,
                 ack_policy=AckPolicy.EXPLICIT,
                 ack_wait=self._ack_wait_s,
                 max_deliver=-1,
@@ -305,15 +357,15 @@ class Consumer:
 
     # ---- its messages
 
-    def pull(self, limit: int) -> tuple[list[Pulled], StreamFacts]:
-        """What there is now, without waiting for more; and the stream as it was after that.
+    def pull(self, limit: int) -> tuple[list[Pulled], StreamFacts, bool]:
+        """What there is now, without waiting for more; the stream as it was after that; and whether that was all.
 
         Raises:
             PositionMismatch: the consumer is gone.
         """
         return self._ask(self._pull(min(limit, PULLED_MAX)))
 
-    async def _pull(self, limit: int) -> tuple[list[Pulled], StreamFacts]:
+    async def _pull(self, limit: int) -> tuple[list[Pulled], StreamFacts, bool]:
         connection = await self._connected()
         body = json.dumps({"batch": limit, "no_wait": True}).encode()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self.name}"
@@ -322,7 +374,8 @@ class Consumer:
         pulled: list[Pulled] = []
         for message in messages:
             facts = message.metadata
-            pulled.append(Pulled(facts.sequence.stream, message.reply, message.data, message))
+            stored = stored_us(message.reply)
+            pulled.append(Pulled(facts.sequence.stream, stored, message.reply, message.data, message))
             self.left = facts.num_pending
         if status is not None and status.code in _NO_MESSAGES:
             self.left = 0
@@ -331,7 +384,7 @@ class Consumer:
                 raise self.gone()
             raise self._nats.errors.Error(f"the server answers a pull with: {status.code} {status.text}")
         self._held.update(dict.fromkeys(one.reply for one in pulled))
-        return pulled, await self._stream_facts()
+        return pulled, await self._stream_facts(), status is not None
 
     def answer(self, replies: Sequence[str], how: bytes) -> None:
         """Confirm these deliveries, or give them back; returns once the server has read it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,14 +17,27 @@ MESSAGE: Final[Mapping[str, pa.DataType]] = {
 }
 """`timestamp` is when the stream took the message; `delivered` how often it was delivered, this time included."""
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TOKENS: Final = 9
 """Parts of a confirmation's subject; a server with domains has more."""
 
 
-def _timestamp(message: Any) -> int:
-    """Microseconds, out of the confirmation's subject, in nanoseconds; the client's own value has been through a float."""
-    tokens = message.reply.split(".")
+def stored_us(reply: str) -> int:
+    """When the stream took a message, in microseconds since 1970: out of the confirmation's subject, in nanoseconds. The
+    client's own value has been through a float.
+    """
+    tokens = reply.split(".")
     return int(tokens[7 if len(tokens) == _TOKENS else 9]) // 1_000
+
+
+def time_of(us: int) -> datetime:
+    """Microseconds since 1970 as a time."""
+    return _EPOCH + timedelta(microseconds=us)
+
+
+def us_of(text: str) -> int:
+    """A time of the server's as microseconds since 1970."""
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)
 
 
 def _headers(message: Any) -> list[dict[str, str]]:
@@ -33,7 +47,7 @@ def _headers(message: Any) -> list[dict[str, str]]:
 _OF: Final[Mapping[str, Callable[[Any], object]]] = {
     "subject": lambda message: message.subject,
     "sequence": lambda message: message.metadata.sequence.stream,
-    "timestamp": _timestamp,
+    "timestamp": lambda message: stored_us(message.reply),
     "headers": _headers,
     "delivered": lambda message: message.metadata.num_delivered,
 }

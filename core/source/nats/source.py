@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -13,6 +14,7 @@ from stormproof.core.arguments import require_choice, require_object, require_se
 from stormproof.core.clock import Clock
 from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import Json, PositionMismatch, UsageError
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, Rules
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
@@ -21,8 +23,9 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import NATS, Capabilities
 from stormproof.core.source.decode import Unit
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.nats.consumer import AGAIN, DONE, Consumer, Pulled, StreamFacts
+from stormproof.core.source.nats.consumer import AGAIN, ANEW, DONE, Consumer, Pulled, StreamFacts
 from stormproof.core.source.nats.message_metadata import MESSAGE, columns_of
+from stormproof.core.source.nats.sequences import Sequences
 
 log = logging.getLogger("stormproof.source")
 
@@ -36,12 +39,14 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
     consumer. While a message is in work, the server hears of it each third of `ack_wait_s`; what a driver that died was
     given comes again after `ack_wait_s`.
 
-    Guarantee: a message is known by the stream's sequence for `horizon_s` seconds after it was resolved, also where a
-    server that was killed forgot that it was confirmed. A stream that was deleted and made again, and one whose limits
-    removed messages before they were read, stop the run by name.
+    Guarantee: a message is known by the stream's sequence, and by when the stream took it, for `horizon_s` seconds after it
+    was resolved, also where a server that was killed forgot that it was confirmed. A stream that was deleted and made again,
+    one that was set back and gives sequences again, and one whose messages were removed before they were read, stop the run
+    by name.
 
     Not guaranteed: a server that is killed may lose the messages that it has not written to its disk (`sync_interval`).
-    With `subject`, messages that limits removed before they were read cannot be told from other subjects'.
+    With `subject`, messages that were removed before they were read cannot be told from other subjects', and so
+    `audit verify` says.
     """
 
     KIND: ClassVar[str] = "nats"
@@ -59,7 +64,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         consumer: str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         on_gap: Literal["fail", "record"] = "fail",
-        on_new_stream: Literal["fail", "adopt"] = "fail",
+        on_new_stream: Literal["fail", "adopt", "same"] = "fail",
         ack_wait_s: float = 30.0,
         connect: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -75,9 +80,10 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
 
         `consumer`: a durable consumer that is there already, or is to be made by this name; by default "stormproof-" and
         the topology's incarnation. `start`: where a consumer that is made begins. `on_gap`: what messages that were removed
-        before they were read lead to. `on_new_stream`: what a stream that was deleted and made again leads to. `connect`:
-        further arguments of `nats.connect`, such as credentials and TLS. `name`: under which messages are pending; by
-        default the stream's. `metadata` names fields to add behind the schema's: subject, sequence, timestamp (when the
+        before they were read lead to. `on_new_stream`: what a stream that was deleted and made again, or was set back, leads
+        to; "same" goes on in a stream that was set back, or whose consumer was deleted. `connect`: further arguments of
+        `nats.connect`, such as credentials and TLS. `name`: under which messages are pending; by default the stream's.
+        `metadata` names fields to add behind the schema's: subject, sequence, timestamp (when the
         stream took the message), headers, and delivered (how often). Those of a message's first delivery are kept.
         """
         require_text(self.NOUN, "stream", stream, "ORDERS")
@@ -92,7 +98,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
             require_text(where, "consumer", consumer, "billing")
         require_choice(where, "start", start, ("earliest", "latest"))
         require_choice(where, "on_gap", on_gap, ("fail", "record"))
-        require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt"))
+        require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt", "same"))
         require_seconds(where, "ack_wait_s", ack_wait_s)
         if connect is not None:
             require_object(where, "connect", connect, Mapping, "{'user_credentials': 'FILE'}")
@@ -115,13 +121,12 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         self._subject = subject
         self._consumer_name = consumer
         self._start = start
-        self._fails_at_gap = on_gap == "fail"
-        self._adopts = on_new_stream == "adopt"
+        self._rules = Rules(where, self.name, "let the stream keep more", ANEW, on_gap, on_new_stream)
         self._ack_wait_s = max(1.0, ack_wait_s)
         self._connect = dict(connect or {})
         self._consumer: Consumer | None = None
         self._identity = ""
-        self._seen = -1
+        self._sequences = Sequences()
 
     def __repr__(self) -> str:
         return f"NatsSource({self._stream!r})"  # the url may have a password
@@ -138,7 +143,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
     def for_run(self, database: Database) -> Self:
         """The same source for one run, with a connection of its own."""
         view = super().for_run(database)
-        view._consumer, view._identity, view._seen = None, "", -1
+        view._consumer, view._identity = None, ""
         return view
 
     # ---- which stream it is
@@ -148,7 +153,8 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         self._subscription = subscription  # the consumer's name has it
         if self._consumer is not None:
             self._consumer.close()
-        self._consumer, self._identity, self._seen = None, "", -1
+        self._consumer, self._identity = None, ""
+        self._forget_seen()
         super().subscribe(subscription, epoch)
 
     @property
@@ -162,8 +168,11 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         """In front of the first message, with the moment at which the stream was made."""
         return {**super().start(cursor), **self._made(self._start)}
 
-    def _made(self, start: str) -> dict[str, Json]:
-        """Make the consumer; gives what tells the stream from another of its name, and the last sequence not to be read."""
+    def _made(self, start: str, life: int = 0) -> dict[str, Json]:
+        """Make the consumer; gives what tells the stream from another of its name, and what is there of its sequences.
+
+        `life` counts how often the stream was set back and is read as a new one.
+        """
         try:
             facts = self._here.stream()
         except PositionMismatch as error:
@@ -171,33 +180,28 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
                 f"{self.where}: the server has no such stream; make it first, as by: nats stream add {self._stream}",
                 source=self._stream,
             ) from error
-        self._here.make(start, self._subject)
-        return {
-            "stream": facts.created,
-            "behind": facts.last if start == "latest" else facts.first - 1,
-            "consumer": self._marked(facts.created),
-        }
+        self._here.make(start, self._subject, anew=life > 0)
+        identity = f"{facts.created}~{life}" if life else facts.created
+        seen = Sequences.begun(facts, latest=start == "latest").to_json()
+        return {"stream": identity, **seen, "consumer": self._marked(identity)}
 
-    def _marked(self, created: str) -> str:
-        return f"{self._here.name} of {created}"
+    def _marked(self, identity: str) -> str:
+        return f"{self._here.name} of {_created(identity)}"
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Remember which stream it has to be, and how far it was read."""
         if not self._identity:
+            self._identity = str(position.get("stream"))
+            self._sequences = Sequences.of(position)
+            self._sequences.received(self._journal(cursor).behind(f"{self._identity}/", self._sequences.through))
             facts = self._facts()
-            if facts is None or facts.created != position.get("stream"):
-                position = {**position, **self._another()}
+            if facts is None or facts.created != _created(self._identity):
+                self._another(facts)
             else:
                 self._here.make(self._start, self._subject)  # it is there; one that was edited since is refused
-            mine = self._marked(str(position["stream"]))
+            mine = self._marked(self._identity)
             self._refuse_sharing(who, cursor, f"the consumer {self._here.name}", "consumer", mine, "consumer")
-            position = {**position, "consumer": mine}
-            self._identity = str(position["stream"])
-            behind = position.get("behind")
-            self._seen = max(
-                behind if isinstance(behind, int) else 0, self._journal(cursor).highest(f"{self._identity}/")
-            )
-        return {**position, "stream": self._identity}
+        return {**position, "stream": self._identity, "consumer": self._marked(self._identity)}
 
     def _facts(self) -> StreamFacts | None:
         """The stream that is there now; None: it is not there, or the consumer is not."""
@@ -206,58 +210,121 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         except PositionMismatch:
             return None
 
-    def _another(self) -> dict[str, Json]:
-        """What is known of the stream that is there now.
+    def _another(self, facts: StreamFacts | None) -> None:
+        """Read what is there in place of the stream or consumer before.
 
         Raises:
-            PositionMismatch: it is not to be read in place of the one before.
+            PositionMismatch: `on_new_stream` does not say so.
         """
-        if not self._adopts:
+        same = self._rules.on_new_stream == "same"
+        if same and facts is None and self._here.stream().created == _created(self._identity):
+            log.warning("%s: its consumer was deleted; it reads on in the same stream", self.where)
+            self._here.make(self._sequences.since(self._horizon_s), self._subject)
+            return
+        if self._rules.on_new_stream != "adopt":
+            self._identity = ""
             raise self._here.gone()
-        log.warning("%s: stream or consumer was made again; a new stream's messages are new ones", self.where)
-        return self._made("earliest")
+        text = "the stream or its consumer was made again; what is there is taken for new messages"
+        self._read_as_new(Look(Continuity.ANOTHER, text), 0)
+
+    def _read_as_new(self, look: Look, life: int) -> None:
+        self.saw(look)
+        made = self._made("earliest", life)
+        self._identity, self._sequences = str(made["stream"]), Sequences.of(made)
+        self.saw(**made)
 
     # ---- what the journal asks for
 
     def receive(self, limit: int) -> Sequence[Delivery]:
         """What the consumer has not delivered, or has waited for too long."""
+        known = self._sequences
         try:
-            pulled, facts = self._here.pull(limit)
-            if facts.created != self._identity:
+            before = self._here.stream().last if known.end is None else known.end
+            pulled, facts, is_all = self._here.pull(limit)
+            if facts.created != _created(self._identity):
                 raise self._here.gone()
         except PositionMismatch:
-            if not self._adopts:
-                raise
-            self._identity = ""  # `check` adopts it, before the next opening
+            self._another(self._facts())
             return ()
-        self._look_for_gap(pulled, facts)
-        received = [Delivery(f"{self._identity}/{one.sequence}", one.reply, one.payload) for one in pulled]
+        look = self._compared(facts)
+        if look.verdict is Continuity.REWOUND:
+            self._set_back(look, facts)
+            return ()  # it comes again
+        counted, known = self._counted(pulled, facts, before if is_all else 0)
+        self.saw(look, counted, **known.to_json())
+        self._sequences = known
+        received = [
+            Delivery(f"{self._identity}/{one.stored_us}/{one.sequence}", one.reply, one.payload) for one in pulled
+        ]
         return self._metadata.kept(received, columns_of(self._metadata.known, [one.message for one in pulled]))
 
-    def _look_for_gap(self, pulled: Sequence[Pulled], facts: StreamFacts) -> None:
-        """Messages that were removed from the stream's beginning before they were read."""
-        if self._subject is None and facts.first > self._seen + 1:
-            lost = (
-                facts.first
-                - self._seen
-                - 1
-                - len({m.sequence for m in pulled if self._seen < m.sequence < facts.first})
+    def _compared(self, facts: StreamFacts) -> Look:
+        """Whether the stream has what was received of it: looked at behind each new connection."""
+        known = self._sequences
+        if facts.last < known.highest:
+            text = (
+                f"the stream ends at sequence {facts.last}, and messages up to {known.highest} were received: the server "
+                "was set back (a power loss before its sync_interval, a copy), and gives sequences again"
             )
-            if lost > 0:
-                text = (
-                    f"{self.where}: {lost} messages from sequence {self._seen + 1} on were removed from the stream before "
-                    "they were read (max_msgs, max_bytes, max_age, or a purge)"
-                )
-                if self._fails_at_gap:
-                    raise PositionMismatch(
-                        f"{text}. To go on without them, and have them on record, pass on_gap='record'; let the stream "
-                        "keep more",
-                        source=self.name,
-                        messages=lost,
-                    )
-                self.put_lost_on_record(lost, str(self._seen), str(facts.first))
-            self._seen = facts.first - 1
-        self._seen = max([self._seen, *(one.sequence for one in pulled)])
+            return Look(Continuity.REWOUND, text, 0, str(facts.last), str(known.highest))
+        if known.mark is None or self._here.connections == known.compared:
+            return CONTINUOUS
+        sequence, stored_us = known.mark
+        found = self._here.stored_us(sequence)
+        if found is not None and found != stored_us:
+            text = (
+                f"sequence {sequence} is another message than the one that was received: the server was set back (a power "
+                "loss before its sync_interval, a copy), and gives sequences again"
+            )
+            return Look(Continuity.REWOUND, text, 0, str(sequence), str(known.highest))
+        known.compared = self._here.connections
+        if found is None and facts.keeps and facts.last > known.highest:
+            text = (
+                f"whether the server was set back cannot be told: sequence {sequence}, the last that was received, was "
+                "removed since, and the stream has newer ones"
+            )
+            known.mark = None
+            return Look(Continuity.UNKNOWN, text, 0, str(sequence), str(facts.last))
+        return CONTINUOUS
+
+    def _set_back(self, look: Look, facts: StreamFacts) -> None:
+        """Go on in a stream that was set back: behind what it still has of what was received, or with all as new."""
+        if self._rules.on_new_stream == "adopt":
+            _, _, life = self._identity.partition("~")
+            return self._read_as_new(look, int(life or 0) + 1)
+        self.saw(look)
+        self._here.make(self._sequences.since(self._horizon_s), self._subject, anew=True)
+        self._sequences = Sequences.begun(facts, latest=True)
+        return self.saw(**self._sequences.to_json())
+
+    def _counted(self, pulled: Sequence[Pulled], facts: StreamFacts, upto: int) -> tuple[Look, Sequences]:
+        """Whether sequences are missing between those that were received; all up to `upto` were delivered."""
+        known = replace(self._sequences, above=dict(self._sequences.above))
+        known.received((one.sequence, one.stored_us) for one in pulled)
+        known.end = facts.last
+        top = max(upto, known.highest)
+        behind = known.through
+        if not known.misses(top):
+            known.move(behind)
+            return CONTINUOUS, known
+        # What did not come and is there, and which no driver holds, was confirmed before this subscription, or is another's.
+        is_passed = self._subject is not None or (upto > behind and self._here.holds_all())
+        first, holes = self._here.gone_between(behind, top)
+        gone = known.passed(first, holes, (top if self._subject is not None else upto) if is_passed else 0)
+        if not gone:
+            return CONTINUOUS, known
+        if self._subject is not None:
+            text = (
+                f"{gone} messages between {behind} and {top + 1} were removed before they were read, and whether one of "
+                f"them was of the subject {self._subject} cannot be told"
+            )
+            return Look(Continuity.UNKNOWN, text, 0, str(behind), str(top + 1)), known
+        before = max([first, *(one + 1 for one in holes if one <= known.through)])
+        text = (
+            f"{gone} messages between {behind} and {before} were removed from the stream before they were read (max_msgs, "
+            "max_msgs_per_subject, max_bytes, max_age, or a purge)"
+        )
+        return Look(Continuity.REMOVED, text, gone, str(behind), str(before)), known
 
     def left_at_server(self) -> int | None:
         """What the consumer has not delivered."""
@@ -282,6 +349,11 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         super().close()
         if self._consumer is not None:
             self._consumer.close()
+
+
+def _created(identity: str) -> str:
+    """When the stream of an identity was made."""
+    return identity.partition("~")[0]
 
 
 def _consumer_of(subscription: str) -> str:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding, NumberedAudit, OpenedSlice
+from stormproof.core.pending.continuity import Continuity, Look, looks_in, with_looks
 from stormproof.core.pending.rows import At
 from stormproof.core.source.kafka.offsets import OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The last message that was opened: its offset, and a checksum of its payload. It tells a stream that was made again."""
+    """The last message that was opened: its offset, and a checksum. It tells a stream that was made again, or set back."""
 
     offset: int
     checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Offsets that retention removed before they were opened; `at` is when that was seen (ISO 8601)."""
-
-    start: int
-    stop: int
-    at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +27,22 @@ class StreamPosition:
     first: int
     next: int
     mark: Mark | None = None
-    lost: tuple[Lost, ...] = ()
+    looks: tuple[Look, ...] = ()
 
-    def without(self, lost: Sequence[Lost]) -> StreamPosition:
-        """With lost offsets on record, and behind them."""
+    def noted(self, looks: Sequence[Look]) -> StreamPosition:
+        """With these on record, and behind what was removed."""
         moved = self
-        for one in lost:
-            if one.start == moved.next:
-                moved = replace(moved, next=one.stop, mark=None, lost=(*moved.lost, one))
+        for one in looks:
+            if one.verdict is not Continuity.REMOVED or int(one.behind) + 1 == moved.next:
+                next_ = int(one.before) if one.verdict is Continuity.REMOVED else moved.next
+                on_record = looks_in(with_looks(moved.to_json(), [one]))
+                moved = replace(moved, next=next_, mark=None, looks=tuple(on_record))
         return moved
 
     def to_json(self) -> At:
         """For the store."""
-        return {
-            "first": self.first,
-            "next": self.next,
-            "mark": None if self.mark is None else [self.mark.offset, self.mark.checksum],
-            "lost": [[one.start, one.stop, one.at] for one in self.lost],
-        }
+        mark: list[Json] | None = None if self.mark is None else [self.mark.offset, self.mark.checksum]
+        return with_looks({"first": self.first, "next": self.next, "mark": mark}, self.looks)
 
     @classmethod
     def of(cls, at: Mapping[str, Json]) -> StreamPosition:
@@ -63,8 +52,8 @@ class StreamPosition:
             UsageError: it is no position of a stream.
         """
         match at:
-            case {"first": int(first), "next": int(next_), "mark": mark, "lost": list(lost)}:
-                return cls(first, next_, _mark(mark), tuple(_lost(one) for one in lost))
+            case {"first": int(first), "next": int(next_), "mark": mark}:
+                return cls(first, next_, _mark(mark), tuple(looks_in(dict(at))))
             case _:
                 raise UsageError(f"not a position of a stream: {sorted(at)}")
 
@@ -75,14 +64,6 @@ def _mark(value: Json) -> Mark | None:
             return Mark(offset, checksum)
         case _:
             return None
-
-
-def _lost(value: Json) -> Lost:
-    match value:
-        case [int(start), int(stop), str(at)]:
-            return Lost(start, stop, at)
-        case _:
-            raise UsageError(f"not a lost range: {value}")
 
 
 # ---- slices: the messages of one range of offsets, which is a partition's to Kafka
@@ -112,23 +93,14 @@ def range_at(stream: str, at: Mapping[str, Json]) -> OffsetRange:
 
 
 class StreamAudit(NumberedAudit):
-    """Slices are ranges of offsets; what retention took counts as handed out, and is shown."""
+    """Slices are ranges of offsets; what retention took counts as handed out."""
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
-        """As for all numbered messages, with what was lost."""
-        try:
-            lost = StreamPosition.of(position).lost if position else ()
-        except UsageError as error:
-            return [Finding(f"the position of source {self._who.source} cannot be read: {error.message}")]
-        ranges: list[tuple[At, Any]] = [({"range": [one.start, one.stop]}, one) for one in lost]
-        taken = [OpenedSlice(at, "a lost range", None, taken=True) for at, _ in ranges]
-        return [
-            *super().findings(position, [*held, *taken], trusted),
-            *(
-                Finding(
-                    f"source {self._who.source}: offsets {one.start} to {one.stop - 1} were lost: retention had removed "
-                    f"them before they were opened (seen {one.at}, on_gap='record')"
-                )
-                for one in lost
-            ),
+        """As for all numbered messages."""
+        ranges: list[At] = [
+            {"range": [int(one.behind) + 1, int(one.before)]}
+            for one in looks_in(position)
+            if one.verdict is Continuity.REMOVED
         ]
+        taken = [OpenedSlice(at, "a lost range", None, taken=True) for at in ranges]
+        return super().findings(position, [*held, *taken], trusted)

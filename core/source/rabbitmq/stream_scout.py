@@ -7,7 +7,8 @@ from bisect import bisect_left
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from stormproof.core.errors import PositionMismatch, StormproofError
+from stormproof.core.errors import StoreUnavailable, StormproofError
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look
 from stormproof.core.source.protocol import Limit
 from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue
 from stormproof.core.source.rabbitmq.stream_feed import StreamFeed, StreamMessage, let_go
@@ -19,8 +20,11 @@ _SAME_S: Final = 2.0
 """How long the last message that was opened may take to come again, before it counts as gone."""
 
 
+_WHY: Final = "the stream was deleted and made again, or its broker lost messages and gives their offsets again"
+
+
 class Seen(NamedTuple):
-    """A message that is there: its offset, and the bytes and a checksum of its payload."""
+    """A message that is there: its offset, the bytes of its payload, and a checksum with the publisher's id and time."""
 
     offset: int
     bytes: int
@@ -29,7 +33,8 @@ class Seen(NamedTuple):
     @classmethod
     def of(cls, message: StreamMessage) -> Seen:
         """What is kept of a message."""
-        return cls(message.offset, len(message.payload), zlib.crc32(message.payload))
+        known = f"{message.properties.message_id} {message.properties.timestamp}".encode()
+        return cls(message.offset, len(message.payload), zlib.crc32(message.payload, zlib.crc32(known)))
 
 
 class StreamScout:
@@ -54,11 +59,10 @@ class StreamScout:
         self._feed.pump()
         self._probe.pump()
 
-    def look(self, position: StreamPosition, limit: Limit) -> int | None:
-        """See what a slice of this limit needs. Where retention took what is next: the first offset that is left.
+    def look(self, position: StreamPosition, limit: Limit) -> Look:
+        """See what a slice of this limit needs, and whether that follows on what was opened.
 
         Raises:
-            PositionMismatch: it is another stream by now.
             StoreUnavailable: the broker is away.
         """
         try:
@@ -67,13 +71,13 @@ class StreamScout:
             self.close()
             raise
 
-    def _look(self, position: StreamPosition, wanted: int) -> int | None:
+    def _look(self, position: StreamPosition, wanted: int) -> Look:
         stop = self._seen[-1].offset + 1 if self._seen else self._start
         if self._start is None or stop is None or not self._start <= position.next <= stop:
-            first = self._begin(position)
-            if first is not None:
+            look = self._begin(position)
+            if look is not CONTINUOUS:
                 self.close()
-                return first
+                return look
         del self._seen[: bisect_left(self._seen, position.next, key=lambda one: one.offset)]
         self._start = position.next
         while len(self._seen) < wanted * _AHEAD:
@@ -81,47 +85,40 @@ class StreamScout:
             if not arrived:
                 break
             self._seen += map(Seen.of, arrived)
-        return None
+        return CONTINUOUS
 
-    def _begin(self, position: StreamPosition) -> int | None:
+    def _begin(self, position: StreamPosition) -> Look:
         """Read from the last message that was opened on: it must be the one that it was."""
         self._feed.begin(max(0, position.next - 1))
         arrived = self._feed.arrived() or (self._feed.waited(_SAME_S) if position.mark is not None else [])
         seen = [Seen.of(message) for message in arrived]
-        if position.mark is not None:
-            self._require_same(position, position.mark, seen)
-        elif not seen and position.next:
-            end, _ = self.end()
-            if end < position.next:
-                raise self._shorter(position, end)
+        if not seen and position.next and (end := self.end()[0]) < position.next:
+            text = f"it ends at offset {end}, and offsets up to {position.next - 1} were opened: {_WHY}"
+            return Look(Continuity.REWOUND, text, behind=str(end), before=str(position.next))
+        mark = position.mark
+        if mark is not None and seen and seen[0].offset == mark.offset and seen[0].checksum != mark.checksum:
+            text = f"the message at offset {mark.offset} is not the one that was opened: {_WHY}"
+            return Look(Continuity.REWOUND, text, behind=str(mark.offset))
         self._start = position.next
         self._seen = [one for one in seen if one.offset >= position.next]
         if self._seen and self._seen[0].offset > position.next:
             first = self.first()  # else the broker keeps something of its own there
-            return first if first > position.next else None
-        return None
-
-    def _require_same(self, position: StreamPosition, mark: Mark, seen: list[Seen]) -> None:
-        if not seen:
-            raise self._shorter(position, self.end()[0])
-        if seen[0].offset == mark.offset and seen[0].checksum != mark.checksum:
-            raise PositionMismatch(
-                f"{self._broker.where}: the message at offset {mark.offset} is not the one that was opened: the stream was "
-                "deleted and made again, and what was not read of it is lost. To read it as it is now, give the source "
-                "another name",
+            if first > position.next:
+                text = f"offsets {position.next} to {first - 1} were removed by the stream's retention before they were read"
+                behind = str(position.next - 1)
+                return Look(Continuity.REMOVED, text, first - position.next, behind, str(first))
+        if mark is not None and not seen:
+            raise StoreUnavailable(
+                f"{self._broker.where}: its broker gives no message from offset {mark.offset} on",
                 stream=self._broker.name,
-                offset=mark.offset,
             )
-
-    def _shorter(self, position: StreamPosition, end: int) -> PositionMismatch:
-        return PositionMismatch(
-            f"{self._broker.where}: it ends at offset {end}, and offsets up to {position.next - 1} were opened: the "
-            "stream was deleted and made again, or its broker lost messages. To read it as it is now, give the source "
-            "another name",
-            stream=self._broker.name,
-            end=end,
-            next=position.next,
-        )
+        if mark is not None and seen[0].offset > mark.offset:
+            text = (
+                "whether it was set back, or made again, cannot be told: the message at offset "
+                f"{mark.offset}, the last that was opened, was removed since"
+            )
+            return Look(Continuity.UNKNOWN, text, behind=str(mark.offset))
+        return CONTINUOUS
 
     def behind(self, position: StreamPosition) -> list[Seen]:
         """What was seen from the position on."""

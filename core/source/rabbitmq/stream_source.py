@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 from random import Random
 from typing import Any, ClassVar, Final, Literal, Self, cast
@@ -14,9 +13,10 @@ import numpy as np
 
 from stormproof.core.arguments import error_prefix, require_object, require_text, shown
 from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.errors import StoreUnavailable, UsageError
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.continuity import CONTINUOUS, Look, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.slice_position import even_bounds, expectation_of
@@ -33,7 +33,6 @@ from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
 from stormproof.core.source.rabbitmq.message_metadata import STREAM, columns_of
 from stormproof.core.source.rabbitmq.source import URL, require_queue
 from stormproof.core.source.rabbitmq.stream_position import (
-    Lost,
     Mark,
     StreamAudit,
     StreamPosition,
@@ -43,8 +42,6 @@ from stormproof.core.source.rabbitmq.stream_position import (
 )
 from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
 from stormproof.core.source.rabbitmq.stream_scout import StreamScout
-
-log = logging.getLogger("stormproof.source")
 
 OnGap = Literal["fail", "record"]
 Start = Literal["earliest", "latest"] | int | datetime
@@ -116,7 +113,10 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
             rng=rng,
         )
         self._start = _checked_start(where, start)
-        self._on_gap = on_gap
+        keep = "raise x-max-age or x-max-length-bytes of the stream"
+        self._rules = Rules(
+            where, name or stream, keep, "To read it as it is now, give the source another name", on_gap
+        )
         self._broker = BrokerQueue(url, stream, where)
         self._begin()
 
@@ -130,7 +130,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     def _begin(self) -> None:
         self._scout = StreamScout(self._broker)
         self._limit = Limit()
-        self._lost: tuple[Lost, ...] = ()
+        self._noted: list[Look] = []
 
     @property
     def capabilities(self) -> Capabilities:
@@ -174,26 +174,11 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
             self._look(StreamPosition.of(position))
 
     def _look(self, known: StreamPosition) -> None:
-        position = known.without(self._lost)
-        first = self._scout.look(position, self._limit)
-        if first is None:
-            return
-        text = (
-            f"{self.where}: offsets {position.next} to {first - 1} were removed by the stream's retention before they were "
-            "read"
-        )
-        if self._on_gap == "fail":
-            raise PositionMismatch(
-                f"{text}. Raise x-max-age or x-max-length-bytes of the stream; to go on without them, and have them on "
-                "record, say on_gap='record'",
-                stream=self._broker.name,
-                start=position.next,
-                stop=first,
-            )
-        log.error("%s; they are on record as lost", text)
-        seen_at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._lost = (*self._lost, Lost(position.next, first, seen_at))
-        self._scout.look(position.without(self._lost), self._limit)
+        while True:
+            look = self._scout.look(known.noted(self._noted), self._limit)
+            if look is CONTINUOUS:
+                return
+            self._noted += self._rules.decided([look])
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """From the position on."""
@@ -232,7 +217,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Behind what was lost."""
         del who, cursor
-        return StreamPosition.of(position).without(self._lost).to_json()
+        return StreamPosition.of(position).noted(self._noted).to_json()
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
         """What was seen behind the position."""

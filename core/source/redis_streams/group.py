@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,6 +11,7 @@ from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.extras import required
 from stormproof.core.message import storable_text
+from stormproof.core.source.redis_streams.counted import Counted, Facts
 
 IDENTITY: Final = "stormproof-identity:"
 """Begins the name of a consumer that never reads. The group has it from its beginning, so it tells a group, and with it its
@@ -21,36 +21,60 @@ IDLE_CONSUMER_MS: Final = 3_600_000
 """After so long, drivers' consumers that hold nothing are removed."""
 TIMEOUT_S: Final = 10.0
 
-_READ: Final = """
+_FACTS: Final = """
 local function map(flat) local t = {} for i = 1, #flat, 2 do t[flat[i]] = flat[i + 1] end return t end
-local group
-if redis.call('EXISTS', KEYS[1]) == 1 then
+local function above(one, other)
+  local a, b = {string.match(one, '(%d+)-(%d+)')}, {string.match(other, '(%d+)-(%d+)')}
+  for i = 1, 2 do if a[i] ~= b[i] then return #a[i] > #b[i] or (#a[i] == #b[i] and a[i] > b[i]) end end
+  return false
+end
+local function group()
+  if redis.call('EXISTS', KEYS[1]) == 0 then return nil end
   for _, g in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
     local m = map(g)
-    if m['name'] == ARGV[1] then group = m end
+    if m['name'] == ARGV[1] then return m end
   end
 end
-if not group then return {'gone'} end
+local function facts(anchor)
+  local s = map(redis.call('XINFO', 'STREAM', KEYS[1]))
+  local first = s['first-entry'] and s['first-entry'][1] or ''
+  local there = anchor ~= '' and #redis.call('XRANGE', KEYS[1], anchor, anchor) or 0
+  local g, deleted = group(), s['max-deleted-entry-id'] or '0-0'
+  return {
+    s['entries-added'] or -1, s['length'], first, s['last-generated-id'], deleted, there,
+    g['entries-read'] or -1, g['last-delivered-id']
+  }
+end
+"""
+_MAKE: Final = f"""{_FACTS}
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
+local is_new = not (type(made) == 'table' and made['err'] and string.find(made['err'], 'BUSYGROUP'))
+if is_new and made['err'] then return made end
+return {{is_new and 1 or 0, facts('')}}
+"""
+"""Makes the group where it is missing, and tells what the stream has at that moment."""
+
+_READ: Final = f"""{_FACTS}
+if not group() then return {{'gone'}} end
 local same = false
 for _, c in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
   if map(c)['name'] == ARGV[4] then same = true end
 end
-if not same then return {'gone'} end
-local stream = map(redis.call('XINFO', 'STREAM', KEYS[1]))
-local read, lost = group['entries-read'], 0
-if not read and group['last-delivered-id'] == '0-0' then read = 0 end
-if read and stream['entries-added'] then lost = stream['entries-added'] - stream['length'] - read end
-local first = stream['first-entry'] and stream['first-entry'][1] or 'nothing'
-local lag = group['lag'] or -1
-if lost > tonumber(ARGV[5]) then return {'lost', lost, group['last-delivered-id'], first, {}, lag} end
+if not same then return {{'gone'}} end
+local f, read, last = facts(ARGV[7]), tonumber(ARGV[5]), ARGV[6]
+if last == '' then read, last = f[7], f[8] end
+local only_new = f[3] == '' or above(f[3], last)
+local counts = f[1] >= 0 and read >= 0
+local back = above(last, f[4]) or (counts and f[1] < read)
+back = back or (not only_new and ARGV[7] == last and f[6] == 0 and above(last, f[5]))
+if ARGV[8] == '' and (back or (only_new and (not counts or f[1] - f[2] ~= read))) then
+  return {{'look', f, {{}}}}
+end
 local found = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], '>')
-return {'read', lost, group['last-delivered-id'], first, found and found[1][2] or {}, lag}
+return {{'read', f, found and found[1][2] or {{}}}}
 """
-"""New entries, if the stream is the one that it was, and no more were removed before they were read than is known already:
-decided in one step.
-
-The server counts the entries that were ever added, and those that the group has read. Where more were removed than were
-read, the difference was never read. Servers before 7.0 do not count; nor does a group made at an id, before it has read.
+"""New entries, if the stream is the one that it was, and none were removed before they were read but what is decided on:
+asked in one step. Else what the stream has.
 """
 
 SWEEP: Final = """
@@ -69,21 +93,18 @@ return removed
 
 _IDS_A_CALL: Final = 1_000
 
+ANEW: Final = (
+    "If only its group was deleted, or the server was set back, pass on_new_stream='same': entries that were applied are "
+    "known by their ids. To read the stream that is there now from its start as a new one, pass on_new_stream='adopt', or "
+    "another name="
+)
+
 
 class Entry(NamedTuple):
     """One entry of the stream."""
 
     id: str
     fields: Mapping[bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Entries that the stream lost before they were read: how many, and between which ids."""
-
-    entries: int
-    behind: str
-    before: str
 
 
 class Group:
@@ -98,8 +119,6 @@ class Group:
         self._stream = stream
         self.name = name
         self._where = where
-        self.left: int | None = None
-        """Entries that the group was not given when it was last asked; None: the server does not tell."""
         try:
             # A read that is tried again behind our back would leave the first one's entries with nobody.
             self._client: Any = redis.Redis.from_url(
@@ -147,27 +166,26 @@ class Group:
         """The stream, or its group, is another one than the position was taken from."""
         return PositionMismatch(
             f"{self._where}: the stream or its consumer group {self.name} was deleted since it was first read, and "
-            "perhaps made again: which of its entries were applied cannot be told from ids. If only the group was deleted, "
-            "pass on_new_stream='same': entries that were applied are known by their ids. To read the stream that is there "
-            "now from its start as a new one, pass on_new_stream='adopt', or another name=",
+            f"perhaps made again: which of its entries were applied cannot be told from ids. {ANEW}",
             source=self._stream,
             group=self.name,
         )
 
     # ---- its identity
 
-    def make(self, start: str, identity: str) -> str:
-        """Make stream and group where they are missing, with this identity; gives the identity that the group has."""
+    def make(self, start: str, identity: str, *, anew: bool = False) -> tuple[str, Counted]:
+        """Make stream and group where they are missing, with this identity; `anew`: the group also where it is there.
+
+        Gives the identity that the group has, and what is accounted for: all that is not there any more.
+        """
         with self._asked():
-            try:
-                self._client.xgroup_create(self._stream, self.name, id=start, mkstream=True)
-            except self._errors.ResponseError as error:
-                if not _text(error).startswith("BUSYGROUP"):
-                    raise
+            if anew:
+                self._client.xgroup_destroy(self._stream, self.name)
+            is_new, facts = self._client.eval(_MAKE, 1, self._stream, self.name, start)
             found = self.identity()
             if found is None:
                 self._client.xgroup_createconsumer(self._stream, self.name, IDENTITY + identity)
-        return found or identity
+        return found or identity, Counted.begun(_facts(facts), is_new=bool(is_new))
 
     def identity(self) -> str | None:
         """The group's identity; None: it has none, or there is no such group."""
@@ -184,26 +202,34 @@ class Group:
 
     # ---- its entries
 
-    def read(self, consumer: str, limit: int, identity: str, known: int = 0) -> tuple[list[Entry], Removed | None]:
-        """Entries that nobody was given. Where more than `known` were removed before they were read: none, and what was
-        removed.
+    def read(
+        self, consumer: str, limit: int, identity: str, known: Counted | None, *, looked: bool
+    ) -> tuple[list[Entry] | None, Facts]:
+        """Entries that nobody was given. None where it is to be `looked` first at what the stream has. Without `known`, that
+        is compared with what the server says of the group.
 
         Raises:
             PositionMismatch: the stream is another one.
         """
         with self._asked():
             answer = self._client.eval(
-                *(_READ, 1, self._stream, self.name, consumer, limit),
-                IDENTITY + identity,
-                known,
+                *(_READ, 1, self._stream, self.name, consumer, limit, IDENTITY + identity),
+                *((known.read, known.last, known.anchor) if known else (0, "", "")),
+                "looked" if looked else "",
             )
         if _str(answer[0]) == "gone":
             raise self.gone()
-        lost, behind, before = int(answer[1]), _str(answer[2]), _str(answer[3])
-        entries = [Entry(_str(id_), _fields(flat)) for id_, flat in answer[4]]
-        lag = int(answer[5])
-        self.left = None if lag < 0 else max(0, lag - len(entries))
-        return entries, Removed(lost, behind, before) if _str(answer[0]) == "lost" else None
+        entries = [Entry(_str(id_), _fields(flat)) for id_, flat in answer[2]]
+        return entries if _str(answer[0]) == "read" else None, _facts(answer[1])
+
+    def given_behind(self, last: str) -> list[str]:
+        """Ids above this one of entries that drivers were given and that nobody has confirmed, in their order."""
+        found: list[str] = []
+        with self._asked():
+            while ids := self._client.xpending_range(self._stream, self.name, f"({last}", "+", _IDS_A_CALL):
+                found += [_str(one["message_id"]) for one in ids]
+                last = found[-1]
+        return found
 
     def held_by_others(self, consumer: str, limit: int, idle_ms: int) -> list[str]:
         """Ids of entries that other consumers were given and that nobody has confirmed."""
@@ -252,6 +278,14 @@ class Group:
     def close(self) -> None:
         """Let connections go."""
         self._client.close()
+
+
+def _facts(found: Sequence[Any]) -> Facts:
+    added, length, first, last, deleted, there, group_read, group_last = found
+    return Facts(
+        *(int(added), int(length), _str(first), _str(last), _str(deleted), bool(there)),
+        *(int(group_read), _str(group_last)),
+    )
 
 
 def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -16,6 +16,7 @@ from stormproof.core.arguments import error_prefix, require_choice, require_seco
 from stormproof.core.clock import Clock
 from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, Rules
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
@@ -24,9 +25,10 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import REDIS_STREAM, Capabilities
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
+from stormproof.core.source.redis_streams.counted import Counted, Facts
 from stormproof.core.source.redis_streams.entries import EntryDecoder, Payload, fields_in, payload_by, stored_entry
 from stormproof.core.source.redis_streams.entry_metadata import ENTRY, columns_of
-from stormproof.core.source.redis_streams.group import CONSUMER, Entry, Group, Removed, dataset_at
+from stormproof.core.source.redis_streams.group import ANEW, CONSUMER, Entry, Group, dataset_at
 from stormproof.core.source.stored import sealed, unsealed
 
 log = logging.getLogger("stormproof.source")
@@ -122,11 +124,11 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         self._url = url
         self._group_name = group
         self._start = {"earliest": "0", "latest": "$"}[start]
-        self._fails_at_gap = on_gap == "fail"
-        self._on_new_stream = on_new_stream
+        self._rules = Rules(where, self.name, "keep more entries in the stream", ANEW, on_gap, on_new_stream)
         self._claim_idle_ms = int(claim_idle_s * 1_000)
         self._group: Group | None = None
         self._identity = ""
+        self._counted = Counted()
         self._forget_connection()
 
     def __repr__(self) -> str:
@@ -160,6 +162,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         """Act for this subscription; its consumer group is made where it is missing."""
         self._subscription = subscription  # the group's name has it
         self._group = None
+        self._forget_seen()
         super().subscribe(subscription, epoch)
 
     @property
@@ -171,36 +174,40 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
 
     def start(self, cursor: Any) -> At:
         """In front of the first message, with the identity of the group."""
-        return {**super().start(cursor), "stream": self._here.make(self._start, uuid.uuid4().hex)}
+        identity, counted = self._here.make(self._start, uuid.uuid4().hex)
+        return {**super().start(cursor), "stream": identity, **counted.to_json()}
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
-        """Remember which stream it has to be."""
+        """Remember which stream it has to be, and how much of it is accounted for."""
         if not self._identity:
-            identity = str(position.get("stream", ""))
+            self._identity, self._counted = str(position.get("stream", "")), Counted.of(position)
             found = self._here.identity()
-            if found != identity:
-                self._identity = identity
-                identity = self._another(found)
+            if found != self._identity:
+                self._another(found)
             what = f"the consumer group {self._here.name}"
-            self._refuse_sharing(who, cursor, what, "stream", identity, "group")
-            self._identity = identity
+            self._refuse_sharing(who, cursor, what, "stream", self._identity, "group")
         return {**position, "stream": self._identity}
 
-    def _another(self, found: str | None) -> str:
-        """The identity of the stream that is there now.
+    def _another(self, found: str | None) -> None:
+        """Read the stream that is there now.
 
         Raises:
             PositionMismatch: it is not to be read in place of the one before.
         """
-        if self._on_new_stream == "fail":
+        if self._rules.on_new_stream == "same" and found is None:
+            log.warning("%s: the consumer group was deleted; it reads the same stream from its start again", self.where)
+            self._here.make("0", self._identity)
+            return
+        if self._rules.on_new_stream == "fail":
             self._identity = ""
             raise self._here.gone()
-        if self._on_new_stream == "same" and found is None:
-            log.warning("%s: the consumer group was deleted; it reads the same stream from its start again", self.where)
-            return self._here.make("0", self._identity)
-        adopted = found or self._here.make("0", uuid.uuid4().hex)
-        log.warning("%s: the stream was made again; its entries are new messages", self.where)
-        return adopted
+        text = "the stream or its group was made again; the entries that are there are taken for new messages"
+        self._read_as_new(Look(Continuity.ANOTHER, text), anew=False)
+
+    def _read_as_new(self, look: Look, *, anew: bool) -> None:
+        self.saw(look)
+        self._identity, self._counted = self._here.make("0", uuid.uuid4().hex, anew=anew)
+        self.saw(stream=self._identity, **self._counted.to_json())
 
     # ---- what the journal asks for
 
@@ -219,22 +226,43 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
             raise
         except PositionMismatch:
             found = self._here.identity()
-            if self._on_new_stream == "fail" or found == self._identity:  # it is the same stream, with a gap
+            if found == self._identity:  # it is the same stream, and `_rules` refuse what it has
                 raise
-            self._identity = self._another(found)
+            self._another(found)
             return ()
 
     def _new(self, limit: int) -> list[Entry]:
-        """Entries that nobody was given. What was removed before them is on record first: once they are read, it is not
-        seen again.
-        """
-        known = 0
+        """Entries that nobody was given. What was removed before them is decided on first."""
+        looked = False
         while True:
-            entries, removed = self._here.read(self._consumer, limit, self._identity, known)
-            if removed is None:
+            known = None if self._is_shared else self._counted
+            entries, facts = self._here.read(self._consumer, limit, self._identity, known, looked=looked)
+            ids = None if entries is None else [one.id for one in entries]
+            look, counted = self._looked(facts, ids, is_all=ids is not None and len(ids) < limit)
+            if look.verdict is Continuity.REWOUND and self._rules.on_new_stream == "adopt":
+                self._read_as_new(look, anew=True)
+                return []
+            self.saw(look, **counted.to_json())
+            self._counted, looked = counted, True
+            self._left = None if counted.read < 0 else max(0, facts.added - counted.read)
+            if entries is not None:
                 return entries
-            self._gap(removed)
-            known = removed.entries
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether other programs read by the group, too: what they were given is not seen here."""
+        return self._claim_idle_ms > 0
+
+    def _looked(self, facts: Facts, ids: Sequence[str] | None, *, is_all: bool) -> tuple[Look, Counted]:
+        """What the look has shown. Another driver may have been given entries meanwhile: they are taken over from it."""
+        if self._is_shared:
+            return Counted(facts.group_read, facts.group_last).looked(facts, ids, is_all=False)
+        look, counted = self._counted.looked(facts, ids, is_all=is_all)
+        if look is CONTINUOUS and counted.withdrawn == self._counted.withdrawn:
+            return look, counted
+        mine = set(ids or ())
+        held = [one for one in self._here.given_behind(self._counted.last) if one not in mine]
+        return self._counted.given(held).looked(facts, ids, is_all=is_all) if held else (look, counted)
 
     def _deliveries(self, entries: Sequence[Entry]) -> Sequence[Delivery]:
         received: list[Delivery] = []
@@ -266,31 +294,32 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         ids = self._here.held_by_others(self._consumer, limit, self._claim_idle_ms)
         if not ids:
             return []
+        self._counted = self._counted.given(self._here.given_behind(self._counted.last))
+        self.saw(**self._counted.to_json())
         gone = self._here.removed(ids)
         if gone:
             with self.rows() as rows:
                 known = self._journal(rows.cursor).known(self._stable_id(id_) for id_ in gone)
             lost = [id_ for id_ in gone if self._stable_id(id_) not in known]
             if lost:
-                self._gap(Removed(len(lost), f"{lost[0]} (given to a driver)", lost[-1]))
+                text = (
+                    f"{len(lost)} entries between {lost[0]} (given to a driver) and {lost[-1]} were removed from the stream "
+                    "before they were written down"
+                )
+                self.saw(Look(Continuity.REMOVED, text, len(lost), lost[0], lost[-1]))
             self._here.confirm(gone)
         left = set(gone)
         return self._here.claim(self._consumer, [id_ for id_ in ids if id_ not in left], self._claim_idle_ms)
 
-    def _gap(self, removed: Removed) -> None:
-        if self._fails_at_gap:
-            raise PositionMismatch(
-                f"{self.where}: {removed.entries} entries between {removed.behind} and {removed.before} were removed from "
-                "the stream before they were read (MAXLEN, XTRIM or XDEL). To go on without them, and have them on record, "
-                "pass on_gap='record'; keep more entries in the stream",
-                source=self.name,
-                entries=removed.entries,
-            )
-        self.put_lost_on_record(removed.entries, removed.behind, removed.before)
-
     def left_at_server(self) -> int | None:
-        """The group's lag; entries that another consumer was given are not in it."""
-        return None if self._group is None else self._group.left
+        """What was added and is not accounted for; entries that another consumer was given are not in it."""
+        return self._left
+
+    @classmethod
+    def notes(cls, position: At) -> tuple[str, ...]:
+        """Entries that were withdrawn."""
+        withdrawn = Counted.of(position).withdrawn
+        return (f"{withdrawn} entries were deleted one by one (XDEL) before they were read",) if withdrawn else ()
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
         """XACK: by id, so a repetition does no harm."""

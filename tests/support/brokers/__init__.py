@@ -7,6 +7,7 @@ whose server cannot be started here are skipped with `LEFT_OUT` and what to inst
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -97,6 +98,22 @@ class Broker(ABC):
         """Kill it, and start it with what it had on disk."""
         self.kill()
         self.start()
+
+    def save(self, name: str) -> None:
+        """Stop it, copy what it has on disk, and start it again."""
+        self.stop()
+        shutil.copytree(self.folder, self._copy(name), symlinks=True)
+        self.start()
+
+    def set_back(self, name: str, only: str = "") -> None:
+        """Kill it, and start it with a copy of all, or of one folder, as after a power loss. The copy stays."""
+        self.kill()
+        shutil.rmtree(self.folder / only)
+        shutil.copytree(self._copy(name) / only, self.folder / only, symlinks=True)
+        self.start()
+
+    def _copy(self, name: str) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.{name}")
 
     def _end(self, how: signal.Signals) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -1,0 +1,104 @@
+"""A Kafka partition that lost its end, and was filled again: what was opened is not what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from support.brokers import until
+from support.brokers.kafka import KafkaBroker
+from support.kafka_source import KafkaHarness
+from support.queues import prepared_database
+from support.source_harness import messages_of
+
+from stormproof import KafkaSource
+from stormproof.core.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.pending.continuity import looks_in
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.kafka.scout import SAMPLE
+from stormproof.core.source.protocol import Lease, Limit
+
+pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sampled(0.05), pytest.mark.timeout(300)]
+
+ANY = Limit(10_000)
+
+
+@pytest.fixture
+def harness(database: Database, own_kafka: KafkaBroker) -> Iterator[KafkaHarness]:
+    harness = KafkaHarness(prepared_database(database), own_kafka)
+    yield harness
+    harness.close()
+
+
+def everything(source: KafkaSource, epoch: int) -> list[bytes]:
+    """Open, read and confirm all there is."""
+    found: list[bytes] = []
+    for number in range(100):
+        slice_ = source.open(lease := Lease(f"l{number}", epoch), ANY, 7)
+        if slice_ is None:
+            break
+        found += [message.payload for message in messages_of(source, slice_)]
+        source.confirm(lease)
+    return found
+
+
+def filled(harness: KafkaHarness, messages: int) -> list[bytes]:
+    payloads = [b"%d" % number for number in range(messages)]
+    harness.put(payloads)
+    return payloads
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["log", "whole"])
+@pytest.mark.parametrize(("messages", "lost", "new"), [(5, 3, 0), (5, 3, 3), (5, 3, 9), (SAMPLE + 500, 9, 30)])
+def test_a_partition_that_lost_its_end_and_was_filled_again_is_refused(
+    harness: KafkaHarness, messages: int, lost: int, new: int, is_whole: bool
+) -> None:
+    """Its log alone, as after an unclean election; or the whole broker, from a copy."""
+    broker = harness.broker
+    before = filled(harness, messages)
+    broker.save(harness.name)
+    harness.put([b"the same"] * lost)
+    source = harness.view()
+    assert everything(source, 1) == [*before, *[b"the same"] * lost]
+    source.close()
+    broker.set_back(harness.name, "" if is_whole else f"data/{harness.name}-0")
+    harness.put([b"the same"] * new)
+    for epoch in (2, 3):
+        with pytest.raises(PositionMismatch, match=r"the cluster lost messages that it had given out.* another name"):
+            everything(harness.view(epoch=epoch), epoch)
+
+
+def test_it_is_seen_while_a_driver_runs(harness: KafkaHarness) -> None:
+    broker = harness.broker
+    before = filled(harness, 5)
+    broker.save(harness.name)
+    harness.put([b"old"] * 3)
+    source = harness.view()
+    assert everything(source, 1) == [*before, b"old", b"old", b"old"]
+    broker.set_back(harness.name)
+    harness.put([b"new"] * 9)
+    with pytest.raises(PositionMismatch, match="the cluster lost messages that it had given out"):
+        until(lambda: bool(waited(source)), "it is never seen")
+
+
+def waited(source: KafkaSource) -> list[bytes]:
+    """As a run does, which waits for a cluster that is away."""
+    with suppress(StoreUnavailable):
+        return everything(source, 1)
+    return []
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_broker_that_was_restarted_is_no_alarm(harness: KafkaHarness, is_removed: bool) -> None:
+    """Negative control: also where retention took all that was read; leader epochs tell then."""
+    filled(harness, 5)
+    assert len(everything(harness.view(), 1)) == 5
+    if is_removed:
+        harness.broker.remove_below(harness.name, 0, 5)
+    harness.broker.restart()
+    harness.put([b"new"])
+    after = harness.view(epoch=2)
+    assert everything(after, 2) == [b"new"]
+    with after.rows() as rows:
+        assert looks_in(rows.position() or {}) == []
