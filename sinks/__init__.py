@@ -14,6 +14,7 @@
 | `contract`, `discards`, `misfits` | where rows and table differ: is the table changed, a value left out, or a row |
 | `limits`, `leaves`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
 | `content`, `comparison` | the digest of rows whatever file they are in; does a table hold the rows that were written |
+| `totals` | what must a table by key hold, by the record of its commits: rows and sums |
 | `unique_keys` | does a key come twice in a batch |
 | `rejects`, `message_pairs` | which messages does a commit reject where a table refuses a row; whose row is it |
 | `preview`, `preview_rejects` | what would a sink do with its table and rows, for a dry run |

@@ -15,7 +15,7 @@ of it, who reads it, and what a message's payload was. One whose messages have n
 | `letters` | what can an operator do with dead letters: edit, requeue, drop |
 | `journal`, `handles` | which delivered messages are known, for servers that deliver again; by what is each confirmed |
 | `rows`, `postgres_rows`, `tables` | which rows must a store keep; how does Postgres keep them |
-| `lost` | what did a server remove before it was received |
+| `continuity` | does what a server has follow on what it had; what follows where it does not |
 | `batches` | how do messages become the record batches of a reader |
 | `registry`, `audit` | which kinds of sources are there; what does the audit ask of one |
 """

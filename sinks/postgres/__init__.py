@@ -12,6 +12,7 @@
 | `collations` | are a table's keys equal where a batch's are |
 | `rows`, `copying`, `folds` | how do rows get into the table: COPY, upsert, fold |
 | `newer_wins` | when does a row of an upsert replace the one that the table holds |
+| `in_order` | how do rows get into a table in which rows of several keys exclude each other |
 | `parallel` | how do tasks load large files by themselves |
 | `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |
 | `table`, `table_key` | what can each column hold; do two names mean one table |

@@ -4,6 +4,7 @@
 | --- | --- |
 | `source` | which messages are pulled and confirmed; is it still the same stream, and does it lack messages |
 | `consumer` | what is asked of the server, from a thread that keeps what is in work alive; what do its errors mean |
+| `sequences` | which of the stream's sequences are accounted for |
 | `message_metadata` | what does a message say of itself besides its payload |
 """
 

@@ -4,6 +4,7 @@
 | --- | --- |
 | `source` | which entries are read or taken over, and confirmed; is it still the same stream |
 | `group` | what is asked of the server; what do its errors mean |
+| `counted` | how many of the stream's entries are accounted for |
 | `entries` | how do an entry's fields become a payload |
 | `entry_metadata` | what does an entry say of itself besides its payload |
 """
