@@ -11,7 +11,7 @@ on or takes the lost version back.
 | `late_entry` | what keeps out a transaction that was given up |
 | `rows`, `folds`, `merge_sql` | how do rows get into the table: adoption, or one MERGE |
 | `newer_wins` | when does a row of an upsert replace the one that the table holds |
-| `bounds`, `repair` | which columns may have bounds, so that no reader passes over a row; how are wrong ones and doubled keys mended |
+| `bounds`, `repair` | which columns may have bounds; how are bounds that exclude a row, and doubled keys, mended |
 | `live_adds`, `live_paths` | what does the log say of the live files, and how does it spell their paths |
 | `entries` | which log entries are written here, without delta-rs |
 | `log`, `evidence`, `reach` | what does the log say of our txids; what did a RESTORE remove |
