@@ -101,7 +101,8 @@ def totals_at(log: DeltaLog, table: TableHead, position: Position | None) -> Tot
     if commit is None or commit.totals is None:
         return None
     later = itertools.takewhile(lambda entry: entry.version > commit.version, log.back_from(table.version()))
-    return commit.totals.with_rows(-sum(int(entry.info.get(REMOVED, 0)) for entry in later))
+    removed = [entry.info[REMOVED] for entry in later if REMOVED in entry.info]
+    return commit.totals.with_rows(None if "" in removed else -sum(map(int, removed)))
 
 
 def totals_with(

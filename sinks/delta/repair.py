@@ -32,6 +32,7 @@ from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
 from stormproof.sinks.delta.folds import quoted
 from stormproof.sinks.delta.live_adds import live_adds
 from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, now_ms
+from stormproof.sinks.delta.position import find_position, totals_at
 from stormproof.sinks.delta.rewrite import COMPACTED, put_entry
 from stormproof.sinks.latest import compared_columns, latest_of
 from stormproof.sinks.writer import with_statistics
@@ -87,7 +88,9 @@ def _repair_once(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
         assert path is not None
         actions.append({"add": {**adds[name], "stats": exact_statistics(path), "dataChange": False}})
     log.files.sync_folder(log.table)
-    more = {REPAIRS: application, **({REMOVED: str(plan.rows_gone)} if written else {})}
+    more = {REPAIRS: application}
+    if written:
+        more[REMOVED] = _off_the_record(log, table, application, plan.rows_gone)
     entry = entry_of("WRITE" if written else "COMPUTE STATS", {}, actions, more)
     paths = {unquote(action["add"]["path"]) for action in actions if "add" in action}
 
@@ -98,6 +101,18 @@ def _repair_once(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
     hold.close()
     durable.sync_version(log, version)
     return replace(done, version=version)
+
+
+def _off_the_record(log: DeltaLog, table: DeltaTable, application: str, gone: int) -> str:
+    """How many of the rows that go the record of the commits has: all, where their keys were inserted twice; none, where a
+    commit replaced a row whose file stayed. Empty: it has neither number, so how many rows there must be cannot be told.
+    """
+    known = totals_at(log, table, find_position(log, table, application))
+    counted = table.get_add_actions(flatten=True).column("num_records").to_pylist()
+    if known is None or None in counted:
+        return ""
+    there = sum(counted)
+    return {there: str(gone), there - gone: "0"}.get(known.rows, "")
 
 
 def _removed(add: Mapping[str, Any], at_ms: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.transaction import AddAction
 from support import duck
 from support.typed_rows import EDGES, IDENTITY, decimals, put
@@ -166,6 +166,19 @@ def test_sums_of_which_both_rows_were_added_to_are_named_and_left(tmp_path: Path
         "2 keys that come more than once: the log does not tell that each message was added to one row of its key"
     ]
     assert RowProblem.ROWS_ADDED in problems(path, "fold")
+
+
+def test_a_deep_verify_is_right_behind_the_repair_of_a_row_that_a_commit_had_replaced(tmp_path: Path) -> None:
+    """Its file had stayed, so the record of the commits had one row, and the table two."""
+    path = tmp_path / "lake"
+    for txid in (1, 2):
+        put(DeltaSink(path, name="t"), of_keys(txid, LARGE[:1]), input_of("upsert"), txid=txid)
+    write_deltalake(path, of_keys(1, LARGE[:1]), mode="append")
+    assert RowProblem.ROWS_ADDED in problems(path, "upsert")
+    assert repaired(path, "upsert").rows_removed == 1
+    assert problems(path, "upsert") == []
+    put(DeltaSink(path, name="t"), of_keys(3), input_of("upsert"), txid=3)
+    assert problems(path, "upsert") == []
 
 
 def test_versions_of_a_key_without_an_order_are_named_and_left(tmp_path: Path) -> None:
