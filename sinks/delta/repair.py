@@ -109,7 +109,7 @@ def _off_the_record(log: DeltaLog, table: DeltaTable, application: str, gone: in
     """
     known = totals_at(log, table, find_position(log, table, application))
     counted = table.get_add_actions(flatten=True).column("num_records").to_pylist()
-    if known is None or None in counted:
+    if known is None or known.rows is None or None in counted:
         return ""
     there = sum(counted)
     return {there: str(gone), there - gone: "0"}.get(known.rows, "")

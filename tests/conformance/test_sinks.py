@@ -172,9 +172,8 @@ def test_expired_evidence_cannot_tell(harness: SinkHarness, session: SinkSession
             "sets_of_groups",
             "without a bound",
         ),
-        (FOLDS.test_a_fold_by_a_function_writes_what_it_makes_of_old_and_new, "merged_columns", "the added ones"),
     ],
-    ids=["order", "sets", "function"],
+    ids=["order", "sets"],
 )
 def test_control_a_sink_that_folds_otherwise_is_caught(
     tmp_path: Path, case: Any, name: str, broken: str, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +182,6 @@ def test_control_a_sink_that_folds_otherwise_is_caught(
     wrong: dict[str, Any] = {
         "the other end": lambda groups, compared, end: whole(groups, compared, next(e for e in End if e is not end)),
         "without a bound": lambda groups, values, number, at_most: whole(groups, values, number),
-        "the added ones": lambda held, added, *more: whole(added, added, *more),
     }
     harness = SinkHarness("memory-fold", tmp_path, None)
     monkeypatch.setattr(folding, name, wrong[broken])

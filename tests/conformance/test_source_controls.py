@@ -188,10 +188,11 @@ class DropsForGood(MemorySource):
 class RequeuesWithTheOldCount(MemorySource):
     def _known(
         self, rows: PendingRows, row: SliceRow, ids: Sequence[int]
-    ) -> tuple[Mapping[int, int], Mapping[int, bytes]]:
+    ) -> tuple[Mapping[int, tuple[int, int]], Mapping[int, bytes]]:
         before, payloads = super()._known(rows, row, ids)
         requeued = {letter.id for letter in self.dead_letters() if letter.disposal is Disposal.REQUEUE}
-        return {id_: failed + self._max_attempts * (id_ in requeued) for id_, failed in before.items()}, payloads
+        again = self._max_attempts
+        return {id_: (failed + again * (id_ in requeued), opened) for id_, (failed, opened) in before.items()}, payloads
 
 
 BROKEN: list[tuple[type[MemorySource], str]] = [
