@@ -206,7 +206,7 @@ def test_control_a_sink_that_rejects_wrongly_is_caught(
     with closing(harness.open()) as session:
         if broken == "one row alone":
             # The refused row goes, and the other rows of its message stay.
-            monkeypatch.setattr(Rejects, "_out", _refused_alone)
+            monkeypatch.setattr(Rejects, "left_out", _refused_alone)
             case = REFUSE.test_a_refused_row_takes_its_message_and_no_other
         else:
             # A repeat is told as one of a batch without refused rows.
