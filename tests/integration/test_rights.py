@@ -65,6 +65,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "dead-letters edit": (NAME, "DEAD", "--payload", "LINES"),
     "dead-letters requeue": (NAME, "DEAD"),
     "dead-letters drop": (NAME, "DEAD"),
+    "dead-letters retry": (NAME,),
     "rejects list": (NAME,),
     "rejects show": (NAME, "1-1"),
     "rejects retry": (NAME, "1-1"),
