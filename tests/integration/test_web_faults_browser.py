@@ -126,12 +126,12 @@ def test_views_show_a_blocked_batch_and_its_reason(orders: Driven, screen: Scree
         orders.put('{"order_id": 6, "customer": "grace", "amount": "2.00"}')
         said = until_said(screen, "is blocked", WAIT_S)
     (txid,) = orders.rows("select txid from stormproof.txn where state = 'blocked'")[0]
-    assert f"txid {txid} is blocked: sink 'shop'" in said
-    assert "no_late" in said
+    assert f"txid {txid} is blocked" in said
+    assert "no_late" not in said, "readers look at the same overview, and the reason may quote a row"
     assert f"stormproof retry {NAME} {txid}" in said
     kept(screen, "overview-blocked", 480)
     shown(screen, "/batches", f"{txid}", "blocked", topology=NAME, state="blocked")
-    shown(screen, "/topology", f"txid {txid} is blocked", topology=NAME)
+    shown(screen, "/topology", f"txid {txid} is blocked: sink 'shop'", "no_late", topology=NAME)
     kept(screen, "topology", 1000)
     shown(screen, "/batch", "blocked", "no_late", "lake", topology=NAME, txid=txid)
     kept(screen, "batch-blocked", 1000)

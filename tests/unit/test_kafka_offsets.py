@@ -30,7 +30,7 @@ class Answers:
             for one in wanted
         }
         return {
-            one: SimpleNamespace(result=lambda offset=offset: SimpleNamespace(offset=offset))
+            one: SimpleNamespace(result=lambda offset=offset: SimpleNamespace(offset=offset, leader_epoch=None))
             for one, offset in given.items()
         }
 
