@@ -256,7 +256,9 @@ class SourceGroup(Source):
         asked = [*order]
         for place, member in enumerate(asked):
             wanted = _mates_of(opened[0][1], limit) if opened else None
-            if opened and not wanted and (left < 1 or left_bytes < 1):
+            # Only where partners come whole may a batch grow beyond its limit.
+            grows = wanted if limit.whole else opened and opened[0][1].mates
+            if opened and not grows and (left < 1 or left_bytes < 1):
                 member.wanted = most  # not asked, so not known; its turn to be first comes
                 continue
             reserved = sum(min(later.wanted, most // len(order)) for later in asked[place + 1 :])
