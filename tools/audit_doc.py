@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -123,13 +124,13 @@ the query and its plan (`python -m benchmarks P11` measures it anew).
 """
 
 
-def newest_views() -> dict[str, tuple[str, str, tuple[tuple[str, str], ...], str]]:
-    """The audit's views by name, each as the last migration that changed it has it."""
-    found: dict[str, tuple[str, str, tuple[tuple[str, str], ...], str]] = {}
-    for path in sorted((ROOT / "migrations" / "versions").glob("[0-9]*.py")):
-        views = getattr(importlib.import_module(f"stormproof.migrations.versions.{path.stem}"), "VIEWS", ())
-        found |= {view[0]: view for view in views}
-    return found
+def told_of_views() -> dict[str, str]:
+    """What `migrations/views.sql` says of each view and of each column: `VIEW` or `VIEW.COLUMN`, and the comment."""
+    text = (ROOT / "migrations" / "views.sql").read_text(encoding="utf-8")
+    found = re.findall(
+        r"^comment on (?:view|column) stormproof\.(audit_[\w.]+) is '((?:[^']|'')*)';$", text, re.MULTILINE
+    )
+    return {name: told.replace("''", "'") for name, told in found}
 
 
 VERIFY: Final = """## Verify
@@ -242,18 +243,20 @@ def planted() -> str:
 
 def text() -> str:
     """The page."""
-    views = newest_views()
+    told = told_of_views()
     plans: dict[str, Any] = json.loads(PLANS.read_text(encoding="utf-8"))
     parts = [HEAD, COST] if plans else [HEAD]
-    added = importlib.import_module("stormproof.migrations.versions.0020_scopes_of_verdicts").COLUMNS
     parts.insert(1, VERIFY.replace("TABLE\n", planted()))
-    for name, about, first_columns, _ in views.values():
-        columns = (*first_columns, *(added if name == "audit_verdicts" else ()))
+    for name in (one for one in told if "." not in one):
+        columns = [(one.partition(".")[2], meaning) for one, meaning in told.items() if one.startswith(f"{name}.")]
         question = name.removeprefix("audit_")
         command = question.replace("_", "-")
         heading = "### Edges" if name == "audit_edges" else f"## `stormproof audit {command}`"
-        parts.append(f"{heading}\n\nView `stormproof.{name}`: {about}.\n")
-        parts.append("| column | meaning |\n| --- | --- |\n" + "".join(f"| `{c}` | {told} |\n" for c, told in columns))
+        parts.append(f"{heading}\n\nView `stormproof.{name}`: {told[name]}.\n")
+        parts.append(
+            "| column | meaning |\n| --- | --- |\n"
+            + "".join(f"| `{column}` | {meaning} |\n" for column, meaning in columns)
+        )
         for key in (question, f"{question}, grouped"):
             if key in plans:
                 plan = plans[key]

@@ -64,9 +64,7 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
     try:
         with AuditLedger(engine).snapshot() as ledger:
             if not job_keys.has_table(ledger.connection):
-                note = (
-                    "the database has no ledger, or one of an older version; a start needs: stormproof ledger migrate"
-                )
+                note = "the database has no ledger; a start needs: stormproof ledger migrate"
                 return LedgerView(notes=(note,)), database
             if key is not None:
                 job_keys.require_use(ledger.connection, name, by_key=True)

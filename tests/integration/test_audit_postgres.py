@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from deltalake import DeltaTable
 from support.command_line import CommandLine
@@ -97,14 +96,6 @@ def test_an_empty_database_gets_its_schema_at_the_first_use_and_not_from_a_read(
     shell("queue", "put", "lines", "--lines", str(shell.folder / "lines.txt"))
     assert shell("ledger", "check")["up_to_date"] is True
     assert shell("status") == {"topologies": []}
-
-
-def test_a_schema_of_an_older_revision_is_refused_by_name(shell: Shell) -> None:
-    shell("ledger", "migrate")
-    with psycopg.connect(shell.database.conninfo) as connection:
-        connection.execute("update stormproof.alembic_version set version_num = '0001'")
-    error = shell("status", status=2)["error"]
-    assert "stormproof ledger migrate" in error["message"]
 
 
 def test_a_latency_target_alone_has_size_and_number_tuned_and_status_says_so(shell: Shell) -> None:

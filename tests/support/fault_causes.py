@@ -257,8 +257,8 @@ def mode_of_file(path: Path, bits: int) -> Generator[None]:
 
 
 @contextmanager
-def newer_schema(place: Place) -> Generator[None]:
-    """A later version of the library has migrated the database."""
+def others_schema(place: Place) -> Generator[None]:
+    """Another version of the library made the schema."""
     (head,) = place.sql("select version_num from stormproof.alembic_version")[0]
     with altered(
         place,

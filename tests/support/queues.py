@@ -31,8 +31,7 @@ _UNTOUCHED = b"""
 def prepared_database(database: Database) -> Database:
     """The database, with ledger and queue tables; nothing is done where they are.
 
-    An untouched one is made anew, of a template. Any other gets the script that `ledger sql` prints, as the template
-    did: `ledger migrate` asks Alembic for each statement anew. `tests/migrations` shows that both make the same.
+    An untouched one is made anew, of a template. Any other gets the script that `ledger sql` prints, as the template did.
     """
     with at(database) as connection:
         if connection.execute("select to_regnamespace('stormproof')").fetchone() != (None,):
@@ -58,9 +57,7 @@ def _make_template(server: Database) -> None:
 
 @cache
 def _schema() -> bytes:
-    printed: list[str] = []
-    sql(printed.append)
-    return "\n".join(printed).encode()
+    return sql().encode()
 
 
 def put(database: Database, queue: str, payloads: Sequence[bytes]) -> None:

@@ -1,6 +1,6 @@
 """The audit's questions that a view of the ledger answers: filters, groups, and how much of the answer is shown.
 
-The views are those of the migrations, `stormproof.audit_*`; any SQL program may read them, too.
+The views are those of `migrations/views.sql`, `stormproof.audit_*`; any SQL program may read them, too.
 """
 
 from __future__ import annotations

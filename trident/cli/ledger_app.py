@@ -17,7 +17,7 @@ app = typer.Typer(
 
 @app.command("migrate")
 def ledger_migrate(as_json: AsJson = False) -> None:
-    """Bring the database's schema to the version that this program needs."""
+    """Make the schema of ledger and queues where there is none; that of another version is refused and left as it is."""
     from stormproof.trident.cli.schema import migrate_schema
 
     migrate_schema(as_json=as_json)
@@ -187,7 +187,7 @@ def ledger_sql(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the SQL that `migrate` would run on an empty database, or the GRANT statements for a role. Needs no database."""
+    """Print the schema, as the SQL that `migrate` runs, or the GRANT statements for a role. Needs no database."""
     from stormproof.trident.cli.schema import print_grants, print_sql
 
     if grants is None:

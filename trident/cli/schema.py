@@ -10,12 +10,12 @@ from stormproof.trident.grants import grants_sql
 
 
 def migrate_schema(*, as_json: bool) -> None:
-    """Migrate the schema to the newest revision."""
+    """Make the schema where there is none."""
     with opened(checked=False) as stores:
         before = state(stores.engine)
         after = migrate(stores.engine)
         report = {"database": stores.database.redacted, "before": before.current, "after": after.current}
-    changed = "nothing to do" if before.current == after.current else f"migrated from {before.current or 'nothing'}"
+    changed = "nothing to do" if before.up_to_date else "made"
     emit(report, as_json=as_json, text=lambda: say(f"{report['database']}: revision {after.current} ({changed})"))
 
 
@@ -32,9 +32,7 @@ def check_schema(*, as_json: bool) -> None:
 
 def print_sql(*, as_json: bool) -> None:
     """Print the schema's SQL, for a person to run; needs no database."""
-    lines: list[str] = []
-    sql(lines.append)
-    emit({"sql": "\n".join(lines)}, as_json=as_json, text=lambda: printed("\n".join(lines)))
+    emit({"sql": sql()}, as_json=as_json, text=lambda: printed(sql()))
 
 
 def print_grants(role: str, kind: RoleKind, driver: str | None, *, as_json: bool) -> None:

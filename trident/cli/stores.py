@@ -17,7 +17,7 @@ def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = Fa
     A missing schema is created if the command `makes` things, and reported as `Stores.is_empty` if it `may_be_empty`.
 
     Raises:
-        SettingsError: no database is named, or its schema is missing or old (that of the embedded database is migrated).
+        SettingsError: no database is named, or its schema is missing or another version's.
         StoreUnavailable: it cannot be reached.
         MissingRight: its role may not read the schema, or not create it.
     """

@@ -76,10 +76,10 @@ def require_schema(engine: sa.Engine, database: Database, *, own: bool, makes: b
     """Require that the ledger's schema is the one that this version needs.
 
     A missing schema is made if `makes` is true: nothing is there that could be lost. `own`: the database is the embedded
-    one, where an old schema is migrated without asking.
+    one.
 
     Raises:
-        SettingsError: the schema of a user's own database has another revision, or is missing and not to be made.
+        SettingsError: another version's schema is there, or none, and none is to be made.
         StoreUnavailable: the database does not answer.
         MissingRight: the role may not read the schema, or not make it.
     """
@@ -100,7 +100,7 @@ def require_schema(engine: sa.Engine, database: Database, *, own: bool, makes: b
             current=None,
             head=found.head,
         )
-    if found.is_known and (own or found.current is None):
+    if found.current is None:
         migrate(engine)
         return
     raise SettingsError(
@@ -162,7 +162,8 @@ def known_error(error: DBAPIError) -> StormproofError | None:
     sqlstate = getattr(error.orig, "sqlstate", None)
     if sqlstate in _SCHEMA_MISSING:
         return SettingsError(
-            "the database has no Stormproof schema, or an old one; run: stormproof ledger migrate", sqlstate=sqlstate
+            "the database has no Stormproof schema, or another version's; see: stormproof ledger check",
+            sqlstate=sqlstate,
         )
     if sqlstate in (READ_ONLY, IN_RECOVERY):
         return StoreUnavailable(

@@ -23,7 +23,7 @@ _NEEDED: Final[tuple[tuple[sa.Table, tuple[str, ...]], ...]] = (
     (t.event, ("INSERT",)),
     (t.reject, ("INSERT",)),
 )
-"""Without these no batch gets through. A table that a migration adds is not granted by itself: see `grants`."""
+"""Without these no batch gets through. A table that is added is not granted by itself: see `grants`."""
 
 _LACKING: Final = sa.text(
     "select current_user::text as role, r.name, r.privilege"

@@ -534,15 +534,14 @@ def _settings_database() -> Database:
 
 
 def _bring_up_to_date(database: Database) -> None:
-    """Give our own Postgres the schema that this version needs; nobody else could have done it before the first put."""
+    """Make the schema in our own Postgres, where nobody else could have done it before the first put."""
     import sqlalchemy as sa
 
-    from stormproof.migrations import migrate, state
+    from stormproof.migrations import migrate
 
     engine = sa.create_engine(
         database.sqlalchemy_url,
         creator=lambda: connect(database, application_name="stormproof queue"),
         poolclass=sa.NullPool,
     )
-    if not state(engine).up_to_date:
-        migrate(engine)
+    migrate(engine)

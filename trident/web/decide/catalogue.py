@@ -18,7 +18,7 @@ ON_THE_COMMAND_LINE: Final[Mapping[str, str]] = {
     "vacuum": "it decides nothing about messages, and may run for minutes",
     "repair": "it reads whole tables, and may run for minutes",
     "queue adopt": "it belongs to a restore, which is done at a shell, and reads every sink before it answers",
-    "ledger migrate": "the page needs a migrated ledger to be there at all",
+    "ledger migrate": "the page needs a ledger to be there at all",
 }
 """What a person decides by a command alone, and why."""
 
