@@ -89,6 +89,7 @@ def test_selected_dead_letters_are_requeued_once_and_on_record(dead: Operated) -
     text = person.confirm(shown, why="repaired")
     assert f"{NAME}: 2 dead letters requeued by olaf" in text
     assert person.confirm(shown, why="a second click") == text
+    assert said(person.browser.get(shown.address, follow_redirects=True).text) == text, "the browser's back button"
     assert actions(dead) == [("requeue", "olaf", "repaired")] * 2
     assert ids(dead) == others
     dead.run()
@@ -105,6 +106,7 @@ def test_all_that_match_are_those_that_were_counted(dead: Operated) -> None:
     dead.put(POISON)
     dead.run()  # the requeued one dies again, and so does the new one
     text = person.confirm(shown, why="test messages")
+    assert said(person.browser.get(shown.address, follow_redirects=True).text) == text, "the browser's back button"
     assert f"{DEAD} dead letters dropped by olaf" in text or f"{DEAD - 1} dead letters dropped by olaf" in text
     assert "1 dead letter more came to match: not touched" in text
     assert len(ids(dead)) == 1
@@ -319,12 +321,66 @@ def test_views_lead_an_operator_to_decisions_and_a_reader_to_none(dead: Operated
             said(text)
 
 
+def offered(person: Deciding, address: str) -> set[str]:
+    """The decisions that a view offers, each with the sink that it names."""
+    text = person.browser.get(address).text.replace("&amp;", "&")
+    return {
+        "".join(one)
+        for one in re.findall(r"/decide\?action=([a-z-]+)&topology=[a-z]+(?:&txid=\d+)?(&sink=[\w-]+)?", text)
+    }
+
+
+BATCH = f"/batch?topology={NAME}&txid=1"
+TOPOLOGY = f"/topology?topology={NAME}"
+
+
 def test_a_blocked_batchs_view_leads_to_its_retry_and_skips(blocked: Operated) -> None:
-    browser = signed_in(page(blocked), OPERATOR)
-    for address in (f"/batch?topology={NAME}&txid=1", f"/topology?topology={NAME}"):
-        text = browser.get(address).text.replace("&amp;", "&")
-        assert "action=retry&" in text
-        assert "action=skip&" in text
+    person = deciding(blocked)
+    assert offered(person, BATCH) == {"retry", f"skip&sink={APPEND}", f"skip-rows&sink={APPEND}"}
+    assert offered(person, TOPOLOGY) >= {"retry", "pause"}
+    assert f"/batch?topology={NAME}&txid=1" in person.browser.get(TOPOLOGY).text.replace("&amp;", "&")
+
+
+def test_only_the_sink_that_refuses_a_batch_can_be_skipped(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that holds it, nor one that would take it; and a Delta table cannot be given a part of the rows."""
+    monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "0")
+    operated.put(*messages(9))
+    assert run_driver(operated.cell, "prepare.after=kill") == KILLED
+    operated.sql(f"alter table {table_of(APPEND, NAME)} add constraint no_m1 check (word <> 'm1')")
+    person = deciding(operated)
+    assert offered(person, BATCH) == set(), "it is merely prepared, and goes on by itself"
+    assert "is not blocked" in person.look("skip", txid=1, sink=APPEND).text
+    with pytest.raises(SinkRefused):
+        operated.run()
+    assert offered(person, BATCH) == {"retry", f"skip&sink={APPEND}", f"skip-rows&sink={APPEND}"}
+    for sink in set(SinkMode) - {APPEND}:
+        for action in ("skip", "skip-rows"):
+            shown = person.look(action, txid=1, sink=sink)
+            assert (shown.proposal, "holds it already" in shown.text or "has not refused it" in shown.text) == (
+                None,
+                True,
+            )
+    operated.sql("update stormproof.event set sink = 'delta-append' where kind = 'blocked'")
+    operated.sql("update stormproof.txn_sink set committed_at = null where sink = 'delta-append'")
+    assert offered(person, BATCH) == {"retry", "skip&sink=delta-append"}
+    assert "is no Postgres table" in person.look("skip-rows", txid=1, sink="delta-append").text
+    assert actions(operated) == []
+
+
+def test_a_skip_that_was_confirmed_once_the_batch_went_on_does_nothing(blocked: Operated) -> None:
+    person = deciding(blocked)
+    shown = person.look("skip", txid=1, sink=APPEND)
+    blocked.command("ledger", "retry", NAME, "1", "--by", "ann")
+    assert "is not blocked: the next start" in person.confirm(shown)
+    assert [by for _, by, _ in actions(blocked)] == ["ann"]
+
+
+def test_a_topologys_view_offers_only_what_there_is_something_to_decide_about(dead: Operated) -> None:
+    person = deciding(dead)
+    assert {"requeue", "drop"} <= offered(person, TOPOLOGY)
+    assert offered(person, TOPOLOGY) & {"retry-rejects", "drop-rejects", f"release-table&sink={APPEND}"} == set()
+    dead.command("dead-letters", "drop", NAME, "--all")
+    assert offered(deciding(dead), TOPOLOGY) & {"requeue", "drop"} == set()
 
 
 # -- who may not -------------------------------------------------------------------------------------------------------

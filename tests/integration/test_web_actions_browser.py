@@ -115,6 +115,8 @@ def test_dead_letters_are_decided_about_while_the_driver_is_dead(run: Driven, pe
         child.wait(WAIT_S)
     Path("broken").unlink()
     assert "4 dead letters requeued by ada" in person.confirm("repaired")
+    person.chrome.back()
+    until(lambda: "4 dead letters requeued by ada" in person.text(), "going back does not show the result", WAIT_S)
     with run.driver():
         run.until_rows("select to_regclass('numbers') is not null", (True,))
         run.until_numbers(1, 2, 3)
@@ -138,15 +140,11 @@ def test_a_canary_is_followed_on_the_page_until_it_stops(run: Driven, person: Pe
         person.screens("decide-requeue")
         person.confirm("repaired?", canary="1", wait="60")
         person_sees = "the canary stopped"
-        until(lambda: _again(person, person_sees), "the page does not say that the canary stopped", WAIT_S)
+        until(lambda: person_sees in person.text(), "the page does not say that the canary stopped", WAIT_S)
+        until(lambda: not person.chrome.find_element("id", "live").is_displayed(), "it is said to be live", WAIT_S)
         assert "1 of 1 message of wave 1 failed" in person.text()
         person.screens("decided-canary")
         run.until_dead(5)
-
-
-def _again(person: Person, words: str) -> bool:
-    person.chrome.refresh()
-    return words in person.text()
 
 
 def test_a_blocked_batch_goes_on_without_the_rows_that_are_given_up(
@@ -163,10 +161,18 @@ def test_a_blocked_batch_goes_on_without_the_rows_that_are_given_up(
     (txid,) = run.rows("select txid from stormproof.txn where state = 'blocked'")[0]
     (sink,) = run.rows(f"select sink from stormproof.txn_sink where txid = {txid}")[0]
     assert "small" in person.look("retry", txid=txid)
+    person.screen.go(f"batch?topology={NAME}&txid={txid}")
+    assert "blocked" in person.text()
+    batch = person.chrome.current_window_handle
+    person.chrome.switch_to.new_window("tab")
     assert "rows of the batch" in person.look("skip-rows", txid=txid, sink=sink)
     person.screens("decide-skip-rows")
     assert "1 row that its table refuses is a reject" in person.confirm("7 is too much")
     with run.driver():
         run.until_rows("select count(*)::int from stormproof.reject", (1,))
         run.until_numbers(0, 1)
+        person.chrome.switch_to.window(batch)  # which was never loaded again
+        until(lambda: "committed" in person.text(), "the batch's page does not follow it", WAIT_S)
+        assert "blocked" not in person.chrome.find_element("css selector", ".headline").text
+        assert "What each sink holds of it" in person.text()
     assert run.command("audit", "verify", NAME)["violations"] == []

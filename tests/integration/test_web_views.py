@@ -118,6 +118,15 @@ def test_a_reader_is_not_told_why_a_batch_is_blocked_since_that_may_quote_a_row(
         assert why in page.as_(OPERATOR).get(address).text, address
         assert "Ada" not in page.as_().get(address).text, address
     assert "Ada" not in page.as_(OPERATOR).get("/").text, "its content is one for everybody"
+    refused = "select incarnation, now(), 'start_refused', jsonb_build_object('epoch', epoch)"
+    sql(
+        database,
+        f"insert into stormproof.event (incarnation, at, kind, detail, error) {refused}, '{why}' from stormproof.topology",
+    )
+    assert why in page.as_(OPERATOR).get(f"/topology?topology={NAME}").text
+    for address in (f"/topology?topology={NAME}", "/"):
+        text = page.as_().get(address).text
+        assert ("did not start" in text, "Ada" in text) == (True, False), address
 
 
 def test_the_overview_says_what_stands(command: CommandLine, page: Page, database: Database) -> None:

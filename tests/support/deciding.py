@@ -25,6 +25,7 @@ class Shown:
     text: str
     proposal: str | None
     count: int | None
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,12 @@ class Deciding:
     def look(self, action: str, **params: object) -> Shown:
         """The page that asks for a confirmation."""
         query = {"action": action, "topology": self.topology, **params}
-        return self._shown(self.browser.get("/decide", params=query))  # type: ignore[arg-type] # lists are allowed
+        return self._shown(self.browser.get("/decide", params=query, follow_redirects=True))  # type: ignore[arg-type] # lists are allowed
 
     def select(self, action: str, *ids: str) -> Shown:
         """The same for messages that were checked in a list."""
-        return self._shown(
-            post(self.browser, "/decide/selected", {"action": action, "topology": self.topology, "id": list(ids)})
-        )
+        answer = post(self.browser, "/decide/selected", {"action": action, "topology": self.topology, "id": list(ids)})
+        return self._shown(self.browser.get(answer.headers["location"]) if answer.is_redirect else answer)
 
     def confirm(self, shown: Shown, **fields: str) -> str:
         """Confirm, and read the outcome."""
@@ -68,4 +68,5 @@ class Deciding:
             said(answer.text),
             None if proposal is None else proposal[1],
             None if count is None else int(count[1].replace(",", "")),
+            str(answer.url),
         )

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import Json, SinkRefused, StormproofError, UsageError
 from stormproof.core.message import storable_text
-from stormproof.core.sink import PreparedFile
+from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.abilities import SupportsOperate
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdentity, SinkSession
 from stormproof.sinks.staging import open_prepared
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.batch_records import to_prepared
-from stormproof.trident.ledger import txns
+from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.repair import RejectedRow, decide_rows, rows_given_up, skip, skippable
 from stormproof.trident.ledger.rows import SinkWork
 from stormproof.trident.stores import Stores
@@ -58,6 +58,44 @@ def require_skippable(stores: Stores, row: TopologyRow, txid: int, sink: str) ->
             txid=txid,
         )
     return work
+
+
+def require_refusing(stores: Stores, row: TopologyRow, txid: int, sink: str) -> None:
+    """Raise UsageError unless the batch is blocked at this sink: every other batch and sink goes on without a decision."""
+    with stores.transaction(row) as tx:
+        txn, refusing = txns.find(tx, txid), events.blocking_sink(tx, txid)
+    where = f"txid {txid} of topology {row.name!r}"
+    if txn is None or txn.state is not TxnState.BLOCKED:
+        raise UsageError(
+            f"{where} is not blocked: the next start of {row.name} commits it to sink {sink!r}. Only where that table is "
+            f"gone for good, and no driver runs: stormproof ledger skip {row.name} {txid} {sink}",
+            txid=txid,
+        )
+    if refusing not in (None, sink):
+        raise UsageError(
+            f"{where} is blocked at sink {refusing!r}. Sink {sink!r} has not refused it, and gets it once that is decided",
+            txid=txid,
+            sink=sink,
+        )
+
+
+def row_skipper(stores: Stores, row: TopologyRow, txid: int, sink: str) -> tuple[SupportsOperate, SinkInput, str]:
+    """The sink, to be opened for a batch without the rows that its table refuses; its input, and its folder of files.
+
+    Raises:
+        UsageError: it is no Postgres table.
+    """
+    binding = stores.binding(row, sink)
+    described, input_ = described_sink(binding, stores.database)
+    files = (binding.description or {}).get("files")
+    if not isinstance(described, SupportsOperate) or not isinstance(files, str):
+        raise UsageError(
+            f"sink {sink!r} ({binding.target}) is no Postgres table, and only those can be given the rows that they take "
+            f"(--rows). Repair the cause, then: stormproof retry {row.name} {txid}; or give up all of its rows: skip "
+            "without --rows",
+            sink=sink,
+        )
+    return described, input_, files
 
 
 # -- all rows ----------------------------------------------------------------------------------------------------------
@@ -242,15 +280,7 @@ def skip_rows(stores: Stores, topology: str, txid: int, sink: str, *, by: str, w
     """
     row = stores.topology(topology)
     work = require_skippable(stores, row, txid, sink)
-    binding = stores.binding(row, sink)
-    described, input_ = described_sink(binding, stores.database)
-    files = (binding.description or {}).get("files")
-    if not isinstance(described, SupportsOperate) or not isinstance(files, str):
-        raise UsageError(
-            f"sink {sink!r} ({binding.target}) is no Postgres table, and --rows works only for those. Repair the "
-            f"cause, then: stormproof retry {topology} {txid}; or give up all of its rows: skip without --rows",
-            sink=sink,
-        )
+    described, input_, files = row_skipper(stores, row, txid, sink)
     with stores.transaction(row) as tx:
         decide_rows(tx, txid, sink, by=by, why=why)
     identity = SinkIdentity(topology, row.incarnation, sink)

@@ -44,7 +44,8 @@ async def serve(site: Site, route: Route, request: Request) -> Response:
     """Answer a request of a route, after all checks; what the checks or the handler raise becomes a page that says so.
 
     Guarantee: the handler runs only for a person whose role the route needs; and of a POST, only if the request comes from
-    this page (`Origin`, `Sec-Fetch-Site`) and carries the token that this page gave to that session or person.
+    this page (by its `Origin`, which it must have, and `Sec-Fetch-Site`) and carries the token that this page gave to that
+    session or person.
     """
     request.scope["state"] = {**request.scope.get("state", {}), "route": route.name}
     user, holder = await _person(site, request)
@@ -115,16 +116,15 @@ def _require_role(site: Site, route: Route, user: WebUser | None) -> None:
 
 def _require_same_origin(request: Request) -> None:
     headers = request.headers
-    host = headers.get("host", "").lower()
-    # A browser sends one of the first two with every form; a program that is no browser has no other site's pages.
+    # Every browser names the origin with a POST. Where there is none, a proxy took it away, or it is no browser: whether
+    # another site's page sent the request cannot be told.
     origins = headers.getlist("origin")
-    foreign = (
-        headers.get("sec-fetch-site", "same-origin") != "same-origin",
-        len(origins) > 1,
-        any(_netloc(origin) != host for origin in origins),
-        not origins and "referer" in headers and _netloc(headers["referer"]) != host,
-    )
-    if any(foreign):
+    if not origins:
+        raise Refused(
+            403, "The request has no Origin. Send it from the page, by a proxy that leaves the header in place."
+        )
+    is_own = len(origins) == 1 and _netloc(origins[0]) == headers.get("host", "").lower()
+    if not is_own or headers.get("sec-fetch-site", "same-origin") != "same-origin":
         raise Refused(403, "The request comes from another site.")
 
 

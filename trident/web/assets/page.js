@@ -66,8 +66,9 @@
     return null;
   }
   function showLive() {
-    if (!sign || !part()) return;
-    sign.hidden = false;
+    if (!sign) return;
+    sign.hidden = !part(); // a part that ended stands as it is
+    if (sign.hidden) return;
     const why = whyPaused();
     const shown = why || (failedSince ? "no answer" : "live");
     if (sign.textContent !== shown) sign.textContent = shown;
@@ -79,7 +80,7 @@
     showLive();
     if (!part() || !window.htmx || asking || whyPaused()) return;
     asking = true;
-    htmx.ajax("GET", location.href, { source: part(), target: part(), select: "[data-live-part]", swap: "outerHTML" })
+    htmx.ajax("GET", location.href, { source: part(), target: part(), select: "#" + part().id, swap: "outerHTML" })
       .catch(() => undefined).finally(() => { asking = false; });
   }
   if (part()) {
@@ -164,6 +165,8 @@
       place._chart = chart;
     }
   }
+  // A page that was kept as it was left: what it asks for may be decided about since.
+  window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
   let waiting = 0;
   window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawCharts, 150); });
   if (window.matchMedia) matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);

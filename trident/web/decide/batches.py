@@ -52,7 +52,9 @@ def _retry(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
 
 def _look_skip(stores: Stores, choice: Choice) -> Look:
     txid, sink = txid_of(choice), sink_of(choice)
-    work = skips.require_skippable(stores, stores.topology(choice.topology), txid, sink)
+    row = stores.topology(choice.topology)
+    work = skips.require_skippable(stores, row, txid, sink)
+    skips.require_refusing(stores, row, txid, sink)
     return Look(
         {"txid": str(txid), "sink": sink},
         work.rows,
@@ -69,6 +71,7 @@ def _skip(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
 
 def _look_skip_rows(stores: Stores, choice: Choice) -> Look:
     found = _look_skip(stores, choice)
+    skips.row_skipper(stores, stores.topology(choice.topology), txid_of(choice), sink_of(choice))
     return Look(
         {**found.facts, "rows of the batch": str(found.count)},
         said=("how many of them its table refuses is known only when it commits the others",),

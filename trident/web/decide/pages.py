@@ -27,8 +27,17 @@ SELECTED_SHOWN: Final = 500
 
 
 async def decide(visit: Visit) -> Response:
-    """Show what a decision would be about, and ask for its confirmation; changes nothing."""
-    return await _shown(visit, visit.query)
+    """Show what a decision would be about, and ask for its confirmation; changes nothing.
+
+    What is shown has an address of its own. So the browser's back button, or a reload, comes to what became of it.
+    """
+    nonce = visit.text("proposal")
+    if nonce is None:
+        return await _shown(visit, visit.query)
+    proposal = visit.site.proposals.find(nonce, visit.csrf)
+    if proposal is None:
+        return await _not_known(visit, nonce)
+    return _asked(visit, proposal) if proposal.outcome is None else visit.redirect("decided", proposal=nonce)
 
 
 async def decide_selected(visit: Visit) -> Response:
@@ -70,7 +79,7 @@ async def decided(visit: Visit) -> Response:
         topology=proposal.choice.topology,
         topology_name=proposal.choice.topology,
         canary=canary,
-        again=visit.link("decide", action=proposal.action.name, topology=proposal.choice.topology, **_names(proposal)),
+        again=visit.link("decide", **_names(proposal)),
         report=report,
         ended_well=report is not None and report.end is CanaryEnd.DONE,
     )
@@ -88,12 +97,13 @@ async def _not_known(visit: Visit, secret: str) -> Response:
     if found is not None:
         why = f"{found}. Its outcome is on record: see what operators decided."
         return visit.page("refused.html", status=409, title=f"Done already: {action_of(found.action).title}", why=why)
+    again = None if visit.text("action") is None else visit.here(proposal=None)
     why = (
         "What was to be confirmed is not known here: an hour has passed, the page was started anew, another process of it "
         "showed it, or the session is another one. The ledger has no record of a confirmation, so nothing of it was done by "
         "now. Look at it again before you decide."
     )
-    return visit.page("refused.html", status=409, title="Nothing was done", why=why)
+    return visit.page("refused.html", status=409, title="Nothing was done", why=why, again=again)
 
 
 async def stop_canary(visit: Visit) -> Response:
@@ -138,7 +148,9 @@ async def _shown(visit: Visit, params: QueryParams) -> Response:
         assert refused is not None
         look = Look({}, nothing=refused)
     proposal = visit.site.proposals.add(visit.csrf, action, choice, look)
-    return _asked(visit, proposal, refused=refused)
+    if look.nothing is not None:
+        return _asked(visit, proposal, refused=refused)
+    return visit.redirect("decide", **_names(proposal), proposal=proposal.nonce)
 
 
 def _look(action: Action, stores: Stores, choice: Choice) -> tuple[Look | None, str | None]:
@@ -175,10 +187,10 @@ def _asked(
 
 
 def _names(proposal: Proposal) -> dict[str, str | None]:
-    """What the decision was about, for an address that looks at it again."""
-    names = [field.name for field in proposal.action.choice]
-    ids = proposal.choice.texts("id")
-    return {**{name: proposal.choice.text(name) for name in names}, "id": ids[0] if len(ids) == 1 else None}
+    """What the decision is about, for an address that looks at it again."""
+    choice, action, ids = proposal.choice, proposal.action, proposal.choice.texts("id")
+    about = {"action": action.name, "topology": choice.topology, "id": ids[0] if len(ids) == 1 else None}
+    return {**about, **{field.name: choice.text(field.name) for field in action.choice}}
 
 
 def act(stores: Stores, proposal: Proposal, given: Given) -> Outcome:

@@ -9,13 +9,24 @@ from typing import Final
 
 from starlette.responses import Response
 
+from stormproof.core.errors import StormproofError
 from stormproof.core.source.dead_letter import error_class
 from stormproof.trident.audit.txn import TxnReport, txn
+from stormproof.trident.decisions import skips
+from stormproof.trident.stores import Stores
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
 from stormproof.trident.wording import counted
 
 MESSAGES_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Refusing:
+    """The sink at which a batch is blocked; `rows`: its table can be given the rows that it takes."""
+
+    sink: str
+    rows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +93,27 @@ def timeline(found: TxnReport) -> list[Moment]:
     return moments
 
 
+def _refusing(opened: Opened, found: TxnReport) -> Refusing | None:
+    at = [event.sink for event in found.events if event.kind == "blocked" and event.sink is not None]
+    if found.state != "blocked" or not at:
+        return None
+    stores = Stores(opened.settings, opened.database, opened.engine)
+    try:
+        skips.row_skipper(stores, stores.topology(found.topology), found.txid, at[-1])
+    except StormproofError:
+        return Refusing(at[-1], rows=False)
+    return Refusing(at[-1], rows=True)
+
+
 async def batch(visit: Visit) -> Response:
     """The page of one batch."""
     name, txid = visit.required("topology"), visit.number("txid", 0, low=1)
 
-    def question(opened: Opened) -> TxnReport:
-        return txn(opened.audit, name, txid)
+    def question(opened: Opened) -> tuple[TxnReport, Refusing | None]:
+        report = txn(opened.audit, name, txid)
+        return report, _refusing(opened, report)
 
-    found = await visit.ask(question, name, txid)
+    found, refusing = await visit.ask(question, name, txid)
     if not visit.is_operator:
         events = tuple(one if one.kind == "operator" else replace(one, text="") for one in found.events)
         found = replace(found, reason=found.reason and WHY_HIDDEN, events=events)
@@ -99,6 +123,7 @@ async def batch(visit: Visit) -> Response:
         title=f"{name} · txid {txid}",
         topology_name=name,
         one=found,
+        refusing=refusing,
         moments=timeline(found),
         steps={key: value for key, value in found.steps_ms.items() if "." not in key},
         classes=Counter((error_class(f.failure.reason, f.failure.error), f.failure.component) for f in found.failures),
