@@ -27,6 +27,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -207,7 +208,13 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     print(f"seed {seed} (repeat with SEED={seed})", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and not without stopping the server
+    told_to_end = threading.Event()
+
+    def end(*_: object) -> None:
+        told_to_end.set()
+        sys.exit(1)  # and not without stopping the server
+
+    signal.signal(signal.SIGTERM, end)
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="stormproof-torture-") as folder,
@@ -231,7 +238,9 @@ def main() -> int:
                 for line in runs[part]():
                     print(f"{time.monotonic() - began:6.0f} s  {part}: {line}", flush=True)
             except AssertionError as error:
-                print(f"{part}, seed {seed}: {error}", file=sys.stderr)
+                # A call into Spark's JVM that the signal cut short leaves its answer to the next call, which cannot read it.
+                what = "told to end in this" if told_to_end.is_set() else error
+                print(f"{part}, seed {seed}: {what}", file=sys.stderr)
                 return 1
     return 0
 
