@@ -80,6 +80,8 @@ class SparkCommitter:
         self._where = where
         self._clock = clock
         self._session: SparkSession | None = None
+        self._before: dict[str, str | None] = {}
+        """The settings that the last use has changed, as they were."""
 
     def start(self) -> SparkSession:
         """This table's session; Spark is started where the process has none yet, which takes 5 to 25 seconds.
@@ -143,35 +145,19 @@ class SparkCommitter:
         """OPTIMIZE: small files become large ones, in one version; of a clustered table by its clustering."""
         from delta.tables import DeltaTable
 
-        with self._labelled(None, metadata) as session:
-            if target_bytes is not None:
-                for name in _SIZES:
-                    session.conf.set(name, str(target_bytes))
-            try:
-                DeltaTable.forPath(session, self._log.table).optimize().executeCompaction()
-            finally:
-                for name in _SIZES:
-                    session.conf.unset(name)
+        sizes: dict[str, str] = {} if target_bytes is None else {name: str(target_bytes) for name in _SIZES}
+        with self._labelled(None, metadata, sizes) as session:
+            DeltaTable.forPath(session, self._log.table).optimize().executeCompaction()
 
     def vacuum(self, retained_hours: int | None, *, dry_run: bool) -> list[str]:
         """VACUUM; returns the paths of the files that go. They are removed in a second pass, so that they can be named."""
         hours = "" if retained_hours is None else f" RETAIN {retained_hours} HOURS"
-        with self._labelled(None, {}) as session:
-            tasks = str(4 * session.sparkContext.defaultParallelism)
-            settings = {_RETENTION_CHECK: "false", _LISTING_TASKS: tasks, _SHUFFLE_TASKS: tasks}
-            before = {name: session.conf.get(name, None) for name in settings}
-            for name, value in settings.items():
-                session.conf.set(name, value)
-            try:
-                found = session.sql(f"VACUUM {self._sql_name}{hours} DRY RUN").collect()
-                if not dry_run:
-                    session.sql(f"VACUUM {self._sql_name}{hours}").collect()
-            finally:
-                for name, old in before.items():
-                    if old is None:
-                        session.conf.unset(name)
-                    else:
-                        session.conf.set(name, old)
+        tasks = str(4 * self.start().sparkContext.defaultParallelism)
+        more = {_RETENTION_CHECK: "false", _LISTING_TASKS: tasks, _SHUFFLE_TASKS: tasks}
+        with self._labelled(None, {}, more) as session:
+            found = session.sql(f"VACUUM {self._sql_name}{hours} DRY RUN").collect()
+            if not dry_run:
+                session.sql(f"VACUUM {self._sql_name}{hours}").collect()
         return [str(row[0]) for row in found]
 
     def set_property(self, name: str, value: str) -> None:
@@ -243,27 +229,33 @@ class SparkCommitter:
         return f"delta.{spark_quoted(self._log.table)}"
 
     @contextmanager
-    def _labelled(self, label: Label | None, metadata: Mapping[str, str] | None = None) -> Generator[SparkSession]:
-        """The session, in which Delta writes the label into the commit.
+    def _labelled(
+        self, label: Label | None, metadata: Mapping[str, str] | None = None, more: Mapping[str, str] | None = None
+    ) -> Generator[SparkSession]:
+        """The session, in which Delta writes the label into the commit, with `more` settings.
+
+        Those of the use before are put back here, and not at its end: a call into the JVM that a signal has cut short leaves
+        its answer to the next one, which would take it for its own.
 
         Delta skips a commit silently whose version the table has already. Where it has, after an undo for example, the label
         goes without the identifier: that one stays as it is.
         """
         session = self.start()
         told = metadata if label is None else label.metadata
-        settings = {_METADATA: json.dumps(dict(told))} if told else {}
+        settings = dict(more or {})
+        if told:
+            settings[_METADATA] = json.dumps(dict(told))
         if label is not None:
             settings[_SKIPS_EMPTY] = "false"  # a version that has a label alone says something, too
         if label is not None and (label.known is None or label.known < label.version):
             settings |= {_TXN_APPLICATION: label.application, _TXN_VERSION: str(label.version)}
         with spark_errors():
-            try:
-                for name, value in settings.items():
-                    session.conf.set(name, value)
-                yield session
-            finally:
-                for name in settings:
-                    session.conf.unset(name)
+            for name, old in self._before.items():
+                session.conf.unset(name) if old is None else session.conf.set(name, old)
+            self._before = {name: session.conf.get(name, None) for name in settings}
+            for name, value in settings.items():
+                session.conf.set(name, value)
+            yield session
 
 
 def spark_runs() -> bool:
