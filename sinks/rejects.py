@@ -254,6 +254,15 @@ class Rejects:
             for part in prepared_parts(self._directory, self._files, self._columns, superseded=superseded):
                 yield part, self._messages.starts[part.file] + part.numbers
 
+    @property
+    def superseded(self) -> npt.NDArray[np.bool_]:
+        """Which rows a later one of their file supersedes, by their places."""
+        return self._messages.superseded
+
+    def take_back(self, places: Rows) -> None:
+        """These superseded rows stay so, though `all` gave them."""
+        self._given[places] = False
+
     def kept(self) -> Iterator[Part]:
         """The rows that are not left out by now, and then those that take the place of one that is left out by then."""
         self._given[:] = False

@@ -7,7 +7,7 @@ and begun anew by what is true now.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
@@ -31,6 +31,16 @@ _FACTS: Final = f"""
 """.replace("{oid}", _OID)
 
 
+class Rival(NamedTuple):
+    """A constraint by which rows of several keys exclude each other."""
+
+    name: str
+    at_once: bool
+    """Whether it holds at any moment; one that is deferrable holds at the end of a statement."""
+    columns: tuple[str, ...] | None
+    """Where rows exclude each other only if they are equal in some columns: these."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """A table as the catalog shows it to this role, at one moment."""
@@ -44,10 +54,8 @@ class Facts:
     """The triggers that may drop a row without an error."""
     changing: tuple[str, ...]
     """The triggers that may change what is inserted."""
-    rivals: tuple[tuple[str, bool], ...]
-    """The unique and exclusion constraints by which rows of several keys exclude each other, and whether each holds at any
-    moment; one that is deferrable holds at the end of a statement.
-    """
+    rivals: tuple[Rival, ...]
+    """The unique and exclusion constraints by which rows of several keys exclude each other."""
 
 
 def ask_facts(connection: psycopg.Connection, name: TableName, input_: SinkInput) -> psycopg.Cursor[tuple[Any, ...]]:
@@ -68,5 +76,8 @@ def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> Facts | None:
         bool(row_security),
         tuple(str(name) for (name,) in map(dict.values, dropping or ())),
         tuple(str(name) for (name,) in map(dict.values, changing or ())),
-        tuple((str(name), bool(immediate)) for name, immediate in map(dict.values, rivals or ())),
+        tuple(
+            Rival(str(name), bool(at_once), None if columns is None else tuple(columns))
+            for name, at_once, columns in map(dict.values, rivals or ())
+        ),
     )

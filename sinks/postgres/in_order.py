@@ -1,14 +1,15 @@
 """Rows of a commit in the order of their messages: for a table in which rows of several keys exclude each other.
 
 There the result depends on the order. Each row is put after those before it, the superseded ones of an upsert among them, so
-the table is as if each message came by itself, however messages are cut into batches.
+the table is as if each message came by itself, however messages are cut into batches. A superseded row is not put where that
+changes nothing: its key has the columns that exclude others in common with no other key, and no CHECK refuses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ import pyarrow as pa
 from psycopg import sql
 
 from stormproof.core.arrays import Rows
-from stormproof.sinks.postgres.copying import ADDED, PLACE, copy_rows, identifiers, make_added
+from stormproof.sinks.postgres.copying import ADDED, PLACE, copy_rows, identifiers, make_added, same_columns
 from stormproof.sinks.postgres.facts import Facts
+from stormproof.sinks.postgres.refusals import only_checks
 from stormproof.sinks.postgres.row_by_row import EXCLUDED, Moved, require_taken, said, settle
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey
 from stormproof.sinks.rejects import Rejects
@@ -45,7 +47,8 @@ class RowsInOrder:
         self._rejects, self.order = rejects, rejects.order()
         self._by_key = rows if isinstance(rows, RowsByKey) else None
         # One that is deferrable is checked at the end of a statement: so each row is a statement.
-        self._one_by_one = not all(at_once for _, at_once in facts.rivals)
+        self._one_by_one = not all(rival.at_once for rival in facts.rivals)
+        self._excluding, self._oid = [rival.columns for rival in facts.rivals], facts.table.oid
         self._there = np.zeros(len(self.order.row), np.bool_)
         self._unfit: dict[int, psycopg.Error] = {}
         self._cuts: Rows = np.empty(0, np.int64)
@@ -58,6 +61,8 @@ class RowsInOrder:
         Raises:
             psycopg.Error: one does not fit.
         """
+        # One that is deferred would be checked when all rows are there.
+        self._connection.execute("set constraints all immediate")
         make_added(self._connection, self._name, sql.SQL("{}, 0::bigint as {}").format(self._columns, _PLACE))
         if by_halves:
             for rows in self._numbered():
@@ -67,7 +72,13 @@ class RowsInOrder:
                     self._unfit[row.column(PLACE)[0].as_py()] = refusal
         else:
             self._copy(self._numbered())
-        self._cuts = np.arange(len(self._there)) if self._one_by_one else self._repeats()
+        crowded = None if by_halves else self._crowded()
+        if crowded is not None:
+            self._spare(crowded)
+        if self._one_by_one:
+            self._cuts = np.arange(len(self._there)) if crowded is None else crowded
+        else:
+            self._cuts = self._repeats()
         self._held = 0 if self._by_key is None else self._by_key.held()
         if by_halves or len(self._cuts):
             self._connection.execute(sql.SQL("create index on {} ({})").format(ADDED, _PLACE))
@@ -88,6 +99,52 @@ class RowsInOrder:
         """The rows of each unit of which one is left out."""
         out, begins = self._rejects.left_out()[self.order.row], self.order.begins
         return np.repeat(np.logical_or.reduceat(out, begins[:-1]), np.diff(begins)) if len(out) else out
+
+    def _crowded(self) -> Rows | None:
+        """The places of the rows whose key needs an order: one of its rows has the columns that exclude in common with
+        another key, in the batch or the table, or a CHECK refuses it. None: all do, or that cannot be known.
+        """
+        by_key = self._by_key
+        if by_key is None or not (self._one_by_one or self._rejects.reinstated):
+            return None
+        excluding = [columns for columns in self._excluding if columns is not None]
+        checks = only_checks(self._connection, self._oid) if len(excluding) == len(self._excluding) else None
+        if checks is None or not {*self._schema.names}.issuperset(chain(checks[1], *excluding)):
+            return None
+        keys = identifiers(by_key.keys)
+        refused = sql.SQL("select {} from {} as added where ({}) is false")
+        crowded = [
+            *(self._in_common(by_key.keys, columns) for columns in excluding),
+            *(refused.format(keys, ADDED, sql.SQL(check)) for check in checks[0]),
+        ]
+        asked = sql.SQL("select {0} from {1} where ({2}) in ({3}) order by 1").format(
+            _PLACE, ADDED, keys, sql.SQL(" union ").join(crowded)
+        )
+        return np.array([place for (place,) in self._connection.execute(asked).fetchall()], np.int64)
+
+    def _in_common(self, keys: Sequence[str], columns: Sequence[str]) -> sql.Composed:
+        """The keys that have these columns in common with another one; one with a NULL among them has not."""
+        known = identifiers(f"k{number}" for number in range(len(keys)))
+        same = identifiers(f"c{number}" for number in range(len(columns)))
+        return sql.SQL(
+            "(with r ({0}, {1}) as (select {2} from {4} as added union select {3} from {5} as held join {4} as added on {6})"
+            " select {0} from r where ({1}) in (select {1} from r group by {1} having count(*) > 1))"
+        ).format(
+            *(known, same, _of("added", keys, columns), _of("held", keys, columns)),
+            *(ADDED, self._name.identifier, same_columns("held", "added", columns)),
+        )
+
+    def _spare(self, crowded: Rows) -> None:
+        """Take the superseded rows of all keys away that need no order."""
+        spared = self._there & self._rejects.superseded[self.order.row]
+        spared[crowded] = False
+        places = np.flatnonzero(spared)
+        taken_away = sql.SQL("delete from {} where {} = any({}::bigint[])").format(
+            ADDED, _PLACE, sql.Literal(places.tolist())
+        )
+        self._connection.execute(taken_away)
+        self._there[places] = False
+        self._rejects.take_back(self.order.row[places])
 
     def _repeats(self) -> Rows:
         """Where a range is cut, so that no statement has a key twice."""
@@ -146,6 +203,10 @@ class RowsInOrder:
         return insert.as_string(self._connection).replace("%", "%%").replace("\0", "%s").encode()
 
 
+def _of(table: str, *names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(table, name) for some in names for name in some)
+
+
 def _range(first: sql.Composable, stop: sql.Composable) -> sql.Composed:
     return sql.SQL("(select * from {} where {} >= {} and {} < {})").format(ADDED, _PLACE, first, _PLACE, stop)
 
@@ -159,7 +220,6 @@ def move_in_order(connection: psycopg.Connection, rows: RowsInOrder, rejects: Re
         SinkRefused: more is refused than may be rejected.
         psycopg.Error: a statement fails for a reason that lies in no row.
     """
-    connection.execute("set constraints all immediate")
     rows.copy(by_halves=True)
     begins: list[int] = rows.order.begins.tolist()
     in_any_order = {*waits, *EXCLUDED}

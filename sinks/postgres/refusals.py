@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -12,13 +12,17 @@ from stormproof.core.sink import SinkInput
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
 from stormproof.sinks.postgres.table import TableName
 
-_CONSTRAINTS: Final = """
+# A table and its partitions, at any depth.
+_TREE: Final = """
     with recursive tree as (
-        select %(oid)s::oid as oid
+        select {oid} as oid
         union all
         select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
         join pg_class p on p.oid = t.oid where p.relkind = 'p'
-    ), domain as (
+    )"""
+_TREE_OF_OID: Final = _TREE.replace("{oid}", "%(oid)s::oid")
+
+_CONSTRAINTS: Final = f"""{_TREE_OF_OID}, domain as (
         select t.oid, t.typbasetype from pg_attribute a join pg_type t on t.oid = a.atttypid
         where a.attrelid = %(oid)s and a.attnum > 0 and t.typtype = 'd'
         union
@@ -47,13 +51,7 @@ _TRIGGERS: Final = """
 """
 
 # Only a row's own trigger can drop it, before the row is written: by returning NULL.
-DROPPING: Final = """
-    with recursive tree as (
-        select {oid} as oid
-        union all
-        select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
-        join pg_class p on p.oid = t.oid where p.relkind = 'p'
-    )
+DROPPING: Final = f"""{_TREE}
     select distinct t.tgname::text from tree join pg_trigger t on t.tgrelid = tree.oid
     where not t.tgisinternal and t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0))
       and t.tgenabled in ('A', case current_setting('session_replication_role') when 'replica' then 'R' else 'O' end)
@@ -65,32 +63,41 @@ CHANGING: Final = DROPPING.replace(
     "t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0))", "t.tgtype & 4 <> 0"
 )
 
-_REFERS_TO_ITSELF: Final = """
-    with recursive tree as (
-        select %(oid)s::oid as oid
-        union all
-        select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
-        join pg_class p on p.oid = t.oid where p.relkind = 'p'
-    )
+_REFERS_TO_ITSELF: Final = f"""{_TREE_OF_OID}
     select exists (
         select from tree join pg_constraint c on c.conrelid = tree.oid and c.contype = 'f'
         where c.confrelid in (select oid from tree union select relid::oid from pg_partition_ancestors(%(oid)s))
     )
 """
 
-# A unique index on the key's columns, or on these and more, excludes no row of another key.
-RIVALS: Final = """
-    with recursive tree as (
-        select {oid} as oid
-        union all
-        select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
-        join pg_class p on p.oid = t.oid where p.relkind = 'p'
-    )
-    select i.indexrelid::regclass::text, i.indimmediate from tree join pg_index i on i.indrelid = tree.oid
-    where (i.indisunique or i.indisexclusion) and not (%(updates)s and i.indisunique and %(keys)s::text[] <@ array(
-        select a.attname::text from unnest(i.indkey[0:i.indnkeyatts - 1]) as k (attnum)
-        join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-    )) order by 1
+# A unique index on the key's columns, or on these and more, excludes no row of another key. Of one in which equal columns
+# are equal rows, the columns are told; elsewhere (expressions, exclusion, NULLS NOT DISTINCT, ...) NULL.
+RIVALS: Final = f"""{_TREE}
+    select i.indexrelid::regclass::text, i.indimmediate, case when i.indisunique and c.plain
+        and to_jsonb(i) -> 'indnullsnotdistinct' is distinct from 'true' then c.columns end
+    from tree join pg_index i on i.indrelid = tree.oid cross join lateral (
+        select array_agg(a.attname::text) as columns,
+               bool_and(a.attname is not null and a.attcollation = k.coll and o.opcdefault) as plain
+        from unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1], i.indcollation[0:i.indnkeyatts - 1])
+             as k (attnum, opclass, coll)
+        join pg_opclass o on o.oid = k.opclass
+        left join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+    ) as c
+    where (i.indisunique or i.indisexclusion)
+      and not (%(updates)s and i.indisunique and %(keys)s::text[] <@ c.columns) order by 1
+"""
+
+_ONLY_CHECKS: Final = """
+    select array(select pg_get_expr(c.conbin, c.conrelid) from pg_constraint c
+                 where c.conrelid = t.oid and c.contype = 'c' order by 1),
+           array(select distinct a.attname::text from pg_constraint c cross join unnest(c.conkey) as k (attnum)
+                 join pg_attribute a on a.attrelid = t.oid and a.attnum = k.attnum
+                 where c.conrelid = t.oid and c.contype = 'c')
+    from pg_class t where t.oid = %(oid)s and t.relkind = 'r' and not row_security_active(t.oid)
+      and not exists (select from pg_constraint c where c.contype = 'f' and t.oid in (c.conrelid, c.confrelid))
+      and not exists (select from pg_trigger g where g.tgrelid = t.oid and not g.tgisinternal)
+      and not exists (select from pg_attribute a where a.attrelid = t.oid and a.attgenerated <> '')
+      and not exists (select from pg_index i where i.indrelid = t.oid and i.indexprs is not null)
 """
 
 _RULES: Final = """
@@ -136,6 +143,11 @@ def what_can_refuse(connection: psycopg.Connection, oid: int, input_: SinkInput)
 def refers_to_itself(connection: psycopg.Connection, oid: int) -> bool:
     """Whether the table has a foreign key to itself, so that a row may be refused for lack of another row of its batch."""
     return connection.execute(_REFERS_TO_ITSELF, {"oid": oid}).fetchone() == (True,)
+
+
+def only_checks(connection: psycopg.Connection, oid: int) -> tuple[list[LiteralString], list[str]] | None:
+    """The table's CHECKs, and the columns that they look at; None where more than these, types and rivals refuses rows."""
+    return connection.execute(_ONLY_CHECKS, {"oid": oid}).fetchone()
 
 
 def has_row_security(connection: psycopg.Connection, oid: int) -> bool:

@@ -120,6 +120,23 @@ def test_a_message_that_is_refused_makes_room_for_those_behind_it(
     assert entry.rows + entry.rejected == added.rows + entry.reinstated
 
 
+@pytest.mark.parametrize("rule", SHIFTS[:2])
+def test_superseded_rows_are_put_only_of_keys_that_have_a_number_in_common(
+    opening: Opening, tmp_path: Path, database: Database, rule: str
+) -> None:
+    harness = rival(tmp_path, database, "upsert", rule)
+    harness.refuse("bad")
+    opened = opening(harness)
+    opened.commit(harness.prepare(opened, 1, None, {"held": 7}), checked=True)
+    rows = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 4), ("b", 5), ("d", 7), ("d", 8)]
+    free = harness.prepare(opened, 2, 1, rows[:3], messages=range(3))
+    assert opened.commit(free, checked=True).superseded == 2
+    others = harness.prepare(opened, 3, 2, rows[3:], messages=range(5), rejects_max=5)
+    assert {row.messages for row in opened.commit(others, checked=True).refused} == {((1, 0),), ((3, 0),)}
+    assert harness.rows() == Counter([("held", 7), ("a", 3), ("b", 5), ("d", 8)])
+    assert [entry.reinstated for entry in opened.evidence(2, None).entries] == [0, 2]
+
+
 def test_rows_are_put_in_order_where_a_column_has_a_percent_sign_in_its_name(
     tmp_path: Path, database: Database
 ) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from psycopg import sql
 from support.named_rows import with_messages
 
 from stormproof.core.arrays import Rows
@@ -27,6 +28,7 @@ from stormproof.core.sink import PreparedFile, SinkInput, TaskContext, transacti
 from stormproof.core.tracking.anchors import Anchors, MessageTable
 from stormproof.sinks import rejects
 from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.postgres.in_order import RowsInOrder
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkIdentity, SinkSession
 
 pytestmark = pytest.mark.postgres
@@ -54,7 +56,7 @@ class Row(NamedTuple):
 
 ROWS = st.lists(
     st.builds(
-        Row, st.integers(1, 4), st.integers(1, 5), st.none() | st.integers(1, 4), st.sampled_from([1, 1, 2, 3, -1])
+        Row, st.integers(1, 4), st.integers(1, 5), st.none() | st.integers(1, 9), st.sampled_from([1, 1, 2, 3, -1])
     ),
     max_size=14,
 )
@@ -147,6 +149,7 @@ def require_one_by_one(
 @pytest.mark.parametrize("input_", [UPSERT, APPEND], ids=["upsert", "append"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS, cuts=st.lists(st.integers(1, 13), max_size=4))
+@example(rows=[Row(1, 1, 1, 1), Row(3, 1, 1, 1), Row(1, 2, 2, 1)], cuts=[])
 def test_the_table_is_as_if_rows_came_one_by_one(
     rows: list[Row], cuts: list[int], rule: str, input_: SinkInput, tmp_path: Path, database: Database
 ) -> None:
@@ -166,13 +169,19 @@ def without_superseded(found: rejects.Rejects) -> Iterator[tuple[rejects.Part, R
     return (given for given in ALL(found) if given[0].numbers[0] > 0)
 
 
+def nothing_in_common(rows: RowsInOrder, keys: Sequence[str], columns: Sequence[str]) -> sql.SQL:
+    del rows, keys, columns
+    return sql.SQL("select null::bigint")
+
+
 @pytest.mark.parametrize(
     ("rows", "owner", "name", "broken"),
     [
         ([Row(1, 1, 1, 1), Row(2, 1, 1, 1)], rejects.RowMessages, "order", in_order_of_files),
         ([Row(1, 1, 1, 1), Row(3, 1, 1, 1), Row(1, 2, 2, 1)], rejects.Rejects, "all", without_superseded),
+        ([Row(1, 1, 1, 1), Row(3, 1, 1, 1), Row(1, 2, 2, 1)], RowsInOrder, "_in_common", nothing_in_common),
     ],
-    ids=["order", "superseded rows"],
+    ids=["order", "superseded rows", "rows in common"],
 )
 def test_control_another_order_is_seen(
     rows: list[Row],
