@@ -59,6 +59,7 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
     """
     topology.validate()
     topology.require_tracking(guarantee)
+    meetings = _meetings(topology)
     inputs: dict[str, SinkInput] = {}
     for component in topology.components:
         if isinstance(component, SinkComponent):
@@ -70,6 +71,8 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
             inputs[component.name] = component.input
         elif isinstance(component, Spout):
             _require_served(component, guarantee)
+            if guarantee.tracked and component.name in (meetings.before if meetings else ()):
+                _require_mates(component)
     return Plan(
         topology=topology.name,
         guarantee=guarantee,
@@ -82,7 +85,7 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
         message_timeout_s=topology.message_timeout_s,
         serial=any(isinstance(c, BoltComponent) and c.reads_state for c in topology.components),
         shown_ids=_shown_ids(topology),
-        meetings=_meetings(topology),
+        meetings=meetings,
     )
 
 
@@ -94,14 +97,16 @@ def _meets(component: Component) -> bool:
 
 
 def _meetings(topology: TopologyGraph) -> Meetings | None:
-    before: set[str] = set()
+    before, chained = set[str](), False
     for component in reversed(topology.components):  # each stands after its inputs
+        chained |= _meets(component) and component.name in before
         if _meets(component) or component.name in before:
             before.update(input_.component for input_ in component.inputs)
     spouts = frozenset(index for index, spout in enumerate(topology.spouts) if spout.name in before)
     if not before:
         return None
-    return Meetings(frozenset(before), spouts, id_of) if len(topology.spouts) > 1 else Meetings(frozenset(before))
+    several = len(topology.spouts) > 1
+    return Meetings(frozenset(before), spouts if several else None, id_of if several else None, chained)
 
 
 def _shown_ids(topology: TopologyGraph) -> ShownIds | None:
@@ -158,6 +163,17 @@ def _require_served(spout: Spout, guarantee: Guarantee) -> None:
             f"spout {spout.name!r}: its source cannot serve {guarantee.value}: {reason}",
             component=spout.name,
             guarantee=guarantee.value,
+        )
+
+
+def _require_mates(spout: Spout) -> None:
+    if not spout.source.keeps_mates:
+        raise TopologyError(
+            f"spout {spout.name!r}: messages meet at a join behind it, and its source ({type(spout.source).__name__}) does "
+            "not open messages again together: a retry would be without its partners. Derive it from NumberedSource, "
+            "RedeliveringSource or PendingSource; or heed Limit.whole and Limit.mates in open(), set keeps_mates to True, "
+            "and test it with SourceConformance",
+            component=spout.name,
         )
 
 

@@ -241,9 +241,10 @@ class MemoryRows:
         return row
 
     def free(self, mates: Collection[str] | None = None) -> SliceRow | None:
-        """The first slice that was returned or whose lease ran out."""
-        slices = self._sub.slices
-        free = (one.row for one in slices.values() if self._is_free(one) and (mates is None or one.row.mates in mates))
+        """The first slice that was returned or whose lease ran out; one with mates may have its lease still."""
+        slices, named = self._sub.slices.values(), set(mates or ()) - {""}
+        own = (one for one in slices if self._is_free(one) or (one.row.mates in named and not one.held))
+        free = (one.row for one in own if mates is None or one.row.mates in mates)
         return min(free, key=lambda row: (row.place, row.id), default=None)
 
     def due(self, messages: int, mates: Collection[str] | None = None) -> Sequence[Retry]:

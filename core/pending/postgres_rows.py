@@ -123,13 +123,15 @@ class PostgresRows:
     # ---- slices
 
     def free(self, mates: Collection[str] | None = None) -> SliceRow | None:
-        """The first slice that was returned or whose lease ran out, locked."""
-        of_mates = "" if mates is None else " and mates = any(%s)"
+        """The first slice that was returned or whose lease ran out, locked; one with mates may have its lease still."""
+        which, others = _FREE, "skip locked"
+        if mates is not None:
+            which, others = f"mates = any(%s) and ({_FREE} or (state = 'open' and mates <> ''))", ""
         # The same statement sees whether retries are due, so that an opening that finds neither asks once.
         found = self._run(
             f"with me as (select id from {SCHEMA}.pending_subscription where {_NAMED}),"
-            f" free as (select {_ROW} from {SCHEMA}.pending_slice where subscription = (select id from me) and {_FREE}"
-            f" {of_mates} order by {_ORDER} limit 1 for update skip locked)"
+            f" free as (select {_ROW} from {SCHEMA}.pending_slice where subscription = (select id from me) and {which}"
+            f" order by {_ORDER} limit 1 for update {others})"
             f" select exists (select from {SCHEMA}.pending_retry where subscription = (select id from me)"
             "  and slice is null and not_before <= clock_timestamp()), free.* from me left join free on true",
             *self._key,

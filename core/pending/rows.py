@@ -172,7 +172,8 @@ class PendingRows(Protocol):
     def free(self, mates: Collection[str] | None = None) -> SliceRow | None:
         """The first slice, by its path, that was returned or whose lease ran out, locked; of the latter `owner` is set.
 
-        With `mates`, only slices of one of these names.
+        With `mates`, only slices of one of these names; and those whose lease has not run out, too, unless they are held:
+        that of a mate, in another source, has. The empty name stands for slices that share none.
         """
         ...
 

@@ -82,6 +82,11 @@ class PendingSource(Connector):
         """Turns payloads into tuples, inside executors."""
         return self._decoder
 
+    @property
+    def keeps_mates(self) -> bool:
+        """True."""
+        return True
+
     def bind(self, database: Database) -> None:
         """Use this database, where none was named."""
         self._store.bind(database)

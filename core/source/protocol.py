@@ -71,7 +71,7 @@ class Limit:
 
     With `whole`, messages that were in one batch are opened again in one batch, whatever the other limits are. With `mates`,
     only what has one of these names is handed out (`Slice.mates`), all of it; with no name, only messages that were never
-    opened. A source that ignores these two separates messages that failed together.
+    opened. A source that ignores these two says so (`Source.keeps_mates`), and is refused where messages meet.
     """
 
     messages: int = 10_000
@@ -269,6 +269,11 @@ class Source(Protocol):
         a sink that stores messages' ids (`Lineage`) is refused behind this source.
         """
         return None
+
+    @property
+    def keeps_mates(self) -> bool:
+        """Whether `open` heeds `Limit.whole` and `Limit.mates`; by default not, and a join behind it is refused."""
+        return False
 
     def datasets(self) -> tuple[DatasetName, ...]:
         """What it reads, as others call it; by default not known. No connection is made."""

@@ -355,19 +355,19 @@ class BatchRunner:
         if not wrong:
             if self._all_lost(batch, report):
                 return self._does_not_add_up(batch, (_NOBODY_COMPLETE,))
-            batch.carry(self._with_partners(batch, report))
+            batch.carry(self._with_partners(batch, report, wrong))
             self._unverified = 0
             return self._all_failed(batch) if batch.everything_failed else _complete(batch, report)
         if report.lost and not misread(report, batch.attempt.expected) and not self._all_lost(batch, report):
             # Rows between the stages do not add up either. A run without the lost messages tells whether they explain it.
-            return self._without(batch, self._with_partners(batch, report), wrong)
+            return self._without(batch, self._with_partners(batch, report, wrong), wrong)
         return self._does_not_add_up(batch, wrong)
 
     def _judge_exactly_once(self, batch: _InHand, report: JobReport, wrong: tuple[str, ...]) -> Outcome | None:
         """The verdict where a failed message, or one that shares a tuple with it, may leave nothing behind."""
         if misread(report, batch.attempt.expected):  # the report may name messages that this batch did not open
             return self._does_not_add_up(batch, wrong)
-        named, touched = self._spread(batch, _once(report.named), report)
+        named, touched = self._spread(batch, _once(report.named), report, wrong)
         if not (report.late or report.lost or touched):
             if wrong:
                 return self._does_not_add_up(batch, wrong)
@@ -433,16 +433,16 @@ class BatchRunner:
         batch.mates |= batch.failed.keys() if self._whole else set()
         return self._all_failed(batch)
 
-    def _with_partners(self, batch: _InHand, report: JobReport) -> list[MessageFailure]:
+    def _with_partners(self, batch: _InHand, report: JobReport, wrong: Sequence[str]) -> list[MessageFailure]:
         """The failures of an attempt, and the returns of those that must not lack them at a join."""
-        named, touched = self._spread(batch, _once(report.named), report)
+        named, touched = self._spread(batch, _once(report.named), report, wrong)
         return [*named, *(self._returned(batch, named, touched) if self._whole else ())]
 
     def _spread(
-        self, batch: _InHand, named: list[MessageFailure], report: JobReport
+        self, batch: _InHand, named: list[MessageFailure], report: JobReport, wrong: Sequence[str]
     ) -> tuple[list[MessageFailure], Mapping[int, int]]:
         """The failures of an attempt, and the messages that come again with them, each with one of the failed ones."""
-        spread = self._partners.spread(named, report)
+        spread = self._partners.spread(named, report, adds_up=not (wrong or report.lost))
         failed, touched = {failure.id for failure in named}, dict(spread.touched)
         if spread.everyone is not None:
             touched = dict.fromkeys(self._ids(batch) - failed, spread.everyone)

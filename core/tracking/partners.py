@@ -2,18 +2,20 @@
 
 A failure behind a join is one of both partners: they share a tuple. Where one side fails before the join, its key is not
 known: any message of the batch may be its partner, and the whole batch comes again, as in Trident. Once it reached the join,
-in this run of the driver, its key is known: then only messages of that key come again with it.
+in this run of the driver, its key is known: then only messages of that key come again with it. At a join behind another one
+a message's keys depend on its partners: they are known once all of these were there in one attempt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from stormproof.core.arrays import Rows
 from stormproof.core.message import FailureReason, MessageFailure, MessageId
 from stormproof.core.tracking.report import ANY_KEY, JobReport
 from stormproof.core.tracking.together import by_key, touched_by
@@ -29,12 +31,13 @@ class Meetings:
     """Where messages of a batch meet: joins, and bolts that hold tuples of several streams which reach them by fields().
 
     `before` are the components that stand before one of them. `spouts` are the numbers of those among them that are spouts,
-    of which `id_of` finds a message's; None: there is one spout.
+    of which `id_of` finds a message's; None: there is one spout. `chained`: one of them stands before another.
     """
 
     before: frozenset[str]
     spouts: frozenset[int] | None = None
     id_of: Callable[[int], tuple[int, int]] | None = None
+    chained: bool = False
 
     def concern(self, failure: MessageFailure) -> bool:
         """Whether this message might have met others. One that does not decode never has."""
@@ -59,48 +62,68 @@ class Partners:
 
     def __init__(self, meetings: Meetings | None) -> None:
         self._meetings = meetings
+        self._chained = meetings is not None and meetings.chained
         self._keys: Pairs = np.empty((0, 2), np.int64)
+        self._sure: Rows = np.empty(0, np.int64)
+        """Messages of which every key is known: they were there and, in a chain of joins, so were all their partners."""
 
-    def spread(self, failures: Sequence[MessageFailure], report: JobReport) -> Spread:
+    def spread(self, failures: Sequence[MessageFailure], report: JobReport, *, adds_up: bool = True) -> Spread:
         """Whom these failures of an attempt take along.
 
         While a message that failed before a join counts a failure, what failed at the join or behind it for want of that
-        partner does not.
+        partner does not. Where the attempt does not add up, rows may have been lost on their way to a join: then nothing
+        that it says of partners holds, and everyone comes again.
         """
         failed = {failure.id for failure in failures}
-        touched = touched_by(failed, report.together)
-        absent = self._absent(failures, report.met)
-        if not absent:
-            self._keep(report.met, failed | touched.keys())
+        touched, everyone = touched_by(failed, report.together), None
+        if self._meetings is None or not (failures or len(self._keys)):
             return Spread(failures, touched)
-        known = self._keys[np.isin(self._keys[:, 0], list(absent))]
-        unknown = absent - set(known[:, 0].tolist())
-        if unknown or (report.met[:, 1] == ANY_KEY).any():
-            self._keep(report.met, None)
-            spared: set[int] = {*failed - absent}
-            touched, everyone = {}, min(unknown or absent)
+        absent = self._absent(self._meetings, report.named, report.met)
+        met = report.met[~np.isin(report.met[:, 0], list(absent))]
+        known = self._keys if self._chained else self._keys[np.isin(self._keys[:, 0], list(absent))]
+        linked = touched_by(absent, np.concatenate([report.together, by_key(np.concatenate([met, known]))]))
+        certain = adds_up and not (met[:, 1] == ANY_KEY).any()
+        spared: set[int] = linked.keys() & failed
+        if (absent or not adds_up) and not (certain and self._knows(absent, linked, met)):
+            touched, everyone = {}, min(absent or failed, default=None)
+            spared = {*failed - absent} if absent else set()
         else:
-            met = report.met[~np.isin(report.met[:, 0], list(absent))]
-            linked = touched_by(absent, np.concatenate([report.together, by_key(np.concatenate([met, known]))]))
-            spared, everyone = linked.keys() & failed, None
             touched |= {id_: by for id_, by in linked.items() if id_ not in failed}
-            self._keep(report.met, (failed | touched.keys()) - absent)
-        spared &= set(report.met[:, 0].tolist())
+        if certain:
+            self._learn(met, absent, linked, None if everyone is not None else failed | touched.keys())
+        spared &= set(met[:, 0].tolist())
         return Spread([replace(f, counted=False) if f.id in spared else f for f in failures], touched, everyone)
 
-    def _absent(self, failures: Sequence[MessageFailure], met: Pairs) -> set[MessageId]:
+    @staticmethod
+    def _absent(meetings: Meetings, failures: Sequence[MessageFailure], met: Pairs) -> set[MessageId]:
         """Those that failed before a join."""
-        if self._meetings is None or not failures:
-            return set()
         there = np.isin([failure.id for failure in failures], met[:, 0]).tolist()
         return {
             failure.id
             for failure, reached in zip(failures, there, strict=True)
-            if self._meetings.concern(failure) and (not reached or failure.component in self._meetings.before)
+            if meetings.concern(failure) and (not reached or failure.component in meetings.before)
         }
 
-    def _keep(self, met: Pairs, messages: set[int] | None) -> None:
-        """Keep the keys of these messages, or of all."""
-        new = met if messages is None else met[np.isin(met[:, 0], list(messages))]
-        old = self._keys[~np.isin(self._keys[:, 0], new[:, 0])]
-        self._keys = np.concatenate([old, new])[-KEYS_KEPT_MAX:]
+    def _knows(self, absent: Collection[int], linked: Collection[int], met: Pairs) -> bool:
+        """Whether `linked` are all partners of the absent ones. In a chain of joins each of them must be sure, and here."""
+        if not self._chained:
+            return bool(np.isin([*absent], self._sure).all())
+        return bool(np.isin([*absent, *linked], self._sure).all() and np.isin([*linked], met[:, 0]).all())
+
+    def _learn(
+        self, met: Pairs, absent: Collection[int], linked: Collection[int], again: Collection[int] | None
+    ) -> None:
+        """Keep the keys of the messages that were there and come `again` (None: all), and no others' of the batch."""
+        here = np.unique(met[:, 0])
+        is_here, comes = np.isin(self._keys[:, 0], here), here if again is None else np.intersect1d(here, [*again])
+        sure = comes
+        if self._chained:
+            # Where an absent one's key is not known, anybody may have lacked it.
+            sure = comes[~np.isin(comes, [*linked])] if np.isin([*absent], self._keys[:, 0]).all() else comes[:0]
+        kept = np.concatenate([self._keys[is_here], met])
+        kept = np.unique(kept[np.isin(kept[:, 0], comes)], axis=0)
+        self._keys = np.concatenate([self._keys[~is_here], kept])
+        gone = np.setdiff1d(here, comes)
+        self._sure = np.union1d(np.setdiff1d(self._sure, gone), sure)
+        if len(self._keys) > KEYS_KEPT_MAX:
+            self._keys, self._sure = self._keys[:0], self._sure[:0]

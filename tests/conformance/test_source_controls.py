@@ -195,6 +195,23 @@ class RequeuesWithTheOldCount(MemorySource):
         return {id_: (failed + again * (id_ in requeued), opened) for id_, (failed, opened) in before.items()}, payloads
 
 
+class CutsMates(MemorySource):
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        return super().open(lease, replace(limit, whole=False), seed, tx)
+
+
+class IgnoresNames(MemorySource):
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        return super().open(lease, replace(limit, mates=None), seed, tx)
+
+
+class KeepsALeaseFromItsMates(MemorySource):
+    def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
+        with self.rows() as rows:
+            leased = {row.mates for row in rows.unresolved() if row.owner is not None}
+        return None if (limit.mates or frozenset()) & leased else super().open(lease, limit, seed, tx)
+
+
 BROKEN: list[tuple[type[MemorySource], str]] = [
     (ForgetsAborts, "aborted_messages_come_first_and_whole"),
     (ConfirmsForStaleOwners, "a_lease_that_ran_out_goes_to_another"),
@@ -217,6 +234,9 @@ BROKEN: list[tuple[type[MemorySource], str]] = [
     (SplitsNothing, "halves_on_request"),
     (SplitsWithoutSuspects, "suspects_are_set_apart"),
     (DropsForGood, "a_dropped_dead_letter_is_recorded_and_never_comes_again"),
+    (CutsMates, "a_returned_batch_is_whole_again"),
+    (IgnoresNames, "mates_are_asked_for_by_name"),
+    (KeepsALeaseFromItsMates, "mates_come_though_their_own_lease_has_not_run_out"),
     (RequeuesWithTheOldCount, "a_requeued_dead_letter_comes_again_with_its_failures_counted_anew"),
 ]
 

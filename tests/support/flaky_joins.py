@@ -12,6 +12,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.testing import End, Faults, Simulation, simulate
 
 POISON = 1_000
+MAX_ATTEMPTS = 6
 LEFT: Counter[object] = Counter()
 """How often each call is still to fail. Here, and not in a function: each job has a copy of those."""
 
@@ -99,7 +100,7 @@ class Case:
             guarantee=self.guarantee,
             faults=self.faults,
             batch_messages=most,
-            max_attempts=6,
+            max_attempts=MAX_ATTEMPTS,
         )
 
     def joined(self, run: Simulation) -> Counter[tuple[object, ...]]:

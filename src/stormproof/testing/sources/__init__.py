@@ -17,13 +17,14 @@ import pytest
 from stormproof.testing.sources.failures import FailureCases
 from stormproof.testing.sources.harness import Message, SourceHarness, messages_of
 from stormproof.testing.sources.leases import LeaseCases
+from stormproof.testing.sources.mates import MateCases
 from stormproof.testing.sources.pending import PendingSourceHarness
 from stormproof.testing.sources.slices import SliceCases
 
 __all__ = ["Message", "PendingSourceHarness", "SourceConformance", "SourceHarness", "messages_of"]
 
 
-class SourceConformance(SliceCases, LeaseCases, FailureCases):
+class SourceConformance(SliceCases, LeaseCases, FailureCases, MateCases):
     """What every pending source must do. A subclass gives the fixture `harness`, fresh for each case."""
 
     @pytest.fixture
