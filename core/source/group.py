@@ -143,6 +143,7 @@ class SourceGroup(Source):
         self._members = tuple(_Member(spout, i, source) for i, (spout, source) in enumerate(sources.items()))
         self._by_spout = {member.spout: member for member in self._members}
         self._holders: dict[str, tuple[_Member, ...]] = {}
+        self._recovered = frozenset[str]()
         self._turn = 0
 
     @property
@@ -370,7 +371,9 @@ class SourceGroup(Source):
         for failure in failed:
             index, id_ = id_of(failure.id)
             mine.setdefault(index, []).append(replace(failure, id=MessageId(id_)))
-        strangers = sorted(mine.keys() - {m.index for m in self._holders.get(lease.owner, self._members)})
+        # Of a lease that was recovered, a source that confirmed before holds nothing any more.
+        known = self._members if lease.owner in self._recovered else self._holders.get(lease.owner, self._members)
+        strangers = sorted(mine.keys() - {member.index for member in known})
         if strangers:
             raise UsageError(
                 f"sources {self.name}: {lease.owner} does not hold the failed message {mine[strangers[0]][0].id} of spout "
@@ -397,7 +400,7 @@ class SourceGroup(Source):
         for member in self._members:
             for owner in member.source.recover(epoch, tx):
                 holders[owner] = (*holders.get(owner, ()), member)
-        self._holders = holders
+        self._holders, self._recovered = holders, frozenset(holders)
         return tuple(holders)
 
     def split(

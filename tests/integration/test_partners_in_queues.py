@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.databases import fresh_database
 from support.queues import prepared_database, put
 from support.verdicts import verified
 
 from stormproof import PostgresQueue, PostgresSink, Topology
+from stormproof.core.errors import StoreUnavailable
+from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
+from stormproof.core.source.protocol import Lease, Resolution
 
 pytestmark = pytest.mark.postgres
 
@@ -65,3 +71,42 @@ def test_a_function_that_fails_once_costs_no_pair(
     assert done.dead_letters == (1 if place == "before" else 2)
     assert waiting == (0,)
     assert verified("paid", database).clean
+
+
+class Away(PostgresQueue):
+    """Its database is away at every other confirm, when the other source's partners are confirmed already."""
+
+    confirms = 0
+
+    def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
+        assert tx is None, "this queue is in a database of its own"
+        Away.confirms += 1
+        if Away.confirms % 2:
+            raise StoreUnavailable("the database of the payments is away")
+        return super().confirm(lease, failed, tx)
+
+
+def test_partners_in_two_databases_stay_together_where_one_is_away(
+    postgres: EmbeddedPostgres, database: Database, tmp_path: Path
+) -> None:
+    prepared_database(database)
+    put(database, "orders", [json.dumps({"id": i, "item": f"i{i}"}).encode() for i in range(PAIRS)])
+    with fresh_database(postgres.database, "partners_payments") as second:
+        prepared_database(second)
+        put(second, "payments", [json.dumps({"id": i, "cents": i}).encode() for i in range(PAIRS)])
+        t = Topology("paid")
+        orders = t.stream("orders", queue("orders", "id long, item string", database))
+        payments = Away("payments", schema="id long, cents long", database=second, max_attempts=3, backoff_base_s=0.05)
+        flaky = Flaky(tmp_path, poison=7)
+        paid = orders.map(flaky, schema="id long, item string").join(t.stream("payments", payments), "id", how="full")
+        paid.into(PostgresSink("paid", database=database))
+        staging = str(tmp_path / "staging")
+        settings = Settings(database_url=database.adbc_uri, staging_dir=staging, max_batches_in_flight=3)
+        t.run("exactly-once", engine="inline", until_idle=True, settings=settings)
+        assert Away.confirms > 2
+        with connect(database, application_name="tests") as connection:
+            rows = connection.execute("select id, item, cents from paid order by id").fetchall()
+            dead = connection.execute("select count(*) from stormproof.dead_letter").fetchone()
+        assert not verified("paid", database).violations
+    assert rows == [(i, None if i == 7 else f"i{i}", i) for i in range(PAIRS)]
+    assert dead == (1,)
