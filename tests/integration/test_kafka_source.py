@@ -89,6 +89,7 @@ def test_an_aborted_transaction_never_shows_and_an_open_one_holds_up_its_own_par
     with kafka.transaction(commit=False) as producer:
         producer.produce(topic, b"aborted", partition=0)
         producer.produce(topic, b"aborted", partition=1)
+    kafka.until_stable(topic, 2)
     source = harness.view()
     with kafka.transaction() as producer:
         producer.produce(topic, b"open", partition=0)
@@ -97,6 +98,7 @@ def test_an_aborted_transaction_never_shows_and_an_open_one_holds_up_its_own_par
         kafka.put(topic, [b"beside it"], 1)
         assert everything(source) == [b"beside it"]
         assert source.backlog().ready == 0
+    kafka.until_stable(topic, 2)
     assert everything(source) == [b"open", b"behind it"]
     assert source.backlog().ready == 0
 
@@ -136,6 +138,7 @@ def test_every_message_once_from_partitions_whose_slices_are_cut_returned_and_ha
             for line in lines:
                 producer.produce(topic, line, partition=int(rng.integers(4)))
         put += lines if turn != 2 else []
+    kafka.until_stable(topic, 4)
     epoch, seen = 1, list[bytes]()
     source = harness.view(epoch=epoch)
     for number in range(400):
@@ -441,6 +444,7 @@ def test_a_gap_that_is_taken_for_messages_would_be_noticed(harness: KafkaHarness
     for commit in (False, True):
         with kafka.transaction(commit=commit) as producer:
             producer.produce(harness.name, b"a", partition=0)
+    kafka.until_stable(harness.name, 1)
     source = harness.view()
     slice_ = open_slice(source)
     (one,) = ranges_of(slice_.position)
@@ -476,6 +480,7 @@ def test_a_gap_in_a_range_that_nobody_counted_has_it_counted(harness: KafkaHarne
     source.confirm(lease_of("a"))
     with kafka.transaction(commit=False) as producer:
         producer.produce(harness.name, b"aborted", partition=0)
+    kafka.until_stable(harness.name, 1)
     harness.put([b"behind"])
     slice_ = open_slice(source, "b", LONG)
     assert slice_.expected.messages == 3, "an aborted message and a marker are taken for messages"
@@ -519,6 +524,7 @@ def test_a_gap_far_behind_the_sample_loses_and_doubles_nothing(
     kafka.put(topic, map(str.encode, words))
     with kafka.transaction(commit=False) as producer:
         producer.produce(topic, b"never", partition=0)
+    kafka.until_stable(topic, 1)
     kafka.put(topic, [b"last"])
     source = KafkaSource(topic, servers=kafka.servers, database=database)
     run(source, database, tmp_path, guarantee, batch_messages=20_000)
@@ -537,6 +543,7 @@ def test_a_batch_of_which_no_message_is_left_ends_empty(
     kafka.put(topic, map(str.encode, words))
     with kafka.transaction(commit=False) as producer:
         producer.produce(topic, b"never", partition=0)
+    kafka.until_stable(topic, 1)
     source = KafkaSource(topic, servers=kafka.servers, database=database)
     run(source, database, tmp_path, batch_messages=len(words))
     assert applied(database) == sorted(words)

@@ -63,3 +63,4 @@ class GapsHarness(KafkaHarness):
             producer.begin_transaction()
             producer.produce(self.name, payload, partition=0)
             producer.commit_transaction(READY_S)
+        self.broker.until_stable(self.name, self.partitions)
