@@ -22,8 +22,9 @@ from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.errors import PositionMismatch, TopologyError, UsageError
 from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.schema import parse_schema
 from stormproof.core.source.files import FileSource
-from stormproof.core.source.files.rows import shown_payload
+from stormproof.core.source.files.rows import RowDecoder, shown_payload
 from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.core.tracking.verdict import mismatches
 from stormproof.sinks.memory import MemorySink
@@ -155,6 +156,36 @@ class TestParquet:
         assert source.confirm(Lease("b", 1), failed).dead == ("1-1", "1-3")
         letter = source.dead_letters()[0]
         assert shown_payload(letter.payload).startswith('{"n": 1, "price": "0.25"')
+
+    def test_a_retry_and_a_dead_letter_have_columns_that_the_source_reads_only_by_now(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        """Rows of several row groups, and a column whose name another one has, too."""
+        path = tmp_path / "a.parquet"
+        table = pa.table([[*range(9)], ["x", *"abcdefgh"], [0] * 9, [0] * 9], names=["n", "m", "twice", "twice"])
+        pq.write_table(table, path, row_group_size=4)
+        before = self.source(sources, database, tmp_path, schema="n bigint", max_attempts=1)
+        slice_ = opened(before)
+        groups = list(before.readers(slice_, 1)[0].read(7, frozenset(), 1_000))
+        failed = [failure(groups[row // 4], row % 4) for row in (1, 3, 8)]
+        assert before.confirm(Lease("a", 1), failed).dead == ("1-1", "1-3", "1-8")
+        path.unlink()
+        after = self.source(sources, database, tmp_path, schema="n bigint, m string")
+        after.requeue(["1-1", "1-3", "1-8"], by="me", why="test")
+        assert rows_of(after, opened(after, "b")).to_pylist() == [
+            {"n": 1, "m": "a"},
+            {"n": 3, "m": "c"},
+            {"n": 8, "m": "h"},
+        ]
+
+    def test_a_row_that_was_stored_without_a_column_fails_its_message_by_name(self) -> None:
+        rows = pa.array([{"n": 1}, {"n": 2}], pa.struct({"n": pa.int64()}))
+        made = RowDecoder(parse_schema("n bigint, m string")).decode(rows)
+        assert [(row, "stored before field 'm' was read" in text) for row, text in made.failed] == [
+            (0, True),
+            (1, True),
+        ]
+        assert made.rows.column(0).to_pylist() == [1, 2]
 
     def test_a_file_without_the_columns_is_refused(
         self, database: Database, sources: list[FileSource], tmp_path: Path

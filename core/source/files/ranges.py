@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stormproof.core.pending.slice_position import even_bounds
 from stormproof.core.source.files.formats import File
-from stormproof.core.source.files.reader import Segment, rows_of
+from stormproof.core.source.files.reader import Segment, columns_in, rows_of
 from stormproof.core.source.files.rows import pack
 from stormproof.core.source.protocol import Limit
 
@@ -92,7 +92,9 @@ class RegisteredFiles(list[File]):
         return tuple(Segment.of(file, low, high) for file, low, high in self.overlapping(first, stop) if low < high)
 
     def payloads(self, ids: Sequence[int], columns: tuple[str, ...] | None) -> dict[int, bytes]:
-        """The payloads of these messages (ascending), as they are stored; `columns` are those of a Parquet row.
+        """The payloads of these messages (ascending), as they are stored; `columns` are those that are read of Parquet.
+
+        A Parquet row is stored with all of its file's columns: the source may read others by the time it is tried again.
 
         Raises:
             PositionMismatch: a file has changed or is gone.
@@ -103,11 +105,17 @@ class RegisteredFiles(list[File]):
             mine = wanted[(wanted >= file.first_id + low) & (wanted < file.first_id + high)] - file.first_id
             if not len(mine):
                 continue
-            segment = Segment.of(file, int(mine[0]), int(mine[-1]) + 1)
-            for rows, payload in rows_of(segment, columns, _PAYLOAD_ROWS):
+            start, stop, stored = int(mine[0]), int(mine[-1]) + 1, columns
+            if columns is not None:
+                stored = tuple(dict.fromkeys((*columns, *columns_in(file))))
+                groups = file.group_rows  # whole ones are streamed: wide rows are never in memory at once
+                start = int(groups[np.searchsorted(groups, start, side="right") - 1])
+                stop = int(groups[np.searchsorted(groups, stop)])
+            segment = Segment.of(file, start, stop)
+            for rows, payload in rows_of(segment, stored, _PAYLOAD_ROWS):
                 here = mine[(mine >= rows[0]) & (mine <= rows[-1])] if len(rows) else mine[:0]
                 if len(here):
                     picked = payload.take(pa.array(here - rows[0]))
-                    stored = picked.to_pylist() if columns is None else pack(picked)
-                    found.update(zip((here + file.first_id).tolist(), stored, strict=True))
+                    packed = picked.to_pylist() if columns is None else pack(picked)
+                    found.update(zip((here + file.first_id).tolist(), packed, strict=True))
         return found

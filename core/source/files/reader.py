@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -197,6 +198,12 @@ def _group_rows(
         row += batch.num_rows
     if row != high:
         raise _other_rows(segment, row, high)
+
+
+def columns_in(file: File) -> tuple[str, ...]:
+    """All columns of a Parquet file whose names tell them apart."""
+    with file.opened() as opened, pq.ParquetFile(ComparedFile(opened)) as parquet:
+        return tuple(name for name, times in Counter(parquet.schema_arrow.names).items() if times == 1)
 
 
 def _other_rows(segment: Segment, found: int, wanted: int) -> PositionMismatch:

@@ -41,7 +41,12 @@ class RowDecoder:
         errors: dict[int, str] = {}
         there = dict(zip((field.name for field in payload.type), payload.flatten(), strict=True))
         for field in self.schema:
-            column = there[field.name]
+            column = there.get(field.name)
+            if column is None:
+                text = f"it was stored before field {field.name!r} was read, and its file's other columns were not kept"
+                errors = dict.fromkeys(range(len(payload)), text)
+                columns.append(pa.nulls(len(payload), field.type))
+                continue
             failed: list[tuple[int, str]] = []
             if column.type != field.type:
                 try:
