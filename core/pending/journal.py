@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from stormproof.core.postgres.store import query
 
 STABLE_ID_MAX: Final = 1_000
 """Characters of a stable id."""
-_INDEXED_MAX: Final = 600
+INDEXED_MAX: Final = 600
 """Characters of an id that stand in the index as they are: of four bytes each, Postgres takes them (2,704 bytes)."""
 PAYLOAD_KEPT_S: Final = 3_600
 """Seconds for which payloads stay once their messages are resolved: at-most-once confirms a slice before it is read."""
@@ -60,7 +61,7 @@ class Delivery(NamedTuple):
 
 def indexed_id(id_: str) -> str:
     """What a stable id is written down as: itself, or its beginning and its SHA-256 where it is too long for an index."""
-    if len(id_) <= _INDEXED_MAX or len(id_) > STABLE_ID_MAX:  # what is longer than that is refused
+    if len(id_) <= INDEXED_MAX or len(id_) > STABLE_ID_MAX:  # what is longer than that is refused
         return id_
     return f"{id_[:100]}... sha256 {hashlib.sha256(id_.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
@@ -252,11 +253,16 @@ class Journal:
             stable_id=id_,
         )
 
-    def settle(self, first: int, stop: int, *, owed: bool = True) -> None:
-        """These messages left their first slice; `owed`: the server is owed a confirmation of each."""
+    def settle(self, first: int, stop: int, now: datetime, *, owed: bool = True) -> None:
+        """These messages left their first slice; `owed`: the server is owed a confirmation of each.
+
+        `now` is the driver's time, here and below. Of two clocks the later one says when a message was resolved, and the
+        earlier one how long ago that is: where one of them is wrong, messages are known for longer, and never too short.
+        """
         self._run(
-            f"update {_TABLE} set resolved_at = clock_timestamp(), owed = %s"
+            f"update {_TABLE} set resolved_at = greatest(clock_timestamp(), %s), owed = %s"
             f" where {MINE} and number >= %s and number < %s",
+            now,
             owed,
             *self._key,
             first,
@@ -376,37 +382,38 @@ class Journal:
             )
         return texts
 
-    def is_in_use(self, horizon_s: float) -> bool:
+    def is_in_use(self, horizon_s: float, now: datetime) -> bool:
         """Whether a message is not resolved, or was within the horizon."""
-        return self._first_younger(horizon_s) is not None
+        return self._first_younger(horizon_s, now) is not None
 
-    def forget(self, horizon_s: float) -> None:
+    def forget(self, horizon_s: float, now: datetime) -> None:
         """Forget messages that were resolved longer ago than the horizon, and payloads that nobody reads any more.
 
         Both go from the lowest number on, up to the first message that is kept: what stands behind one that is not resolved
         waits for it. The newest message stays: the next one is numbered behind it.
         """
-        newest, kept = self.stop() - 1, self._first_younger(horizon_s)
+        newest, kept = self.stop() - 1, self._first_younger(horizon_s, now)
         self._run(
             f"delete from {_TABLE} where {MINE} and number < %s",
             *self._key,
             newest if kept is None else min(newest, kept),
         )
-        kept = self._first_younger(min(PAYLOAD_KEPT_S, horizon_s), " and payload is not null")
+        kept = self._first_younger(min(PAYLOAD_KEPT_S, horizon_s), now, " and payload is not null")
         self._run(
             f"update {_TABLE} set payload = null where {MINE} and payload is not null and number < %s",
             *self._key,
             newest + 1 if kept is None else kept,
         )
 
-    def _first_younger(self, age_s: float, more: str = "") -> int | None:
+    def _first_younger(self, age_s: float, now: datetime, more: str = "") -> int | None:
         """The first message that is not resolved, or was not so long ago. Asked by itself: with the number as a constant
         the planner knows how few rows lie below it.
         """
         found = self._run(
-            f"select number from {_TABLE} where {MINE} and (resolved_at is null or resolved_at >= clock_timestamp() -"
-            f" make_interval(secs => %s)){more} order by number limit 1",
+            f"select number from {_TABLE} where {MINE} and (resolved_at is null or resolved_at >="
+            f" least(clock_timestamp(), %s) - make_interval(secs => %s)){more} order by number limit 1",
             *self._key,
+            now,
             age_s,
         ).fetchone()
         return None if found is None else int(found[0])

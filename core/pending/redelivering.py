@@ -8,6 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any, ClassVar, Final, Self
 
@@ -19,7 +20,15 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.continuity import Look, Rules, with_looks
 from stormproof.core.pending.handles import Handles
-from stormproof.core.pending.journal import Delivery, Journal, JournalCounts, JournalReader, ReusedId, indexed_id
+from stormproof.core.pending.journal import (
+    INDEXED_MAX,
+    Delivery,
+    Journal,
+    JournalCounts,
+    JournalReader,
+    ReusedId,
+    indexed_id,
+)
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
@@ -100,6 +109,7 @@ class RedeliveringSource(NumberedSource):
         self._prefetch = self._ahead = prefetch
         self._horizon_s = horizon_s
         self._clock: Clock = clock or SystemClock()
+        self._began = self._clock.now() - timedelta(seconds=self._clock.monotonic_s())
         self._forgot_s = -math.inf
         self._handles = Handles()
         self._at_most_once = False
@@ -198,7 +208,7 @@ class RedeliveringSource(NumberedSource):
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Refuse ids from another place while messages are known by those before."""
         before = position.get("id_from", self.id_from)
-        if before != self.id_from and Journal(cursor, who, self.where).is_in_use(self._horizon_s):
+        if before != self.id_from and Journal(cursor, who, self.where).is_in_use(self._horizon_s, self._now()):
             raise UsageError(
                 f"{self.where}: its messages are known by id_from={before!r}, and this is id_from={self.id_from!r}: those "
                 f"that the server delivers again would be applied twice. Go on with id_from={before!r}; or, once the server "
@@ -238,7 +248,10 @@ class RedeliveringSource(NumberedSource):
                 stop = self.stop(rows.cursor)
             room = self._ahead - max(0, stop - next_of(position))
             given = self.receive(room) if room > 0 else ()
-            received = [message._replace(stable_id=indexed_id(message.stable_id)) for message in given]
+            received = [
+                one if len(one.stable_id) <= INDEXED_MAX else one._replace(stable_id=indexed_id(one.stable_id))
+                for one in given
+            ]
             if not received and not self._looks and not self._seen:
                 return
             if self._tells_first:
@@ -338,7 +351,7 @@ class RedeliveringSource(NumberedSource):
             self._forgot_s = now_s
             super().maintain()
             with self.rows() as rows:
-                self._journal(rows.cursor).forget(self._horizon_s)
+                self._journal(rows.cursor).forget(self._horizon_s, self._now())
 
     def close(self) -> None:
         """Confirm what is owed, give back to the server what is unresolved, and let connections go."""
@@ -375,6 +388,10 @@ class RedeliveringSource(NumberedSource):
                 source=self.name,
                 subscription=str(found[0]),
             )
+
+    def _now(self) -> datetime:
+        """This machine's time, as it passes since the source was made: a clock that jumps makes no message old."""
+        return self._began + timedelta(seconds=self._clock.monotonic_s())
 
     def _journal(self, cursor: Any) -> Journal:
         return Journal(cursor, self._who(), self.where)
@@ -421,4 +438,4 @@ class RedeliveringSource(NumberedSource):
 
     def settle(self, at: At, cursor: Any) -> None:
         """The server is owed a confirmation, in the transaction of ours; unless it heard of them at once."""
-        self._journal(cursor).settle(*range_of(at), owed=not self._tells_at_once)
+        self._journal(cursor).settle(*range_of(at), self._now(), owed=not self._tells_at_once)

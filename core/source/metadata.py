@@ -87,7 +87,7 @@ class Metadata:
     def kept(self, received: Sequence[Delivery], columns: Sequence[Sequence[object]]) -> Sequence[Delivery]:
         """Messages with what is stored of them."""
         stored = self.stored([message.payload for message in received], columns)
-        return [message._replace(stored=one) for message, one in zip(received, stored, strict=True)]
+        return [Delivery(*message[:3], one) for message, one in zip(received, stored, strict=True)]
 
     def loaded(self, stored: Sequence[bytes]) -> list[pa.Array]:
         """What a reader gives of stored messages: payloads, or the struct where metadata is wanted."""

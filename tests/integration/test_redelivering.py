@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -231,7 +232,7 @@ def test_no_more_is_received_than_may_wait_unopened(harness: ToyHarness) -> None
 
 
 def test_within_the_horizon_a_message_is_known_and_after_it_a_new_one(harness: ToyHarness) -> None:
-    clock = ManualClock()
+    clock = ManualClock(datetime.now(UTC))
     source = ToySource(harness.name, harness.server, database=harness.database, horizon_s=3_600, clock=clock)
     harness.views.append(source)
     source.subscribe("s", 1)
@@ -257,7 +258,7 @@ def test_within_the_horizon_a_message_is_known_and_after_it_a_new_one(harness: T
 
 
 def test_what_stands_behind_an_unresolved_message_is_kept_until_that_is_resolved(harness: ToyHarness) -> None:
-    clock = ManualClock()
+    clock = ManualClock(datetime.now(UTC))
     source = ToySource(harness.name, harness.server, database=harness.database, horizon_s=3_600, clock=clock)
     harness.views.append(source)
     source.subscribe("s", 1)
@@ -279,6 +280,67 @@ def test_what_stands_behind_an_unresolved_message_is_kept_until_that_is_resolved
     assert kept_after_two_hours() == [(0, True), (1, True), (2, True)]
     source.confirm(A)
     assert kept_after_two_hours() == [(2, False)], "the newest stays, without its payload"
+
+
+DAYS_8: Final = timedelta(days=8)
+
+
+@pytest.mark.parametrize(
+    ("then", "later", "jump"),
+    [
+        pytest.param(-DAYS_8, -DAYS_8, -DAYS_8, id="the database jumps ahead"),
+        pytest.param(DAYS_8, 0 * DAYS_8, -DAYS_8, id="the database was behind"),
+        pytest.param(0 * DAYS_8, DAYS_8, 0 * DAYS_8, id="the driver is ahead"),
+        pytest.param(-DAYS_8, 0 * DAYS_8, 0 * DAYS_8, id="the driver was behind"),
+    ],
+)
+def test_a_message_is_known_whichever_of_two_clocks_is_wrong(
+    harness: ToyHarness, then: timedelta, later: timedelta, jump: timedelta
+) -> None:
+    """`then` and `later` are the driver's clock beside the database's, when the message is resolved and when it comes again;
+    `jump` is what the database's had wrong at first. The horizon is 7 days.
+    """
+    now = datetime.now(UTC)
+    given: dict[str, Any] = {"database": harness.database}
+    source = ToySource(harness.name, harness.server, clock=ManualClock(now + then), **given)
+    harness.views.append(source)
+    source.subscribe("s", 1)
+    harness.put([b"a", b"b"])
+    assert opened(source, A) == [b"a", b"b"]
+    source.confirm(A)
+    seconds = jump.total_seconds()
+    harness.execute(
+        f"update stormproof.pending_message set resolved_at = resolved_at + make_interval(secs => {seconds}) where MINE"
+    )
+    after = ToySource(harness.name, harness.server, clock=ManualClock(now + later), **given)
+    harness.views.append(after)
+    after.subscribe("s", 2)
+    after.maintain()
+    harness.server.ready.append(("m1", b"a"))
+    assert opened(after, Lease("b", 2)) == []
+
+
+def test_a_clock_that_jumps_while_a_driver_runs_makes_no_message_old(harness: ToyHarness) -> None:
+    """Where both clocks are one machine's; the database's jumps as what it wrote is moved back."""
+    clock = Jumping(datetime.now(UTC) - DAYS_8)
+    source = ToySource(harness.name, harness.server, database=harness.database, clock=clock)
+    harness.views.append(source)
+    source.subscribe("s", 1)
+    harness.put([b"a", b"b"])
+    assert opened(source, A) == [b"a", b"b"]
+    source.confirm(A)
+    harness.execute("update stormproof.pending_message set resolved_at = resolved_at - interval '8 days' where MINE")
+    clock.jumped = DAYS_8
+    source.maintain()
+    harness.server.ready.append(("m1", b"a"))
+    assert opened(source, B) == []
+
+
+class Jumping(ManualClock):
+    jumped = timedelta(0)
+
+    def now(self) -> datetime:
+        return super().now() + self.jumped
 
 
 # ---- drivers that die
