@@ -89,7 +89,7 @@ class OperatorAction(StrEnum):
     ADOPT_TABLE = "adopt_table"
     """Take the table that is there now for the sink's."""
     ACCEPT_LOSS = "accept_loss"
-    """Let the sink go on in a table that lacks rows of committed txids."""
+    """Let the sink go on in a table that lacks rows of committed txids; or, without a sink, accept what a server lost."""
     RELEASE_TABLE = "release_table"
     ACCEPT_CHANGE = "accept_change"
     """Let the topology go on with a changed graph."""

@@ -131,14 +131,16 @@ def looks_in(position: At) -> list[Look]:
 
 
 def with_looks(position: At, looks: Sequence[Look]) -> At:
-    """The position, with these on record. What was seen behind the same id before stays once, with the higher number."""
+    """The position, with these on record. What is seen again behind the same id stands once, as seen last, with the higher
+    number.
+    """
     if not looks:
         return position
     kept = {(one.verdict, one.place, one.behind): one for one in looks_in(position)}
     for look in looks:
         key = (look.verdict, look.place, look.behind)
-        if key not in kept or kept[key].messages < look.messages:
-            kept[key] = look
+        larger = max(kept.pop(key, look), look, key=lambda one: one.messages)
+        kept[key] = replace(larger, at=look.at, by=look.by)  # it happened again: what was accepted before was not this
     written: list[Json] = [
         [str(one.verdict), one.text, one.messages, one.behind, one.before, one.place, one.at, one.by]
         for one in _few(list(kept.values()))
@@ -155,7 +157,7 @@ def _few(looks: list[Look]) -> list[Look]:
         if first is not one:
             messages = first.messages + one.messages
             text = f"{messages} messages, at several times, between {first.behind} and {one.before}"
-            merged[one.verdict, one.place] = replace(first, text=text, messages=messages, before=one.before)
+            merged[one.verdict, one.place] = replace(first, text=text, messages=messages, before=one.before, at=one.at)
     return [*merged.values(), *looks[old + 1 if old > 0 else 0 :]]
 
 

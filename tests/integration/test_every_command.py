@@ -61,6 +61,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "drain": (NAME,),
     "explain": (TARGET,),
     "ledger accept-change": (NAME, "0123456789ab"),
+    "ledger accept-loss": (NAME,),
     "ledger adopt": (NAME, "0123456789ab"),
     "ledger adopt-table": (NAME, "no-such-sink"),
     "ledger check": (),

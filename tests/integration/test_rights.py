@@ -79,6 +79,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "ledger retry": (NAME, "1"),
     "ledger skip": (NAME, "1", "postgres-append"),
     "ledger accept-change": (NAME, "0" * SHOWN_CHARACTERS),
+    "ledger accept-loss": (NAME,),
     "ledger adopt-table": (NAME, "postgres-append"),
     "ledger prune": (NAME, "--older-than", "1d"),
 }
@@ -126,6 +127,7 @@ READS: Final = {
     "rejects list",
     "rejects show",
     "ledger check",
+    "ledger accept-loss",
 }
 PUTS: Final = {"queue put", "queue peek", "ledger check"}
 DENIED: Final = {

@@ -128,7 +128,7 @@ def test_every_persons_decision_is_on_the_page_or_says_why_not() -> None:
     commands = {
         *("dead-letters requeue", "dead-letters drop", "dead-letters edit", "rejects retry", "rejects drop"),
         *("pause", "resume", "drain", "stop", "retry", "ledger skip", "ledger skip --rows", "ledger adopt"),
-        *("ledger accept-change", "ledger adopt-table", "ledger release-table", "ledger prune"),
+        *("ledger accept-change", "ledger accept-loss", "ledger adopt-table", "ledger release-table", "ledger prune"),
     }
     assert len(ACTIONS) == len(commands)
     assert set(ON_THE_COMMAND_LINE) == {"compact", "vacuum", "repair", "queue adopt", "ledger migrate"}

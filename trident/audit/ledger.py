@@ -391,10 +391,24 @@ class LedgerSnapshot:
         c = t.event.c
         rows = self.connection.execute(
             sa.select(c.sink, c.detail)
-            .where(c.incarnation == incarnation, c.action == OperatorAction.ACCEPT_LOSS.value)
+            .where(c.incarnation == incarnation, c.action == OperatorAction.ACCEPT_LOSS.value, c.sink.is_not(None))
             .order_by(c.id)
         )
         return {row.sink: Loss.of(row.detail) for row in rows}
+
+    def accepted(self, incarnation: str) -> dict[str, str]:
+        """What operators accepted of what a source's server removed, or may have: the record, and who accepted it."""
+        c = t.event.c
+        details = self.connection.execute(
+            sa.select(c.detail)
+            .where(c.incarnation == incarnation, c.action == OperatorAction.ACCEPT_LOSS.value, c.sink.is_(None))
+            .order_by(c.id)
+        ).scalars()
+        return {
+            record: f"accepted by {detail['by']}: {detail['why'] or 'no reason given'}"
+            for detail in details
+            for record in detail["records"]
+        }
 
     def held_before(self, incarnation: str, sink: str, txid: int) -> int | None:
         """The last txid below `txid` that a sink is known to hold."""

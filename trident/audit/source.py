@@ -306,7 +306,7 @@ class PendingEvidence(SourceEvidence):
     def _server_findings(self, position: At) -> list[Finding]:
         """What the server removed, and where it could not be told whether it had."""
         return [
-            Finding(f"source {self.name}: {look}", doubt=look.verdict is not Continuity.REMOVED)
+            Finding(f"source {self.name}: {look}", doubt=look.verdict is not Continuity.REMOVED, is_look=True)
             for look in looks_in(position)
         ]
 

@@ -171,6 +171,7 @@ def _verified(
             whole=whole,
             pruned=pruned if basis is None else basis.settled_upto,
             rejects=everything.rejects,
+            accepted=snapshot.accepted(row.incarnation),
         )
         ends = None
         if last is None and not findings.violations:

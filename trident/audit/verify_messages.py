@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stormproof.core.pending.audit import Finding
 from stormproof.core.source.dead_letter import Disposal
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
@@ -23,11 +24,13 @@ def verify_messages(
     whole: bool = True,
     pruned: int = 0,
     rejects: Sequence[Reject] = (),
+    accepted: Mapping[str, str] | None = None,
 ) -> int:
     """Check slices and messages; returns the number of messages that ever failed or were rejected.
 
     `txns`, `events` and `rejects` are all that the ledger has of the topology. `whole`: every txid is to be checked. Batches
-    up to `pruned` were kept by a prune because later ones depend on them.
+    up to `pruned` were kept by a prune because later ones depend on them. `accepted`: what of a server's losses operators
+    accepted, and who.
     """
 
     def within(txid: int | None) -> bool:
@@ -41,11 +44,8 @@ def verify_messages(
     if source is not None:
         kept = [txn for txid, txn in txns.items() if txid <= pruned]
         for finding in source.slice_findings([txn for txid, txn in txns.items() if txid > pruned], kept):
-            if within(finding.txid) and finding.doubt:
-                findings.unknown(finding.text, txid=finding.txid)
-            elif within(finding.txid):
-                kind = ViolationKind.UNREACHABLE if finding.unreachable else ViolationKind.SLICES
-                findings.violation(kind, finding.text, txid=finding.txid)
+            if within(finding.txid):
+                _slice(finding, accepted or {}, findings)
         for name in source.altered():
             text = f"message {name}: its payload is not the one that was set aside, as a retry or a dead letter"
             findings.violation(ViolationKind.PAYLOAD_CHANGED, text, message=name)
@@ -61,6 +61,18 @@ def verify_messages(
                 messages=txn.messages,
             )
     return len(failed)
+
+
+def _slice(finding: Finding, accepted: Mapping[str, str], findings: Findings) -> None:
+    text = finding.text
+    if finding.is_look and text in accepted:
+        return findings.notice(NoticeKind.LOSS_ACCEPTED, f"{text}; {accepted[text]}")
+    if finding.is_look:
+        text += ". Once it was looked into: stormproof ledger accept-loss"
+    if finding.doubt:
+        return findings.unknown(text, txid=finding.txid)
+    kind = ViolationKind.UNREACHABLE if finding.unreachable else ViolationKind.SLICES
+    return findings.violation(kind, text, txid=finding.txid)
 
 
 def _message(trace: Trace, records: Records, findings: Findings) -> None:

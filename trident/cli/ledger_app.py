@@ -150,6 +150,26 @@ def ledger_adopt_table(
     adopt_table(topology, sink, accept_loss=accept_loss, by=by, why=why, as_json=as_json)
 
 
+@app.command("accept-loss")
+def ledger_accept_loss(
+    topology: TopologyName,
+    fingerprint: Annotated[
+        str | None, typer.Argument(metavar="FINGERPRINT", help="As shown without it; default: only show.")
+    ] = None,
+    by: By = "",
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Accept, on record, what a source's server removed or lost, or where it cannot be told.
+
+    Without FINGERPRINT it shows what is on record and was not accepted, and the fingerprint that accepts exactly that.
+    `audit verify` then has it as a note `loss_accepted`, and its verdict is of all else. What is noted later stays open.
+    """
+    from stormproof.trident.cli.operate import accept_loss
+
+    accept_loss(topology, fingerprint, by=by, why=why, as_json=as_json)
+
+
 @app.command("prune")
 def ledger_prune(
     topology: Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="Default: every topology.")] = None,

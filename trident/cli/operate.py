@@ -1,10 +1,10 @@
-"""`retry`, `ledger adopt`, `ledger accept-change`: what was decided, printed."""
+"""`retry`, `ledger adopt`, `ledger accept-change`, `ledger accept-loss`: what was decided, printed."""
 
 from __future__ import annotations
 
 from stormproof.trident.cli.output import emit, say
 from stormproof.trident.cli.stores import opened
-from stormproof.trident.decisions import blocked, starts
+from stormproof.trident.decisions import blocked, losses, starts
 
 
 def retry_txid(topology: str, txid: int, *, by: str, why: str, as_json: bool) -> None:
@@ -25,4 +25,14 @@ def accept_change(topology: str, fingerprint: str, *, by: str, why: str, as_json
     """Let a topology go on with a changed graph; the refused start named the graph's fingerprint."""
     with opened() as stores:
         done = starts.accept_change(stores, topology, fingerprint, by=by, why=why)
+    emit(done, as_json=as_json, text=lambda: say("\n".join(done.lines())))
+
+
+def accept_loss(topology: str, fingerprint: str | None, *, by: str, why: str, as_json: bool) -> None:
+    """Accept what a source's server lost; without the fingerprint of that, show it."""
+    with opened() as stores:
+        if fingerprint is None:
+            done = losses.open_losses(stores, topology)
+        else:
+            done = losses.accept_loss(stores, topology, fingerprint, by=by, why=why)
     emit(done, as_json=as_json, text=lambda: say("\n".join(done.lines())))

@@ -10,6 +10,7 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 | `rejects` | retry, drop a message that a sink rejected |
 | `driver` | pause, resume, drain, stop a driver |
 | `blocked`, `skips` | retry a blocked batch; give up its rows at a sink |
+| `losses` | accept what a source's server removed, or may have |
 | `starts` | adopt another incarnation's rows; accept a changed graph |
 | `adopt_table`, `release_table` | which table is a sink's own |
 """

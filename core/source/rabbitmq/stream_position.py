@@ -33,7 +33,7 @@ class StreamPosition:
         """With these on record, and behind what was removed."""
         moved = self
         for one in looks:
-            if one.verdict is not Continuity.REMOVED or int(one.behind) + 1 == moved.next:
+            if int(one.behind) + 1 == moved.next:  # else it is on record: a mark that came since stays
                 next_ = int(one.before) if one.verdict is Continuity.REMOVED else moved.next
                 on_record = looks_in(with_looks(moved.to_json(), [one]))
                 moved = replace(moved, next=next_, mark=None, looks=tuple(on_record))

@@ -1,10 +1,10 @@
-"""A refused start: adopt another incarnation's rows, accept a changed graph."""
+"""A refused start, and what stays on record: adopt another incarnation's rows, accept a changed graph, accept a loss."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stormproof.trident.decisions import starts
+from stormproof.trident.decisions import losses, starts
 from stormproof.trident.web.decide.action import Action, Choice, Done, Field, Given, Look
 from stormproof.trident.web.decide.choosing import quoted
 
@@ -47,6 +47,23 @@ def _accept(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
     return Done(tuple(done.lines()))
 
 
+def _look_loss(stores: Stores, choice: Choice) -> Look:
+    found = losses.open_losses(stores, choice.topology)
+    return Look(
+        {"fingerprint": found.fingerprint},
+        len(found.records),
+        "record",
+        said=found.records,
+        nothing=None if found.records else found.lines()[0],
+        command=f"stormproof ledger accept-loss {quoted(choice.topology)} {found.fingerprint}",
+    )
+
+
+def _accept_loss(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
+    done = losses.accept_loss(stores, choice.topology, look.facts["fingerprint"], by=given.by, why=given.why)
+    return Done(tuple(done.lines()))
+
+
 ACTIONS: Final = (
     Action(
         "adopt",
@@ -67,5 +84,14 @@ ACTIONS: Final = (
         (Field("fingerprint", "Fingerprint", required=True),),
         warning="What the tables hold stays as it is, under other columns, keys or folds than before.",
         about="The topology may start although its sinks are given other columns, keys or folds than before.",
+    ),
+    Action(
+        "accept-loss",
+        "Accept what a server lost",
+        "Accept",
+        _look_loss,
+        _accept_loss,
+        warning="Messages that were never read stay lost, and the verdict says clean where all else is.",
+        about="What a source's server removed before it was read, or where that cannot be told.",
     ),
 )
