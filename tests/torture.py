@@ -13,6 +13,8 @@ In this order, each part checked after every misfortune, with a line each (``--o
 ``restarts`` a topology with 14 sinks, Postgres restarted or crashed at random failpoints of its run
 ``containers`` users of one embedded Postgres in containers and under two names of its folder: they come, put, leave, die
 ``environment`` every fault of docs/faults.md, in a random order, those on Spark among them
+``servers`` NATS, Redis, Kafka and RabbitMQ streams, 20 seeds each: the server loses its tail, removes what nobody read,
+           gives numbers again, is made again, is restored; what is on record is added up
 ``rows``   500 random Delta tables under 30 random steps each, read by delta-rs, DuckDB and Spark, against a plain model
 
 What is random comes from the seed, which is printed. A round that failed is run again by ``SEED=s ARGS='--only rounds
@@ -40,8 +42,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support.blows import Action
 from support.chain import Chain, Ordeal, ordeal, ordeals, shuffled
 from support.containers import random_containers
+from support.databases import fresh_database
 from support.fault_stand import NotHere, place_in, try_fault
 from support.fault_table import faults
+from support.forgetful import KINDS, SEEDS, chaos
 from support.races import races
 from support.restarts import restarts
 from support.rounds import ROUNDS_PER_TOPOLOGY, Rounds, lives, stand_on
@@ -66,6 +70,7 @@ PARTS = (
     "environment",
     "containers",
     "spark",
+    "servers",
     "rows",
 )
 RACES = 50
@@ -192,6 +197,21 @@ def rows_of_tables(folder: Path, seed: int, number: int) -> Iterator[str]:
     session.stop()
 
 
+def servers_that_forget(server: EmbeddedPostgres, folder: Path, seeds: range) -> Iterator[str]:
+    """Each seed of each kind of server that starts here, and what came of all of them."""
+    for kind, (broker, _) in KINDS.items():
+        if (missing := broker.missing()) is not None:
+            yield f"{kind}: not tried: {missing} is not installed"
+            continue
+        tally: Counter[str] = Counter()
+        for number in seeds:
+            with fresh_database(server.database, f"servers_{kind}_{number}") as database:
+                found = chaos(kind, number, database, folder)
+            yield f"{kind}, seed {number}: {shown(found) or 'nothing'} on record"
+            tally += found
+        yield f"{kind}: {len(seeds)} seeds, nothing lost or doubled without its record; on record: {shown(tally)}"
+
+
 def shown(tally: Counter[str]) -> str:
     """Counts in a line."""
     return ", ".join(f"{name} {n}" for name, n in sorted(tally.items()))
@@ -203,6 +223,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, metavar="N", help="number of the first of them")
     parser.add_argument("--races", type=int, default=RACES, metavar="N", help="races of two drivers")
     parser.add_argument("--tables", type=int, default=TABLES, metavar="N", help="tables of the part `rows`")
+    parser.add_argument("--servers", type=int, default=SEEDS, metavar="N", help="seeds of each server that forgets")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", choices=PARTS, action="append", help="this part alone; may be repeated")
     arguments = parser.parse_args()
@@ -231,6 +252,7 @@ def main() -> int:
             "environment": lambda: faults_of_the_environment(server, Path(folder), random.Random(seed)),
             "containers": lambda: random_containers(Path(folder) / "containers", seed, CONTAINERS),
             "spark": lambda: on_spark(server, random.Random(seed)),
+            "servers": lambda: servers_that_forget(server, Path(folder), range(seed, seed + arguments.servers)),
             "rows": lambda: rows_of_tables(Path(folder), seed, arguments.tables),
         }
         for part in arguments.only or PARTS:

@@ -365,8 +365,6 @@ def test_limits_of_a_queue_are_said_when_a_run_starts_and_that_they_are_not_know
         (unknown,) = limits_said(server.url, server.management, "another", 9)
         assert "are not known: the management interface says HTTP Error 404" in unknown
         harness.close()
-        server.kill()
-        server.end_names()
     caplog.clear()
     (unknown,) = limits_said(server.url, server.management, "limits", 9)
     assert "Connection refused" in unknown
@@ -463,7 +461,6 @@ def test_what_comes_again_by_the_consumer_timeout_is_known(
         assert source.journal_counts() == JournalCounts(messages=2, owed=0, suppressed=0)
         server.until_left(harness.name, 0)
         server.kill()
-        server.end_names()
         harness.close()
 
 

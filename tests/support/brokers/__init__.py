@@ -60,6 +60,10 @@ class Broker(ABC):
         """What is done once before the first start, such as formatting a folder; by default nothing."""
         return
 
+    def leave(self) -> None:
+        """End what outlives the server; by default nothing does."""
+        return
+
     @property
     def log(self) -> Path:
         """What the server wrote to its standard output and error."""
@@ -137,13 +141,22 @@ def skip_where_missing(kind: type[Broker]) -> None:
 def running(kind: type[Kind], tmp_path_factory: pytest.TempPathFactory, **options: Any) -> Generator[Kind]:
     """A server of this kind for as long as the block lasts; skips the test where it cannot be started here."""
     skip_where_missing(kind)
-    broker = kind(tmp_path_factory.mktemp(kind.NAME.lower().replace(" ", "-")), **options)
+    with started(kind, tmp_path_factory.mktemp(kind.NAME.lower().replace(" ", "-")), **options) as broker:
+        yield broker
+
+
+@contextmanager
+def started(kind: type[Kind], folder: Path, **options: Any) -> Generator[Kind]:
+    """A server of this kind, with its files in this folder, for as long as the block lasts."""
+    folder.mkdir(exist_ok=True)
+    broker = kind(folder, **options)
     broker.prepare()
     try:
         broker.start()
         yield broker
     finally:
         broker.kill()
+        broker.leave()
 
 
 def left_out(reasons: Sequence[str]) -> list[str]:

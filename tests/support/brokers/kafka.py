@@ -227,13 +227,25 @@ class KafkaBroker(Broker):
         consumer.close()
         return [one.offset for one in found]
 
-    def end(self, topic: str, partition: int = 0) -> int:
-        """The offset behind a partition's last message."""
+    def configure(self, topic: str, **config: str) -> None:
+        """Change a topic's settings, named as by `topic`."""
+        api = _admin_api()
+        how = api.AlterConfigOpType.SET
+        entries = [
+            api.ConfigEntry(name.replace("_", "."), value, incremental_operation=how) for name, value in config.items()
+        ]
+        wait_for(
+            self.admin().incremental_alter_configs(
+                [api.ConfigResource(api.ResourceType.TOPIC, topic, incremental_configs=entries)]
+            )
+        )
+
+    def end(self, topic: str, partition: int = 0, spec: str = "latest") -> int:
+        """The offset behind a partition's last message; or with the spec ``earliest``, of its first."""
         from confluent_kafka import TopicPartition
 
-        (answer,) = (
-            self.admin().list_offsets({TopicPartition(topic, partition): _admin_api().OffsetSpec.latest()}).values()
-        )
+        asked = {TopicPartition(topic, partition): getattr(_admin_api().OffsetSpec, spec)()}
+        (answer,) = self.admin().list_offsets(asked).values()
         return int(answer.result().offset)
 
 

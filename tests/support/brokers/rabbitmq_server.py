@@ -17,7 +17,7 @@ import pytest
 
 from stormproof import RabbitMQSource, RabbitMQStreamSource
 from stormproof.testing import PendingSourceHarness
-from support.brokers import Broker, free_port, listens, running, until
+from support.brokers import WAIT_S, Broker, free_port, listens, running, until
 from support.brokers.harness import BrokerHarness
 
 PROGRAM: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # /usr/sbin's refuses most users
@@ -83,7 +83,7 @@ class RabbitMQServer(Broker):
             return False
         return True
 
-    def end_names(self) -> None:
+    def leave(self) -> None:
         """End the name server, which outlives its node; it refuses until it has seen that the node is gone."""
         until(self._names_ended, "epmd does not end")
 
@@ -116,9 +116,9 @@ class RabbitMQServer(Broker):
         connection.channel().queue_declare(queue, durable=True, arguments=arguments)
         connection.close()
 
-    def until_kept(self, queue: str) -> None:
+    def until_kept(self, queue: str, system: str = "quorum") -> None:
         """Wait until a quorum queue would be there after a kill: the broker writes its name down up to a second later."""
-        names = list(self.folder.glob("mnesia/*/quorum/*/names.dets"))
+        names = list(self.folder.glob(f"mnesia/*/{system}/*/names.dets"))
         until(lambda: any(queue.encode() in path.read_bytes() for path in names), f"{queue} is not on disk", 20)
 
     def delete(self, queue: str) -> None:
@@ -141,6 +141,31 @@ class RabbitMQServer(Broker):
             properties = pika.BasicProperties(delivery_mode=2, message_id=id_, headers=dict(headers or {}))
             channel.basic_publish("", queue, payload, properties, mandatory=True)
         connection.close()
+
+    def until_up(self, queue: str) -> None:
+        """Wait until a queue is served, which may be a moment after its node is."""
+        until(lambda: self._is_up(queue), f"{queue} is not served")
+
+    def _is_up(self, queue: str) -> bool:
+        connection = self.connect()
+        try:
+            connection.channel().queue_declare(queue, passive=True)
+        except pika.exceptions.ChannelClosedByBroker:
+            return False
+        finally:
+            connection.close()
+        return True
+
+    def first(self, stream: str) -> bytes:
+        """The payload of the first message that a stream has."""
+        connection = self.connect()
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1)
+        consumed = channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=WAIT_S)
+        _, _, payload = next(consumed)
+        assert isinstance(payload, bytes), f"stream {stream} has no message"
+        connection.close()
+        return payload
 
     def ready(self, queue: str) -> int:
         """Messages that nobody was given."""
@@ -166,8 +191,6 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServe
     """One node for the session; a test takes a queue of its own."""
     with running(RabbitMQServer, tmp_path_factory) as server:
         yield server
-        server.kill()
-        server.end_names()
 
 
 @dataclass
