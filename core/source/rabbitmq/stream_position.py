@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding, NumberedAudit, OpenedSlice
-from stormproof.core.pending.continuity import Continuity, Look, looks_in, with_looks
+from stormproof.core.pending.continuity import Look, looks_in, with_looks
 from stormproof.core.pending.rows import At
 from stormproof.core.source.kafka.offsets import OffsetRange
 
@@ -34,7 +34,7 @@ class StreamPosition:
         moved = self
         for one in looks:
             if int(one.behind) + 1 == moved.next:  # else it is on record: a mark that came since stays
-                next_ = int(one.before) if one.verdict is Continuity.REMOVED else moved.next
+                next_ = int(one.before) if one.before else moved.next
                 on_record = looks_in(with_looks(moved.to_json(), [one]))
                 moved = replace(moved, next=next_, mark=None, looks=tuple(on_record))
         return moved
@@ -98,9 +98,7 @@ class StreamAudit(NumberedAudit):
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """As for all numbered messages."""
         ranges: list[At] = [
-            {"range": [int(one.behind) + 1, int(one.before)]}
-            for one in looks_in(position)
-            if one.verdict is Continuity.REMOVED
+            {"range": [int(one.behind) + 1, int(one.before)]} for one in looks_in(position) if one.before
         ]
         taken = [OpenedSlice(at, "a lost range", None, taken=True) for at in ranges]
         return super().findings(position, [*held, *taken], trusted)

@@ -103,9 +103,15 @@ class StreamScout:
         self._seen = [one for one in seen if one.offset >= position.next]
         if self._seen and self._seen[0].offset > position.next:
             first = self.first()  # else the broker keeps something of its own there
+            behind = str(position.next - 1)
+            if first == position.next + 1:
+                text = (
+                    f"whether offset {position.next} had a message, which was removed before it was read, cannot be told: "
+                    "it may be one that the broker keeps for itself where a segment begins"
+                )
+                return Look(Continuity.UNKNOWN, text, 1, behind, str(first))
             if first > position.next:
                 text = f"offsets {position.next} to {first - 1} were removed by the stream's retention before they were read"
-                behind = str(position.next - 1)
                 return Look(Continuity.REMOVED, text, first - position.next, behind, str(first))
         if mark is not None and not seen:
             raise StoreUnavailable(
