@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -98,7 +98,8 @@ class KafkaBroker(Broker):
         )
         self._properties.write_text(properties + self.settings())
         (self.folder / "log4j2.properties").write_text("status=error\nrootLogger.level=off\n")
-        id_ = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        drawn = uuid.uuid4().bytes
+        id_ = base64.urlsafe_b64encode(bytes([drawn[0] & 0x7F]) + drawn[1:]).decode().rstrip("=")  # "-..." is an option
         command = self._java("kafka.tools.StorageTool", "format", "-t", id_, "-c", str(self._properties))
         subprocess.run(command, check=True, capture_output=True, timeout=READY_S)
 
@@ -242,11 +243,19 @@ class KafkaBroker(Broker):
 
     def end(self, topic: str, partition: int = 0, spec: str = "latest") -> int:
         """The offset behind a partition's last message; or with the spec ``earliest``, of its first."""
-        from confluent_kafka import TopicPartition
+        from confluent_kafka import KafkaException, TopicPartition
 
-        asked = {TopicPartition(topic, partition): getattr(_admin_api().OffsetSpec, spec)()}
-        (answer,) = self.admin().list_offsets(asked).values()
-        return int(answer.result().offset)
+        found = list[int]()
+
+        def is_told() -> bool:
+            asked = {TopicPartition(topic, partition): getattr(_admin_api().OffsetSpec, spec)()}
+            (answer,) = self.admin().list_offsets(asked).values()
+            with suppress(KafkaException):  # a broker that has just started does not lead yet
+                found.append(int(answer.result().offset))
+            return bool(found)
+
+        until(is_told, f"the {spec} offset of topic {topic} is not told")
+        return found[0]
 
 
 def wait_for(futures: Mapping[Any, Any]) -> None:
