@@ -20,11 +20,12 @@ def test_records_that_are_taken_together_are_none_of_those_that_stood_before() -
     """One that was accepted would hide the others."""
     looks = [
         Look(Continuity.UNKNOWN, "cannot be told", 0, str(n), at=f"2026-01-01T00:{n // 60:02}:{n % 60:02}+00:00")
-        for n in range(RECORD_MAX + 5)
+        for n in range(RECORD_MAX + 10)
     ]
-    found = looks_in(with_looks({}, looks))
-    assert len(found) == RECORD_MAX
-    assert str(found[0]) not in {str(one) for one in looks}
+    before = with_looks({}, looks[:-5])
+    after = looks_in(with_looks(before, looks[-5:]))
+    assert len(after) == RECORD_MAX
+    assert str(after[0]) not in {str(one) for one in [*looks, *looks_in(before)]}
 
 
 def test_a_mark_that_came_behind_a_doubt_stays() -> None:
