@@ -273,6 +273,18 @@ def test_decisions_about_starts_and_tables_are_on_record(dead: Operated) -> None
     assert {action for action, _, _ in actions(dead)} >= {"adopt", "accept_change"}
 
 
+def test_what_a_server_lost_is_accepted_once_it_was_shown(dead: Operated) -> None:
+    person = deciding(dead)
+    assert "nothing is on record" in person.look("accept-loss").text
+    look = '["unknown", "it cannot be told", 0, "1", "2", 0, "2026-01-01T00:00:00+00:00", ""]'
+    dead.sql(f"update stormproof.pending_subscription set position = position || '{{\"breaks\": [{look}]}}'")
+    shown = person.look("accept-loss")
+    assert "it cannot be told" in shown.text
+    assert "accepted, on record" in person.confirm(shown, why="the server was never down")
+    assert "nothing is on record" in person.look("accept-loss").text
+    assert actions(dead) == [("accept_loss", "olaf", "the server was never down")]
+
+
 def test_the_ledger_is_pruned(dead: Operated) -> None:
     person = deciding(dead)
     assert "Nothing is old enough" in person.look("prune").text
