@@ -10,7 +10,7 @@ create table stormproof.alembic_version (
 );
 
 -- The trigger of each table of messages: the server whose transaction numbers the messages carry takes more of them.
-create function stormproof_queue.require_server() returns trigger language plpgsql as $$
+create or replace function stormproof_queue.require_server() returns trigger language plpgsql as $$
 begin
   if (select system_identifier::text from pg_catalog.pg_control_system()) <> tg_argv[0] then
     raise exception using errcode = 'SP001',

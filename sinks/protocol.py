@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -86,10 +87,16 @@ class PreparedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The last transaction that a sink holds, by its own evidence. `digest` None: the evidence has expired."""
+    """The last transaction that a sink holds, by its own evidence. `digest` None: the evidence has expired.
+
+    `at` is when the sink took it, by its store's clock, and `rejected` how many of its rows the table refused. They are no
+    part of what is held: two are equal without them.
+    """
 
     txid: int
     digest: str | None
+    at: datetime | None = field(default=None, compare=False)
+    rejected: int = field(default=0, compare=False)
 
 
 class CommitOutcome(StrEnum):
@@ -135,6 +142,8 @@ class CommitResult:
     version: int | None = field(default=None, compare=False)
     """The table's version that has it; None: the table has no versions, or its own record of this one is gone. It is no
     part of what became of the transaction, so two results are equal without it."""
+    at: datetime | None = field(default=None, compare=False)
+    """When the table took it, by its store's clock; None: the store does not say. Likewise no part of what became of it."""
 
     @property
     def is_suppressed(self) -> bool:
@@ -176,6 +185,8 @@ class Evidence:
 
     reinstated: int = 0
     """Rows superseded by a later one that the table refused, which `rows` or `rejected` count beyond those prepared."""
+    at: datetime | None = None
+    """When the table took it, by its store's clock; None: the store does not say."""
 
 
 @dataclass(frozen=True, slots=True)

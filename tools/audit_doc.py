@@ -49,6 +49,20 @@ The views are in the schema `stormproof` and are stable: columns are only added.
 No view shows a payload, or the text of an error, which may quote one: errors are told by their class. The commands show more of
 `message`, `txn`, `aborted` and `replays`; their role is that of an auditor (`stormproof ledger sql --grants`).
 
+## What a sink has of a batch
+
+`status`, `audit behind`, `audit txn`, `audit message` and the page say of each sink `has_it`, `has_it_not` or `not_asked`. Where the ledger
+does not say it, since the batch is blocked, its driver is dead or silent, or it was given back, they ask the sink's own record: the log of
+a Delta table, the table `stormproof_sink.evidence` beside a Postgres table. `not_asked` comes with `why`: the store cannot be reached,
+it keeps no record of txids, a driver is committing the batch just now; or, of a message, the sink has the batch without rows that it
+rejected, and of which messages is on record once the batch is committed.
+
+`committed_at` is the commit's own time, by the clock of the sink's store, also where a later run found it and recorded it. Of a store
+that keeps no such time (memory, a key-value store, a sink of your own) it is the driver's: right after the commit, or when recovery
+found it. Rejected rows are counted apart (`rejected`); `rows` are those that were prepared.
+
+The views know what the ledger knows: in `audit_behind` a batch counts until a driver has recorded that the sink has it.
+
 ## Verdicts
 
 `stormproof audit verify` keeps each verdict with its time and its scope: the first and the last txid that it looked at, and how

@@ -116,6 +116,7 @@ def ends_of(
             counts[sink],
             result.is_suppressed,
             None if result.version is None else str(result.version),
+            sum(one.rows for one in rejected if one.sink == sink),
         )
         for sink, result in results.items()
     }

@@ -239,7 +239,7 @@ class Coordinator:
         Batches in flight are dropped and their jobs cancelled: their messages are opened again.
         """
         self._drop_in_flight()
-        report = recover(self._steps, sweep=sweep, recount=self._recount)
+        report = recover(self._steps, sweep=sweep, ended=self._accounts.ended, recount=self._recount)
         self._noted |= frozenset(report.in_hand)
         self._accounts.recovered(report)
         return report
@@ -327,7 +327,7 @@ class Coordinator:
 
     def _is_at_limit(self) -> bool:
         most = self._options.max_batches
-        return most is not None and self._accounts.statistics.batches + len(self._in_flight) >= most
+        return most is not None and self._accounts.taken + len(self._in_flight) >= most
 
     def _has_room(self) -> bool:
         """Whether one more batch may be opened. A batch over which drivers died runs by itself."""
@@ -489,6 +489,7 @@ class Coordinator:
         else:
             self._looked_at_s = None  # the source may have its messages again
         self._steps.observer.timed(result)
+        self._accounts.taken += 1
         self._accounts.ended(result)
         self._maintain()
         return result

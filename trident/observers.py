@@ -22,7 +22,8 @@ log = logging.getLogger("stormproof.observers")
 @dataclass(frozen=True, slots=True)
 class SinkEnd:
     """What one sink got of a committed batch: `rows` and `bytes` as prepared, `superseded` rows that changed nothing, and
-    the number of `rejects` that were recorded. `suppressed`: the sink held the batch already.
+    the number of `rejects` that were recorded, of `rejected_rows` among the prepared ones. `suppressed`: the sink held the
+    batch already.
     """
 
     rows: int
@@ -32,6 +33,7 @@ class SinkEnd:
     suppressed: bool = False
     version: str | None = None
     """The table's version that the batch made, where the store tells."""
+    rejected_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ are owed are repeated, each sink's last txid is compared with the ledger's, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
@@ -26,7 +27,7 @@ from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.recount import Prepared, Recount, messages_of
 from stormproof.trident.sessions import machine_errors
-from stormproof.trident.statistics import RecoveryReport
+from stormproof.trident.statistics import BatchResult, RecoveryReport
 from stormproof.trident.steps import MovedLate, Steps
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
@@ -38,6 +39,7 @@ LEFTOVER_TXIDS_MAX: Final = 64
 
 @dataclass(slots=True)
 class _Done:
+    ended: Callable[[BatchResult], None]
     rolled_forward: list[int] = field(default_factory=list[int])
     aborted: list[int] = field(default_factory=list[int])
     abandoned: list[int] = field(default_factory=list[int])
@@ -48,9 +50,12 @@ class _Done:
     rejected: int = 0
 
 
-def recover(steps: Steps, *, sweep: bool, recount: Recount | None = None) -> RecoveryReport:
+def recover(
+    steps: Steps, *, sweep: bool, ended: Callable[[BatchResult], None], recount: Recount | None = None
+) -> RecoveryReport:
     """Recover one topology under the epoch that `steps` holds. It may be killed at any point, and repeated.
 
+    `ended` is called with each batch that it commits, as soon as that is on record: also where a later one then fails.
     Without a `recount`, a batch of which a table refuses a group's row is blocked.
 
     Raises:
@@ -60,7 +65,7 @@ def recover(steps: Steps, *, sweep: bool, recount: Recount | None = None) -> Rec
         StoreUnavailable: a store does not answer; every decision so far is recorded.
     """
     failpoint("recover.before")
-    done = _Done()
+    done = _Done(ended)
     with steps.ledger.transaction(steps.run) as tx:
         owners = steps.source.recover(steps.run.epoch, steps.joined(tx))
         unresolved = txns.unresolved(tx)
@@ -97,7 +102,7 @@ def recover(steps: Steps, *, sweep: bool, recount: Recount | None = None) -> Rec
 def _end(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
     match txn.state, txn.guarantee:
         case TxnState.PREPARED, _:
-            _roll_forward(steps, txn, done, recount)
+            done.ended(_roll_forward(steps, txn, done, recount))
         case TxnState.BLOCKED, _:
             with steps.ledger.transaction(steps.run) as tx:
                 sink = events.blocking_sink(tx, txn.txid)
@@ -125,7 +130,7 @@ def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
     done.in_hand.extend(in_hand)
 
 
-def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
+def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> BatchResult:
     with steps.ledger.transaction(steps.run) as tx:
         work, recorded = txns.owed_work(tx, txn.txid)
         failures = [event.to_failure() for event in events.failures(tx, txn.txid)]
@@ -160,6 +165,16 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) 
     done.rejected += finished.rejected
     done.rolled_forward.append(txn.txid)
     done.suppressed.extend((txn.txid, sink) for sink, result in results.items() if result.is_suppressed)
+    reasons = Counter(failure.reason.value for failure in failures if failure.counted)
+    return BatchResult(
+        *(txn.txid, TxnState.COMMITTED.value, txn.messages, reasons.total(), txn.retry, txn.attempt, txn.tuples),
+        steps_ms=txn.steps_ms,
+        returned=len(failures) - reasons.total(),
+        reasons=dict(reasons),
+        dead_letters=len(resolution.dead),
+        superseded=sum(result.superseded for result in results.values()),
+        rejected=finished.rejected,
+    )
 
 
 def _adopt(
@@ -200,7 +215,7 @@ def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], do
         if held is None or held.digest is None or held.txid in (txid, item.previous):
             continue
         with steps.ledger.transaction(steps.run) as tx:
-            late = take_late_commit(tx, sink, held.txid, held.digest, waiting=txid)
+            late = take_late_commit(tx, sink, held, waiting=txid)
         if late:
             done.late_commits.append((held.txid, sink))
             found = True
@@ -273,7 +288,7 @@ def _compare(steps: Steps, session: SinkSession, done: _Done) -> None:
             steps.previous[sink] = None if known is None else known[0]
             return
         if not _agrees(held, known):
-            if held is None or not take_late_commit(tx, sink, held.txid, held.digest):
+            if held is None or not take_late_commit(tx, sink, held):
                 raise _mismatch(steps, session, held, known)
             done.late_commits.append((held.txid, sink))
     steps.previous[sink] = None if held is None else held.txid

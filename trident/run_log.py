@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.message import storable_text
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
-from stormproof.trident.transaction_states import TxnState
 from stormproof.trident.tuning import Step
 
 log = logging.getLogger("stormproof.txn")
@@ -23,6 +21,8 @@ class Accounts:
 
     def __init__(self, statistics: RunStatistics, on_batch: Callable[[BatchResult], None] | None) -> None:
         self.statistics = statistics
+        self.taken = 0
+        """Batches that this run has opened and ended; recovery's are not among them."""
         self._on_batch = on_batch
 
     def suppressed(self, duplicates: int) -> None:
@@ -34,8 +34,7 @@ class Accounts:
         if not (report.did_something or report.took_over_from):
             return
         self.suppressed(len(report.suppressed))
-        s = self.statistics
-        self.statistics = replace(s, recoveries=(*s.recoveries, report), rejected=s.rejected + report.rejected)
+        self.statistics = replace(self.statistics, recoveries=(*self.statistics.recoveries, report))
         log.info("recovered %s", json.dumps({"topology": self.statistics.topology, **asdict(report)}))
 
     def run_ended(self, elapsed_s: float, stopped: str) -> None:
@@ -53,24 +52,7 @@ class Accounts:
 
     def ended(self, result: BatchResult) -> None:
         """Count a batch, log it, and call the caller's function with its result."""
-        s = self.statistics
-        self.statistics = replace(
-            s,
-            batches=s.batches + 1,
-            messages=s.messages + result.committed_messages,
-            tuples=s.tuples + result.tuples,
-            failed=s.failed + result.failed,
-            failed_by_reason=dict(Counter(s.failed_by_reason) + Counter(result.reasons)),
-            returned=s.returned + result.returned,
-            unanchored=s.unanchored + result.unanchored,
-            dead_letters=s.dead_letters + result.dead_letters,
-            superseded=s.superseded + result.superseded,
-            rejected=s.rejected + result.rejected,
-            replayed=s.replayed + (result.messages if result.retry else 0),
-            attempts=s.attempts + result.attempts,
-            aborted_batches=s.aborted_batches + (result.state == TxnState.ABORTED.value),
-            abandoned_batches=s.abandoned_batches + (result.state == TxnState.ABANDONED.value),
-        )
+        self.statistics = s = self.statistics.after(result)
         line = {
             "topology": s.topology,
             "guarantee": s.guarantee,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -91,7 +92,7 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """The figures of one `run`.
+    """The figures of one `run`, with the batches of an earlier driver that its recovery committed.
 
     `messages` counts messages that every sink holds, without failed, returned and rejected ones. `rejected` counts messages
     that a sink does not hold, since its table refuses their rows; `stormproof rejects` shows them. `failed` counts failures,
@@ -128,6 +129,26 @@ class RunStatistics:
 
     tuning: Figures | None = None
     """The tuned size and number of batches at the end; None without a latency target."""
+
+    def after(self, result: BatchResult) -> RunStatistics:
+        """The figures with one batch more, which this run or its recovery ended."""
+        return replace(
+            self,
+            batches=self.batches + 1,
+            messages=self.messages + result.committed_messages,
+            tuples=self.tuples + result.tuples,
+            failed=self.failed + result.failed,
+            failed_by_reason=dict(Counter(self.failed_by_reason) + Counter(result.reasons)),
+            returned=self.returned + result.returned,
+            unanchored=self.unanchored + result.unanchored,
+            dead_letters=self.dead_letters + result.dead_letters,
+            superseded=self.superseded + result.superseded,
+            rejected=self.rejected + result.rejected,
+            replayed=self.replayed + (result.messages if result.retry else 0),
+            attempts=self.attempts + result.attempts,
+            aborted_batches=self.aborted_batches + (result.state == TxnState.ABORTED.value),
+            abandoned_batches=self.abandoned_batches + (result.state == TxnState.ABANDONED.value),
+        )
 
     def plus(self, later: RunStatistics) -> RunStatistics:
         """The sums of both runs, with the later one's epoch."""

@@ -52,7 +52,7 @@ from stormproof.trident.observers import NOBODY, CommittedBatch, Observer
 from stormproof.trident.read_already import ReadAlready
 from stormproof.trident.reject_limit import RejectLimit
 from stormproof.trident.sessions import Sessions, machine_errors
-from stormproof.trident.transaction_states import AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
+from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 from stormproof.trident.tuning import Figures
 
 NO_TIMES: Final[Mapping[str, float]] = MappingProxyType({})
@@ -373,7 +373,10 @@ class Steps:
             try:
                 with self.sessions.adopting(name) as session:
                     prepared = replace(to_prepared(txid, work[name]), rejects_max=rejects_max)
-                    results[name] = session.commit(prepared, checked=guarantee is Guarantee.EXACTLY_ONCE)
+                    result = session.commit(prepared, checked=guarantee is Guarantee.EXACTLY_ONCE)
+                if result.at is None and not result.is_suppressed:
+                    result = replace(result, at=self.ledger.clock.now())
+                results[name] = result
             except FatalError as error:
                 return SinkAnswers(results, name, error)
             failpoint("commit.after_sink")
@@ -455,10 +458,7 @@ class Steps:
             if guarantee is not Guarantee.AT_MOST_ONCE and not owed:
                 resolution = self.source.confirm(self.lease(txid), failures, joined)
             failpoint("finish.in_transaction")
-            held = {name: SinkOutcome(result.outcome.value) for name, result in results.items()}
-            superseded = {name: result.superseded for name, result in results.items()}
-            versions = {name: result.version for name, result in results.items()}
-            txns.commit(tx, txid, before, held, _rounded(steps_ms), superseded, versions)
+            txns.commit(tx, txid, before, results, _rounded(steps_ms))
             events.record(tx, resolution_events(txid, resolution, results) + contract_events(txid, work, results))
             if sinks is not None:
                 # Under at-most-once a message that failed does not come again.

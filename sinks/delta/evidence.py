@@ -179,6 +179,7 @@ def _evidence(entry: LogEntry, ours: OurCommit, fate: _Fate, disk: _Disk, *, fol
         superseded_about=entry.is_by_spark,
         reinstated=ours.reinstated,
         doubt=fate.doubtful.get(entry.version),
+        at=ours.at,
     )
 
 

@@ -362,6 +362,7 @@ class TableHold(StoreRecord):
             refused=refused_rows(commit.refused),
             changed=changed,
             version=commit.version,
+            at=commit.at,
         )
 
     def _require_frozen(self, contract: SchemaContract) -> None:

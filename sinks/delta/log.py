@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -93,6 +94,8 @@ class OurCommit:
     """The files that were written in place of prepared ones, without the rejected rows."""
     totals: Totals | None = None
     """What a table by key holds since, by the record of its commits; None: it is not on record."""
+    at: datetime | None = None
+    """The log entry's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,13 @@ class LogEntry:
             refused=str(self.info.get(REFUSED, "")),
             files=tuple(PreparedFile(**file) for file in json.loads(str(self.info.get(FILES, "[]")))),
             totals=self._totals,
+            at=self._at,
         )
+
+    @property
+    def _at(self) -> datetime | None:
+        ms = self.info.get("inCommitTimestamp") or self.info.get("timestamp")
+        return datetime.fromtimestamp(ms / 1000, UTC) if isinstance(ms, int) else None
 
     @property
     def _totals(self) -> Totals | None:

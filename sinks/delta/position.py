@@ -32,7 +32,9 @@ class Position:
     @property
     def held(self) -> Held:
         """The same as the protocol says it."""
-        return Held(self.txid, None if self.commit is None else self.commit.digest)
+        if self.commit is None:
+            return Held(self.txid, None)
+        return Held(self.txid, self.commit.digest, self.commit.at, self.commit.rejected)
 
 
 def find_position(log: DeltaLog, table: TableHead, application: str) -> Position | None:

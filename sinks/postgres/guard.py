@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import psycopg
 
@@ -147,7 +148,9 @@ class Guard:
             PositionMismatch: the guard was moved with another table of this name.
             SinkRefused: the table is gone.
         """
-        return self._read(connection, "", same_table=True)
+        found = self._read(connection, "", same_table=True)
+        entry = next(iter(self.entries(connection, found.txid, found.txid)), None) if found is not None else None
+        return found if found is None or entry is None else replace(found, at=entry.at, rejected=entry.rejected)
 
     def ask(self, connection: psycopg.Connection) -> psycopg.Cursor[tuple[Any, ...]]:
         """Lock the guard row, without waiting for the answer where the connection is in a pipeline; `locked` reads it."""
@@ -212,26 +215,28 @@ class Guard:
             return connection.execute(
                 "update stormproof_sink.guard set last_txid = %(txid)s, last_digest = %(digest)s, "
                 "table_id = %(table_id)s, epoch = %(epoch)s, updated_at = now() "
-                f"where {MINE} and last_txid is not distinct from %(previous)s",
+                f"where {MINE} and last_txid is not distinct from %(previous)s returning updated_at",
                 said,
             )
         return connection.execute(
             "update stormproof_sink.guard set "
             "last_digest = case when last_txid > %(txid)s then last_digest else %(digest)s end, "
             "last_txid = greatest(last_txid, %(txid)s), table_id = %(table_id)s, epoch = %(epoch)s, "
-            f"updated_at = now() where {MINE}",
+            f"updated_at = now() where {MINE} returning updated_at",
             said,
         )
 
-    def require_moved(self, transaction: PreparedTransaction, moved: psycopg.Cursor[tuple[Any, ...]]) -> None:
-        """Read the answer. Raises as `move`."""
-        if moved.rowcount != 1:
+    def require_moved(self, transaction: PreparedTransaction, moved: psycopg.Cursor[tuple[Any, ...]]) -> datetime:
+        """Read the answer: when it was moved, by the server's clock. Raises as `move`."""
+        at = moved.fetchone()
+        if moved.rowcount != 1 or at is None:
             raise PositionMismatch(
                 f"{self._where}: {moved.rowcount} guard rows were moved from txid {transaction.previous} to "
                 f"{transaction.txid} instead of one; {self._inspect}",
                 txid=transaction.txid,
                 previous=transaction.previous,
             )
+        return cast("datetime", at[0])
 
     def take_table(self, connection: psycopg.Connection, last: PreparedTransaction | None) -> None:
         """Point the guard at the table that now has the name, and at `last`, whose evidence is added where it is missing.
@@ -334,10 +339,6 @@ class Guard:
             ],
         )
 
-    def dropped(self, connection: psycopg.Connection, txid: int) -> int:
-        """How many rows of a txid the table's triggers dropped."""
-        return sum(entry.dropped for entry in self.entries(connection, txid, txid))
-
     def rejected(self, connection: psycopg.Connection, txid: int) -> tuple[RefusedRow, ...]:
         """The rows of a txid that the table did not get."""
         named = "messages, origins, goes_with_others"
@@ -391,7 +392,7 @@ class Guard:
         """The evidence of txids from `first` to `last`."""
         rows = connection.execute(
             # As JSON: a table of an earlier version has no such column, and a reader does not change it.
-            "select txid, digest, rows, coalesce((to_jsonb(e) ->> 'dropped')::bigint, 0) "
+            "select txid, digest, rows, coalesce((to_jsonb(e) ->> 'dropped')::bigint, 0), committed_at "
             f"from stormproof_sink.evidence e where {MINE} and txid >= %(first)s "
             "and (%(last)s::bigint is null or txid <= %(last)s) order by txid",
             {**self._mine, "first": first, "last": last},
@@ -399,7 +400,8 @@ class Guard:
         rejected: dict[int, int] = {}
         if bookkeeping.has_rejects(connection):
             found = connection.execute(
-                f"select txid, count(*) from stormproof_sink.reject where {MINE} group by txid", self._mine
+                f"select txid, count(*) from stormproof_sink.reject where {MINE} and txid >= %(first)s group by txid",
+                {**self._mine, "first": first},
             )
             rejected = dict(found.fetchall())
         superseded = self._superseded(connection, first, last)
@@ -412,8 +414,9 @@ class Guard:
                 superseded=superseded.get(txid, (0, 0))[0],
                 reinstated=superseded.get(txid, (0, 0))[1],
                 dropped=dropped,
+                at=at,
             )
-            for txid, digest, count, dropped in rows
+            for txid, digest, count, dropped, at in rows
         )
 
     def contents(self, connection: psycopg.Connection) -> list[tuple[int, int, str | None, datetime]]:

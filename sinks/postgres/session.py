@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -157,14 +158,14 @@ class PostgresSession(TableHold, SinkSession):
             if self.input.is_by_key:
                 content = Totals(moved.inserted, sums_of_files(transaction.files, summed_columns(self.input.folds)), 1)
             said = self._said(facts, content, checked=checked, dropped=dropped, began_empty=began_empty)
-            self._record(connection, facts, transaction, taken, dropped, said, where, checked=checked)
+            at = self._record(connection, facts, transaction, taken, dropped, said, where, checked=checked)
             self.guard.add_rejected(connection, transaction.txid, (), again=not checked)
             self.guard.add_superseded(connection, transaction.txid, superseded, back, again=not checked)
             changed = self.changed(connection, transaction.txid)
             failpoint("postgres.after_rows")
         self._known = facts if self._goes_by_known else None
         failpoint("postgres.after_commit")
-        return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped, changed=changed)
+        return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped, changed=changed, at=at)
 
     @property
     def _goes_by_known(self) -> bool:
@@ -182,9 +183,9 @@ class PostgresSession(TableHold, SinkSession):
         where: str,
         *,
         checked: bool,
-    ) -> None:
+    ) -> datetime:
         """Behind the rows: move the guard, add the evidence, and look at the table once more. The rows that were written
-        lock it against changes until the transaction ends, so what is seen now stays true.
+        lock it against changes until the transaction ends, so what is seen now stays true. Returns the evidence's time.
 
         Raises:
             SinkRefused: a deferred constraint refuses; another table has the name; a part of it loses its rows in a crash.
@@ -204,8 +205,7 @@ class PostgresSession(TableHold, SinkSession):
         # Facts of this transaction: a trigger of the table's may have made a partition, with triggers, for our very rows.
         same = now == facts or (fresh and now is not None and now.table == facts.table and not now.volatile)
         if same:
-            self.guard.require_moved(transaction, moved)
-            return
+            return self.guard.require_moved(transaction, moved)
         if now is not None and now.table.oid == facts.table.oid:
             require_no_volatile(now.volatile, where)
         elif fresh:  # else the table may have had another name before this commit began
@@ -253,13 +253,13 @@ class PostgresSession(TableHold, SinkSession):
             _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
             content = self._content_of(transaction, rejects, moved.inserted)
             said = self._said(facts, content, checked=checked, dropped=moved.dropped, began_empty=began_empty)
-            self._record(connection, facts, transaction, moved.taken, moved.dropped, said, where, checked=checked)
+            at = self._record(connection, facts, transaction, moved.taken, moved.dropped, said, where, checked=checked)
             guard.add_rejected(connection, transaction.txid, refused, again=not checked)
             guard.add_superseded(connection, transaction.txid, superseded, back, again=not checked)
             changed = self.changed(connection, transaction.txid)
             failpoint("postgres.after_rejects")
         failpoint("postgres.after_commit")
-        return CommitResult(CommitOutcome.APPLIED, superseded, refused, moved.dropped, changed)
+        return CommitResult(CommitOutcome.APPLIED, superseded, refused, moved.dropped, changed, at=at)
 
     def _said(
         self,
@@ -298,12 +298,14 @@ class PostgresSession(TableHold, SinkSession):
 
     def _held(self, connection: psycopg.Connection, transaction: PreparedTransaction) -> CommitResult:
         """The result for a transaction that the sink holds, with what was refused and dropped then."""
-        dropped, refused = self.guard.dropped(connection, transaction.txid), tuple[RefusedRow, ...]()
+        entries, refused = self.guard.entries(connection, transaction.txid, transaction.txid), tuple[RefusedRow, ...]()
+        dropped = sum(entry.dropped for entry in entries)
         if bookkeeping.has_rejects(connection):
             refused = self.guard.rejected(connection, transaction.txid)
         superseded = self.guard.superseded(connection, transaction.txid)
         changed = self.changed(connection, transaction.txid)
-        return CommitResult(CommitOutcome.ALREADY_HELD, superseded, refused, dropped, changed)
+        at = entries[0].at if entries else None
+        return CommitResult(CommitOutcome.ALREADY_HELD, superseded, refused, dropped, changed, at=at)
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files and staging tables of dead attempts."""

@@ -410,6 +410,7 @@ def each_message_has_one_history(walk: Walk, page: TestClient) -> None:
                 f"held by {sink['sink']}" + ("" if sink["version"] is None else f" version {sink['version']}")
                 for sink in one["held"]
             ]
+            held += [f"{other['sink']} {other['has'].replace('_', ' ')}" for other in one["not_held"]]
             held += [f"given up at {given_up['sink']}" for given_up in one["skipped"]]
             assert row["What became of it there"] == (" ".join(held) or _instead(one)), line
         mine = [entry for entry in entries if entry["message"] == message]
@@ -466,8 +467,8 @@ def each_batch_has_one_story(walk: Walk, page: TestClient) -> None:
             for cells in shown
         ] == [
             (
-                (sink["outcome"] or "not yet").replace("_", " "),
-                str(sink["rows"]),
+                (sink["outcome"] or sink["has"]).replace("_", " "),
+                str(sink["rows"]) + (f" {sink['rejected']} rejected" if sink["rejected"] else ""),
                 str(sink["follows_txid"] or "first"),
                 sink["digest"][:16],
                 cell_of("at", sink["committed_at"]),

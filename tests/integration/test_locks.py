@@ -34,7 +34,7 @@ def test_recovery_names_a_lock_that_somebody_keeps(database: Database, tmp_path:
         steps = Steps(ledger, run, built.source, sessions, lease_s=30)
         other.execute("select from stormproof.pending_subscription for update")
         with pytest.raises(StoreUnavailable):
-            recover(steps, sweep=False)
+            recover(steps, sweep=False, ended=lambda _: None)
         other.rollback()
-        recover(steps, sweep=False)
+        recover(steps, sweep=False, ended=lambda _: None)
     engine.dispose()

@@ -114,6 +114,20 @@ def test_what_was_prepared_is_completed_by_a_call_with_any_key(cell: StreamCell,
     require_exact(cell, ["a", "b"])
 
 
+def test_of_a_dead_programs_job_it_is_said_which_sink_has_it_and_the_next_run_counts_it(
+    cell: StreamCell, command: CommandLine
+) -> None:
+    assert run_program(cell, ["a"], "commit.after_sink=kill") == KILLED
+    told = command("audit", "txn", "daily", "1")["sinks"]
+    assert sorted(one["has"] for one in told) == ["has_it", "has_it_not"]
+    (opening,) = command("audit", "message", "daily", "a")["openings"]
+    assert ([one["sink"] for one in opening["held"]], len(opening["not_held"])) == (["delta-rows"], 1)
+    with writer(cell) as write:
+        write.once(frame_of("b"), "b")
+        found = write.statistics
+    assert (found.batches, found.messages, found.recoveries[0].rolled_forward) == (2, 2, (1,))
+
+
 # -- keys ------------------------------------------------------------------------------------------------------------
 
 

@@ -207,7 +207,7 @@ def identifier_before_rows() -> None:
 
 def no_txid_check() -> None:
     """A state takes whatever it is given, and no key's txid is looked at."""
-    replace_in(StateSession, "_holds", lambda *_: False)
+    replace_in(StateSession, "_holding", lambda *_: None)
     no_txid_of_keys()
 
 

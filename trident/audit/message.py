@@ -11,7 +11,9 @@ from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.sinks.registry import lineage_of
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, Skipped, Work
+from stormproof.trident.audit.holdings import Has, Holding
+from stormproof.trident.audit.inspect import SinkOpener
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, Skipped
 from stormproof.trident.audit.lifecycle import (
     MESSAGE_EVENTS,
     EndKind,
@@ -25,22 +27,10 @@ from stormproof.trident.audit.lifecycle import (
     with_skips,
 )
 from stormproof.trident.audit.source import SourceReader, stored_source
+from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.ledger.rows import Event, Reject, Txn
-from stormproof.trident.transaction_states import EventKind, RejectState, TxnState
+from stormproof.trident.transaction_states import EventKind, RejectState
 from stormproof.trident.transaction_states import OperatorAction as Action
-
-
-@dataclass(frozen=True, slots=True)
-class HeldIn:
-    """A sink that holds a batch: its table, when it held it, and the table's version that has it.
-
-    `version` is None where the table has no versions, or the ledger does not know it.
-    """
-
-    sink: str
-    target: str
-    at: datetime | None
-    version: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +42,10 @@ class Opening:
     retry: bool
     failed: bool
     returned: bool = False
-    held: tuple[HeldIn, ...] = ()
-    """The sinks that hold what the batch wrote of the message: none if it failed there, or before the batch is committed."""
+    held: tuple[Holding, ...] = ()
+    """The sinks that hold what the batch wrote of the message: none if it failed there."""
+    not_held: tuple[Holding, ...] = ()
+    """The sinks that do not have it, or were not asked, with why; but for those that rejected it, or were skipped."""
     skipped: tuple[Skipped, ...] = ()
     """The sinks at which an operator gave up all rows of the batch (`ledger skip`), this message's among them."""
 
@@ -147,9 +139,16 @@ class MessageReport:
 
 
 def message(
-    ledger: AuditLedger, topology: str, shown_id: str, *, source: SourceReader = stored_source
+    ledger: AuditLedger,
+    topology: str,
+    shown_id: str,
+    *,
+    source: SourceReader = stored_source,
+    opener: SinkOpener | None = None,
 ) -> MessageReport:
     """What became of a message, by its shown id (`XID-N` in a Postgres queue), or the one that its server gave it.
+
+    With an `opener` the sinks that the ledger does not know to hold a batch of it are asked.
 
     Raises:
         UsageError: no such topology, not an id of its source, or neither ledger nor source knows the message; or there was
@@ -176,13 +175,12 @@ def message(
             end = None if end is None else EndState(EndKind.UNPROVEN, end.txid)
         sinks = snapshot.sinks(row.incarnation)
         stored_in = _stored_in(sinks)
-        targets = {binding.sink: binding.target for binding in sinks}
-        held = {
-            txn.txid: _held(snapshot.work(row.incarnation, txn.txid, txn.txid), targets, rejects)
-            for txn in opened
-            if in_source and txn.state is TxnState.COMMITTED and not trace.left_out_of(txn)
-        }
         wrote = {txn.txid for txn in opened if in_source and not trace.left_out_of(txn)}
+        works = {
+            txn.txid: [one.work for one in snapshot.work(row.incarnation, txn.txid, txn.txid) if txn.txid in wrote]
+            for txn in opened
+        }
+        holdings = holdings_of(snapshot, row, opener)
         given_up = _given_up(snapshot, row.incarnation, wrote, skipped, rejects)
         dead = () if evidence is None else evidence.dead(shown_id)
     if end is None:
@@ -191,6 +189,13 @@ def message(
             topology=topology,
             message=shown_id,
         )
+    refused = {(one.txid, one.sink) for one in rejects} | {
+        (one.txid, one.sink) for some in skipped.values() for one in some
+    }
+    found = {
+        txn.txid: [holdings.of_message(txn, work) for work in works[txn.txid] if (txn.txid, work.sink) not in refused]
+        for txn in opened
+    }
     return MessageReport(
         topology=topology,
         message=shown_id,
@@ -201,7 +206,8 @@ def message(
                 retry=t.retry,
                 failed=trace.failed_in(t),
                 returned=trace.left_out_of(t) and not trace.failed_in(t),
-                held=held.get(t.txid, ()),
+                held=tuple(one for one in found[t.txid] if one.has is Has.HAS),
+                not_held=tuple(one for one in found[t.txid] if one.has is not Has.HAS),
                 skipped=tuple(skipped.get(t.txid, ())) if t.txid in wrote else (),
             )
             for t in opened
@@ -264,15 +270,6 @@ def _decisions(
         *map(OperatorAction.of_skip, given_up),
     )
     return tuple(sorted((one for one in found if one is not None), key=lambda one: str(one.at)))
-
-
-def _held(work: Sequence[Work], targets: Mapping[str, str], rejects: Sequence[Reject]) -> tuple[HeldIn, ...]:
-    refused = {(one.txid, one.sink) for one in rejects}
-    return tuple(
-        HeldIn(one.work.sink, targets.get(one.work.sink, ""), one.work.committed_at, one.work.version)
-        for one in work
-        if one.work.committed_at is not None and (one.txid, one.work.sink) not in refused
-    )
 
 
 def _stored_in(sinks: Sequence[SinkBinding]) -> tuple[StoredIn, ...]:

@@ -15,9 +15,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from stormproof.core.errors import UsageError
+from stormproof.trident.audit.holdings import Has
+from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.source import spout_sources, stored_source
+from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.ledger.tables import SCHEMA
+from stormproof.trident.transaction_states import TxnState
 
 LIMIT: Final = 100
 """Rows that an answer has unless more are asked for."""
@@ -116,18 +120,19 @@ class Answer:
     """Rows that `limit` left out."""
 
 
-def ask(ledger: AuditLedger, question: Question, asked: Asked) -> Answer:
-    """Answer a question from one instant of the ledger. Of `pending` each row has what waits in the source, too.
+def ask(ledger: AuditLedger, question: Question, asked: Asked, opener: SinkOpener | None = None) -> Answer:
+    """Answer a question from one instant of the ledger. Of `pending` each row has what waits in the source, too; with an
+    `opener`, of `behind` what the sink holds by its own record.
 
     Raises:
         UsageError: no such topology, or a filter or group that the question does not have.
         StoreUnavailable: the database does not answer.
     """
     with ledger.snapshot() as snapshot:
-        return answered(snapshot, question, asked)
+        return answered(snapshot, question, asked, opener)
 
 
-def answered(snapshot: LedgerSnapshot, question: Question, asked: Asked) -> Answer:
+def answered(snapshot: LedgerSnapshot, question: Question, asked: Asked, opener: SinkOpener | None = None) -> Answer:
     """The same from an instant that several questions are asked of."""
     if asked.topology is not None:
         snapshot.topology(asked.topology)
@@ -137,6 +142,8 @@ def answered(snapshot: LedgerSnapshot, question: Question, asked: Asked) -> Answ
         rows = [{**row, **_unopened(snapshot, row)} for row in rows]
     if question is Question.ABORTED and not asked.group:
         rows = [{**row, "reason": _reason(snapshot, row)} for row in rows]
+    if question is Question.BEHIND and opener is not None and not asked.group:
+        rows = [_held(snapshot, row, opener) if row["behind_txids"] else row for row in rows]
     return Answer(question, question.view, asked, tuple(rows), left_out)
 
 
@@ -219,6 +226,31 @@ def _unopened(snapshot: LedgerSnapshot, row: Mapping[str, Any]) -> dict[str, Any
         return {"ready": None, "oldest_ready_age_s": None}
     backlog = evidence.backlog()
     return {"ready": backlog.ready, "oldest_ready_age_s": backlog.oldest_ready_age_s}
+
+
+def _held(snapshot: LedgerSnapshot, row: Mapping[str, Any], opener: SinkOpener) -> dict[str, Any]:
+    """A sink's row without the batches that it has by its own record; `has` and `why` are of the first of the others."""
+    topology = snapshot.topology(row["topology"])
+    holdings = holdings_of(snapshot, topology, opener)
+    found = [
+        (txn, item.work.rows, holdings.of(txn, item.work))
+        for txn in snapshot.unresolved(topology.incarnation)
+        for item in snapshot.work(topology.incarnation, txn.txid, txn.txid)
+        if (item.work.sink, item.work.committed_at, item.work.outcome) == (row["sink"], None, None)
+    ]
+    has = [(txn, one) for txn, _, one in found if one.has is Has.HAS]
+    left = [(txn, rows, one) for txn, rows, one in found if one.has is not Has.HAS]
+    return {
+        **row,
+        "held_txid": has[-1][0].txid if has else row["held_txid"],
+        "behind_txids": len(left),
+        "behind_rows": sum(rows for _, rows, _ in left),
+        "behind_since": left[0][0].prepared_at if left else None,
+        "blocked_txid": next((txn.txid for txn, _, _ in left if txn.state is TxnState.BLOCKED), None),
+        "has": left[0][2].has.value if left else Has.HAS.value,
+        "has_since": has[-1][1].at if has else None,
+        "why": left[0][2].why if left else None,
+    }
 
 
 def _reason(snapshot: LedgerSnapshot, row: Mapping[str, Any]) -> str | None:

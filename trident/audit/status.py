@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -16,6 +16,8 @@ from stormproof.core.errors import Json
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import SourceEvidence
+from stormproof.trident.audit.holdings import Has, Holding, Holdings
+from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, stored_source
@@ -45,7 +47,7 @@ class DriverState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """One sink, by the ledger: the last txid that it is known to hold, and the earlier ones that it lacks."""
+    """One sink: the last txid that it is known to hold, by ledger or store, and the earlier ones that it lacks."""
 
     sink: str
     target: str
@@ -71,6 +73,8 @@ class UnresolvedTxn:
     """Why it is blocked."""
     reason: str | None
     """The cause in words."""
+    sinks: tuple[Holding, ...] = ()
+    """What each sink holds of it, where it is blocked or no driver that answers is committing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +186,18 @@ class TopologyStatus:
     """What the driver does by its newest sign of life: running, pausing, paused, draining, stopping; None: none runs."""
     last_sign_s: float | None = None
     """How old that sign is, in seconds."""
+    last_heard_at: datetime | None = None
+    """When the driver gave its newest sign of life, by the database's clock; None: it gave none."""
     asked: Asked | None = None
     """What an operator asked for, as long as it holds: a pause, or that the running driver ends."""
+
+    @property
+    def since(self) -> datetime:
+        """Since when the driver is in its state: one that is dead, or not seen from here, since it was last heard."""
+        if self.stopped_at is not None:
+            return self.stopped_at
+        heard = None if self.driver is DriverState.RUNNING else self.last_heard_at
+        return self.started_at if heard is None else heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +213,10 @@ def status(
     *,
     source: SourceReader = stored_source,
     committer: Callable[[SinkBinding], str | None] = lambda _: None,
+    opener: SinkOpener | None = None,
 ) -> StatusReport:
-    """Every topology in the ledger; or one, with its dead letters counted by class of error, and who commits to its tables.
+    """Every topology in the ledger; or one, with its dead letters counted by class of error, who commits to its tables, and,
+    with an `opener`, what its sinks hold by their own record of batches that are blocked or whose driver is gone.
 
     Raises:
         UsageError: the ledger does not have this topology.
@@ -208,7 +224,7 @@ def status(
     with ledger.snapshot() as snapshot:
         if topology is not None:
             return StatusReport(
-                (_topology(snapshot, snapshot.topology(topology), source, committer, counts_dead=True),)
+                (_topology(snapshot, snapshot.topology(topology), source, committer, opener, counts_dead=True),)
             )
         return StatusReport(tuple(_topology(snapshot, row, source) for row in snapshot.topologies()))
 
@@ -218,14 +234,19 @@ def _topology(
     row: TopologyRow,
     source: SourceReader,
     committer: Callable[[SinkBinding], str | None] = lambda _: None,
+    opener: SinkOpener | None = None,
     *,
     counts_dead: bool = False,
 ) -> TopologyStatus:
-    sign = signs_of_life(snapshot.connection).get(row.incarnation)
-    sign = sign if sign is not None and sign.epoch == row.epoch else None
+    sign = sign_of(snapshot, row)
     driver = driver_state(row, sign)
     runs = driver in (DriverState.RUNNING, DriverState.UNKNOWN)
-    unresolved = snapshot.unresolved(row.incarnation)
+    unresolved, holdings = snapshot.unresolved(row.incarnation), holdings_of(snapshot, row, opener)
+    held = {
+        txn.txid: tuple(holdings.of(txn, item.work) for item in snapshot.work(row.incarnation, txn.txid, txn.txid))
+        for txn in unresolved
+        if txn.state is TxnState.BLOCKED or not holdings.driver_answers
+    }
     newest = snapshot.newest_opened(row.incarnation, row.epoch)
     evidence = source(snapshot, row)
     missing = snapshot.missing(row.incarnation)
@@ -245,7 +266,8 @@ def _topology(
         txns=snapshot.counts(row.incarnation),
         unresolved=tuple(
             UnresolvedTxn(
-                txn.txid, txn.state.value, txn.prepared_at or txn.opened_at, txn.messages, txn.cause, txn.reason
+                *(txn.txid, txn.state.value, txn.prepared_at or txn.opened_at, txn.messages, txn.cause, txn.reason),
+                sinks=held.get(txn.txid, ()),
             )
             for txn in unresolved
         ),
@@ -255,7 +277,7 @@ def _topology(
             SinkStatus(
                 b.sink,
                 b.target,
-                snapshot.last_held(row.incarnation, b.sink),
+                _last_held(snapshot.last_held(row.incarnation, b.sink), b.sink, held),
                 missing.get(b.sink, ()),
                 snapshot.superseded(row.incarnation, b.sink),
                 snapshot.dropped(row.incarnation, b.sink),
@@ -277,10 +299,17 @@ def _topology(
         problems=tuple(problems_of(row, driver, sign, unresolved, refused)),
         doing=sign.doing if runs and sign is not None else None,
         last_sign_s=round(sign.age_s, 1) if runs and sign is not None else None,
+        last_heard_at=None if sign is None else sign.at,
         asked=_asked(control_of(snapshot.connection, row.incarnation), row.epoch, runs=runs),
         rejects=snapshot.reject_counts(row.incarnation),
         dead_letters=None if evidence is None or not counts_dead else _dead_letters(evidence),
     )
+
+
+def _last_held(known: int | None, sink: str, held: Mapping[int, Sequence[Holding]]) -> int | None:
+    """The last txid that a sink holds: by the ledger, and of the batches that have not ended by what was found."""
+    has = (txid for txid, found in held.items() for one in found if one.sink == sink and one.has is Has.HAS)
+    return max(has if known is None else (known, *has), default=None)
 
 
 def _asked(found: Control | None, epoch: int, *, runs: bool) -> Asked | None:
@@ -309,7 +338,8 @@ def problems_of(
         yield Problem(ProblemKind.START_REFUSED, f"epoch {row.epoch} did not start: {refused.reason}", None)
     elif driver is DriverState.DEAD:
         who = f"{row.driver_host}:{row.driver_pid}"
-        text = f"the driver {who} is gone without an orderly end: start the topology again, which recovers"
+        heard = f"started {row.started_at:%F %T} UTC" if sign is None else f"last heard {sign.at:%F %T} UTC"
+        text = f"the driver {who} ({heard}) is gone without an orderly end: start the topology again, which recovers"
         yield Problem(ProblemKind.DRIVER_DEAD, text, None)
     elif driver is not DriverState.STOPPED and sign is not None and not sign.is_fresh:
         who = f"{row.driver_host}:{row.driver_pid}"
@@ -340,6 +370,19 @@ def _recovered(snapshot: LedgerSnapshot, incarnation: str) -> Recovered | None:
     detail = dict(event.detail or {})
     epoch = detail.pop("epoch", 0)
     return Recovered(event.at, epoch if isinstance(epoch, int) else 0, {key: did for key, did in detail.items() if did})
+
+
+def sign_of(snapshot: LedgerSnapshot, row: TopologyRow) -> SignOfLife | None:
+    """The newest sign of life of the newest epoch's driver."""
+    sign = signs_of_life(snapshot.connection).get(row.incarnation)
+    return sign if sign is not None and sign.epoch == row.epoch else None
+
+
+def holdings_of(snapshot: LedgerSnapshot, row: TopologyRow, opener: SinkOpener | None) -> Holdings:
+    """Tells what the sinks of a topology hold; see `Holdings`."""
+    sign = sign_of(snapshot, row)
+    answers = driver_state(row, sign) is DriverState.RUNNING and (sign is None or sign.is_fresh)
+    return Holdings(row, snapshot.sinks(row.incarnation), opener, driver_answers=answers)
 
 
 def driver_state(row: TopologyRow, sign: SignOfLife | None = None) -> DriverState:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.trident.audit.holdings import Has, Holding
+from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
 from stormproof.trident.audit.lifecycle import Failure
-from stormproof.trident.ledger.rows import Event
+from stormproof.trident.audit.status import holdings_of
+from stormproof.trident.ledger.rows import Event, Reject, SinkWork
 from stormproof.trident.transaction_states import EventKind
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOutput:
-    """What the batch writes to one sink; `committed_at` is None if the sink is not known to hold it."""
+    """What the batch writes to one sink. `rows` were prepared, and `rejected` of them refused by its table.
+
+    `has` says whether the sink has it, by the ledger or by its store, and `why` why it was not asked. `committed_at` is the
+    time of the commit by the sink's store; None: it does not have it, or its store does not say.
+    """
 
     sink: str
     target: str
@@ -27,6 +35,22 @@ class SinkOutput:
     outcome: str | None
     version: int | None = None
     """The table's version that has it; None where the table has none, or the ledger does not know it."""
+    has: Has = Has.NOT_ASKED
+    why: str | None = None
+    rejected: int = 0
+
+    @staticmethod
+    def of(work: SinkWork, found: Holding, rejects: Sequence[Reject]) -> SinkOutput:
+        """From the ledger's record, and what the sink holds."""
+        return SinkOutput(
+            *(work.sink, found.target, work.previous, work.rows, work.bytes, len(work.files), work.digest),
+            committed_at=found.at,
+            outcome=work.outcome,
+            version=work.version,
+            has=found.has,
+            why=found.why,
+            rejected=found.rejected or sum(one.rows for one in rejects if one.sink == work.sink),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +116,8 @@ def _text(event: Event) -> str:
     return (event.error if event.kind is not EventKind.OPERATOR else None) or event.reason or ""
 
 
-def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
-    """One batch.
+def txn(ledger: AuditLedger, topology: str, txid: int, opener: SinkOpener | None = None) -> TxnReport:
+    """One batch. With an `opener` the sinks that the ledger does not know to hold it are asked.
 
     Raises:
         UsageError: there is no such topology or txid.
@@ -109,7 +133,8 @@ def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
         attempts = snapshot.attempts(row.incarnation, txid, txid)
         work = snapshot.work(row.incarnation, txid, txid)
         events = snapshot.events(row.incarnation, first=txid, last=txid)
-        targets = {binding.sink: binding.target for binding in snapshot.sinks(row.incarnation)}
+        holdings = holdings_of(snapshot, row, opener)
+        rejects = snapshot.rejects(row.incarnation, first=txid, last=txid, texts=False)
     batch = found[0]
     events = [event for event in events if event.txid == txid]
     return TxnReport(
@@ -132,21 +157,7 @@ def txn(ledger: AuditLedger, topology: str, txid: int) -> TxnReport:
         ended_at=batch.ended_at,
         steps_ms=batch.steps_ms,
         attempts=tuple(attempts),
-        sinks=tuple(
-            SinkOutput(
-                sink=item.work.sink,
-                target=targets.get(item.work.sink, ""),
-                follows_txid=item.work.previous,
-                rows=item.work.rows,
-                bytes=item.work.bytes,
-                files=len(item.work.files),
-                digest=item.work.digest,
-                committed_at=item.work.committed_at,
-                outcome=item.work.outcome,
-                version=item.work.version,
-            )
-            for item in work
-        ),
+        sinks=tuple(SinkOutput.of(item.work, holdings.of(batch, item.work), rejects) for item in work),
         failures=tuple(
             MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.FAILURE
         ),

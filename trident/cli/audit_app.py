@@ -284,7 +284,7 @@ def recovered(
 
 @app.command()
 def behind(topology: OneOrAll = None, *, sink: OfSink = None, limit: Limit = LIMIT, as_json: AsJson = False) -> None:
-    """Show each sink's last txid, and how many txids and rows are fixed for it that it is not known to hold.
+    """Show each sink's last txid, and how many txids and rows are fixed for it that it does not have, by its own record.
 
     Exit status: 1 if a sink is behind because a txid is blocked, else 0. Example: stormproof audit behind --json
     """

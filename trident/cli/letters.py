@@ -167,7 +167,7 @@ def show_letter(topology: str, message: str, *, as_json: bool) -> None:
         found = letters.of_message(message)
         if not found:
             raise not_dead(letters, message)
-        traced = audit.message(stores.audit, topology, message)
+        traced = audit.message(stores.audit, topology, message, opener=audit.opener_for(stores.database))
         server_id = letters.server_id(message)
     newest = found[-1]
     report = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stormproof.core.clock import SystemClock
+from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.questions import Answer, Asked, Question, ask, columns_of, newest_verdicts
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
@@ -26,7 +27,7 @@ def show(
     """Answer a question, and end with the status that the answer has."""
     whole = asked_for(since, until, group, **asked)
     with opened() as stores:
-        answer = ask(stores.audit, Question(question), whole)
+        answer = ask(stores.audit, Question(question), whole, opener_for(stores.database))
         status = _status(stores.audit, answer)
     emit(answer, as_json=as_json, text=lambda: rows_text(answer.rows, answer.left_out, answer.view))
     finish(status)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from stormproof.trident import audit
+from stormproof.trident.audit.holdings import Holding
 from stormproof.trident.audit.inspect import committer_of
 from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport, Opening
@@ -23,7 +26,8 @@ from stormproof.trident.wording import counted
 def show_status(topology: str | None, *, as_json: bool) -> None:
     """Show all topologies; or one in detail, with status 1 if something keeps it from going on."""
     with opened() as stores:
-        report = audit.status(stores.audit, topology, committer=lambda binding: committer_of(binding, stores.database))
+        committer = partial(committer_of, ledger_database=stores.database)
+        report = audit.status(stores.audit, topology, committer=committer, opener=audit.opener_for(stores.database))
     if topology is None:
         emit(report, as_json=as_json, text=lambda: _status_text(report))
         return
@@ -65,9 +69,8 @@ def _topology_text(t: TopologyStatus) -> None:
         if problem.command is not None:
             say(f"  once the cause is repaired: {problem.command}")
     say(f"{t.name}: {t.guarantee}, epoch {t.epoch}, last txid {t.last_txid or '-'}")
-    since = t.started_at if t.stopped_at is None else t.stopped_at
     doing = "" if t.doing in (None, "running") else f", {t.doing}"
-    say(f"driver: {t.driver} since {cell_text(since)} ({t.driver_host}, process {t.driver_pid}){doing}")
+    say(f"driver: {t.driver} since {cell_text(t.since)} ({t.driver_host}, process {t.driver_pid}){doing}")
     if t.backlog is None:
         say(f"source: {t.source}; what waits there cannot be told from here")
     else:
@@ -156,6 +159,8 @@ def _details(topology: TopologyStatus, of: str) -> None:
         stopped = topology.driver in (DriverState.STOPPED, DriverState.DEAD) and txn.state == "prepared"
         then = "; the topology's next start commits it" if stopped and not reason else ""
         say(f"{of}txid {txn.txid} is {txn.state} since {since}, {counted(txn.messages, 'message')}{reason}{then}")
+        for held in txn.sinks:
+            say(f"{of}txid {txn.txid}: {holding_text(held)}")
 
 
 def _asked_text(t: TopologyStatus, of: str, asked: Asked) -> str:
@@ -257,7 +262,7 @@ def end_text(end: EndState) -> str:
 def show_txn(topology: str, txid: int, *, as_json: bool) -> None:
     """Show one batch."""
     with opened() as stores:
-        report = audit.txn(stores.audit, topology, txid)
+        report = audit.txn(stores.audit, topology, txid, audit.opener_for(stores.database))
     emit(report, as_json=as_json, text=lambda: _txn_text(report))
 
 
@@ -277,15 +282,21 @@ def _txn_text(report: TxnReport) -> None:
         say("steps (ms): " + ", ".join(f"{name} {ms:.1f}" for name, ms in report.steps_ms.items()))
     if report.sinks:
         table(
-            ["sink", "target", "follows", "rows", "bytes", "files", "committed", "outcome", "version", "digest"],
+            [
+                *("sink", "target", "follows", "rows", "rejected", "bytes", "files"),
+                *("has it", "since", "outcome", "version", "digest"),
+            ],
             [
                 (
-                    *(s.sink, s.target, s.follows_txid, s.rows, s.bytes, s.files, s.committed_at, s.outcome),
-                    *(s.version, s.digest[:16]),
+                    *(s.sink, s.target, s.follows_txid, s.rows, s.rejected or None, s.bytes, s.files),
+                    *(s.has.replace("_", " "), s.committed_at, s.outcome, s.version, s.digest[:16]),
                 )
                 for s in report.sinks
             ],
         )
+    for sink in report.sinks:
+        if sink.why is not None:
+            say(f"sink {sink.sink} {sink.has.replace('_', ' ')}: {sink.why}")
     table(
         ["attempt", "epoch", "expected", "left out", "outcome", "error"],
         [(a.attempt, a.epoch, a.expected_messages, len(a.excluded), a.outcome, a.error) for a in report.attempts],
@@ -304,7 +315,7 @@ def _txn_text(report: TxnReport) -> None:
 def show_message(topology: str, message: str, *, as_json: bool) -> None:
     """Show one message."""
     with opened() as stores:
-        report = audit.message(stores.audit, topology, message)
+        report = audit.message(stores.audit, topology, message, opener=audit.opener_for(stores.database))
     emit(report, as_json=as_json, text=lambda: _message_text(report))
 
 
@@ -326,7 +337,10 @@ def _message_text(report: MessageReport) -> None:
             )
         for held in opening.held:
             version = "" if held.version is None else f", version {held.version} of the table"
-            say(f"  held by sink {held.sink} ({held.target}) since {cell_text(held.at)}{version}")
+            since = "" if held.at is None else f" since {cell_text(held.at)}"
+            say(f"  held by sink {held.sink} ({held.target}){since}{version}")
+        for other in opening.not_held:
+            say(f"  {holding_text(other)}")
     for failure in report.failures:
         say(f"failed in txid {failure.txid}, {failure.component}: {failure.reason}: {failure.error[:500]}")
     for returned in report.returned:
@@ -342,6 +356,13 @@ def _message_text(report: MessageReport) -> None:
         hashes = hashes_text(action.payload_sha256, action.new_payload_sha256)
         at = "" if action.sink is None else f" at sink {action.sink}"
         say(f"{action.action}{at} by {action.by}: {action.why or 'no reason given'}{hashes}")
+
+
+def holding_text(one: Holding) -> str:
+    """What a sink holds of a batch, in words."""
+    since = "" if one.at is None else f" since {cell_text(one.at)}"
+    without = f", without {counted(one.rejected, 'rejected row')}" if one.rejected else ""
+    return f"sink {one.sink} {one.has.replace('_', ' ')}{since}{without}{'' if one.why is None else f': {one.why}'}"
 
 
 def opening_text(opening: Opening) -> str:

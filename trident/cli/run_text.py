@@ -42,8 +42,8 @@ def _batch(f: Mapping[str, Any]) -> str:
         parts.append(f"{returned} returned with them")
     if rejected:
         parts.append(f"{rejected} rejected by a sink")
-    total_s = f["steps_ms"].get("total", 0.0) / 1000
-    parts.append(f"{total_s:.2f} s")
+    if "total" in f["steps_ms"]:  # not of a batch that an earlier driver opened
+        parts.append(f"{f['steps_ms']['total'] / 1000:.2f} s")
     reason = f": {f['reason'][:REASON_CHARACTERS]}" if f["reason"] else ""
     return f"txid {f['txid']}{' (retry)' if f['retry'] else ''}: {', '.join(parts)}{reason}"
 

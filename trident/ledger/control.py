@@ -7,7 +7,7 @@ same round trip it leaves its sign of life. Times are the database's, so that no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
@@ -106,6 +106,7 @@ class SignOfLife:
     doing: str
     in_flight: int
     age_s: float
+    at: datetime
 
     @property
     def is_fresh(self) -> bool:
@@ -212,5 +213,8 @@ def signs_of_life(connection: sa.Connection) -> dict[str, SignOfLife]:
         return {}
     c = heartbeat.c
     age_s = sa.extract("epoch", sa.func.clock_timestamp() - c.at)
-    rows = connection.execute(sa.select(c.incarnation, c.epoch, c.doing, c.in_flight, age_s.label("age_s")))
-    return {row.incarnation: SignOfLife(row.epoch, row.doing, row.in_flight, float(row.age_s)) for row in rows}
+    rows = connection.execute(sa.select(c.incarnation, c.epoch, c.doing, c.in_flight, age_s.label("age_s"), c.at))
+    return {
+        row.incarnation: SignOfLife(row.epoch, row.doing, row.in_flight, float(row.age_s), row.at.astimezone(UTC))
+        for row in rows
+    }

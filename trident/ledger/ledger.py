@@ -51,7 +51,7 @@ class Ledger:
         *,
         confirmation: Confirmation | None = None,
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._confirmation = confirmation
         self._new_incarnation = new_incarnation
         self._backends = Backends()
@@ -87,8 +87,8 @@ class Ledger:
                 with self._database.begin() as connection:
                     if self._database.is_postgres:
                         connection.execute(sa.text(f"set local lock_timeout = {TAKE_OVER_LOCK_TIMEOUT_MS}"))
-                    run = fence.raise_epoch(connection, start, self._clock, self._new_incarnation)
-                    found = () if graph is None else keep_graph(Tx(connection, run, self._clock), graph)
+                    run = fence.raise_epoch(connection, start, self.clock, self._new_incarnation)
+                    found = () if graph is None else keep_graph(Tx(connection, run, self.clock), graph)
             except (LockTimeout, MadeMeanwhile):
                 continue
             self._backends.forget()
@@ -108,7 +108,7 @@ class Ledger:
             tx.connection.execute(
                 sa.update(t.topology)
                 .where(t.topology.c.name == run.topology, t.topology.c.epoch == run.epoch)
-                .values(stopped_at=self._clock.now())
+                .values(stopped_at=self.clock.now())
             )
 
     @contextmanager
@@ -122,7 +122,7 @@ class Ledger:
         with self._database.begin() as connection:
             self._backends.record(connection, run)
             fence.lock_epoch(connection, run)
-            yield Tx(connection, run, self._clock, self._confirmation)
+            yield Tx(connection, run, self.clock, self._confirmation)
 
     @contextmanager
     def unfenced(self) -> Generator[UnfencedTx]:
@@ -132,7 +132,7 @@ class Ledger:
             StoreUnavailable: the connection was lost, or a lock could not be had.
         """
         with self._database.begin() as connection:
-            yield UnfencedTx(connection, self._clock)
+            yield UnfencedTx(connection, self.clock)
 
     def drop_connections(self) -> None:
         """Close the connections; the next transaction opens a new one."""

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.sinks.protocol import Held
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, SinkWork
@@ -108,16 +109,16 @@ def skip(
     return TxnState.PREPARED
 
 
-def take_late_commit(tx: Tx, sink: str, txid: int, digest: str | None, *, waiting: int | None = None) -> bool:
+def take_late_commit(tx: Tx, sink: str, held: Held, *, waiting: int | None = None) -> bool:
     """Whether a sink's last txid is a batch that was given up and written after all; if so, the ledger records that.
 
     A driver that was suspended inside its commit can do so, where the store has no fence. `waiting` is the txid that is to
-    follow in the sink: its PREV becomes the late one. `digest` None: the sink's evidence of the content has expired.
+    follow in the sink: its PREV becomes the late one. Without a digest the sink's evidence of the content has expired.
     """
-    known = dict(txns.unfinished_work(tx, sink)).get(txid)
-    if known is None or digest not in (None, known) or (waiting is not None and txid >= waiting):
+    txid, known = held.txid, dict(txns.unfinished_work(tx, sink)).get(held.txid)
+    if known is None or held.digest not in (None, known) or (waiting is not None and txid >= waiting):
         return False
-    txns.sinks_hold(tx, txid, {sink: SinkOutcome.HELD_UNFINISHED})
+    txns.held_unfinished(tx, txid, sink, held.at)
     detail: dict[str, Json] = {} if waiting is None else {"followed_by": waiting}
     events.record(tx, [Event(EventKind.LATE_COMMIT, txid=txid, sink=sink, detail=detail)])
     if waiting is not None:

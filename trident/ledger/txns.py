@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from stormproof.core.errors import Fenced, Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import files_to_json
 from stormproof.core.source.protocol import Expectation, Slice
+from stormproof.sinks.protocol import CommitResult
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import BatchCounts, Event, SinkWork, Txn, to_txn, to_work
@@ -264,7 +266,7 @@ def _committing(before: TxnState, sinks: int) -> Statement:
             t.txn_sink.c.sink == given(f"sink_{place}"),
         )
         .values(
-            committed_at=given("ended_at"),
+            committed_at=given(f"committed_at_{place}"),
             outcome=given(f"outcome_{place}"),
             superseded=given(f"superseded_{place}"),
             version=given(f"version_{place}"),
@@ -278,32 +280,32 @@ def commit(
     tx: Tx,
     txid: int,
     before: TxnState,
-    outcomes: Mapping[str, SinkOutcome],
+    results: Mapping[str, CommitResult],
     steps_ms: Mapping[str, Json],
-    superseded: Mapping[str, int],
-    versions: Mapping[str, int | None],
 ) -> None:
-    """Record that every sink holds the batch, how each commit ended, how many rows of it changed nothing, and in which
-    versions of the tables it is.
+    """Record that every sink holds the batch: since when by its store, how each commit ended, how many rows of it changed
+    nothing, and in which versions of the tables it is.
 
     Raises:
         Fenced: it is not `before` any more.
     """
     assert TxnState.COMMITTED in MOVES[before], before
     values: dict[str, Any] = {}
-    for place, (sink, outcome) in enumerate(outcomes.items()):
+    ended_at = tx.clock.now()
+    for place, (sink, result) in enumerate(results.items()):
         values |= {
             f"sink_{place}": sink,
-            f"outcome_{place}": outcome.value,
-            f"superseded_{place}": superseded[sink],
-            f"version_{place}": versions[sink],
+            f"committed_at_{place}": result.at or ended_at,
+            f"outcome_{place}": SinkOutcome(result.outcome.value).value,
+            f"superseded_{place}": result.superseded,
+            f"version_{place}": result.version,
         }
-    changed = _committing(before, len(outcomes)).run(
+    changed = _committing(before, len(results)).run(
         tx.connection,
         incarnation=tx.run.incarnation,
         txid=txid,
         state=TxnState.COMMITTED.value,
-        ended_at=tx.clock.now(),
+        ended_at=ended_at,
         steps_ms=dict(steps_ms),
         **values,
     )
@@ -360,14 +362,13 @@ def _require_one(tx: Tx, txid: int, before: TxnState, changed: int) -> None:
         )
 
 
-def sinks_hold(tx: Tx, txid: int, outcomes: Mapping[str, SinkOutcome]) -> None:
-    """Record that these sinks hold the batch, and how each commit ended."""
-    for sink, outcome in outcomes.items():
-        tx.connection.execute(
-            sa.update(t.txn_sink)
-            .where(t.txn_sink.c.incarnation == tx.run.incarnation, t.txn_sink.c.txid == txid, t.txn_sink.c.sink == sink)
-            .values(committed_at=tx.clock.now(), outcome=outcome.value)
-        )
+def held_unfinished(tx: Tx, txid: int, sink: str, at: datetime | None) -> None:
+    """Record that a sink holds a batch that was given up, since `at` by its store."""
+    tx.connection.execute(
+        sa.update(t.txn_sink)
+        .where(t.txn_sink.c.incarnation == tx.run.incarnation, t.txn_sink.c.txid == txid, t.txn_sink.c.sink == sink)
+        .values(committed_at=at or tx.clock.now(), outcome=SinkOutcome.HELD_UNFINISHED.value)
+    )
 
 
 def unresolved(tx: Tx) -> list[Txn]:

@@ -59,7 +59,10 @@ class LineageReporter(Observer):
 
     def committed(self, batch: CommittedBatch) -> None:
         """See `Observer.committed`."""
-        written = {sink: Written(end.rows, end.bytes, end.version, end.suppressed) for sink, end in batch.sinks.items()}
+        written = {
+            sink: Written(end.rows - end.rejected_rows, end.bytes, end.version, end.suppressed)
+            for sink, end in batch.sinks.items()
+        }
         attempts = self._attempts.get(batch.txid, 1)
         self._sums = summed(self._sums, Batch(batch.txid, attempts, batch.messages, written))
         # What an earlier driver opened was perhaps begun there: it is ended here.

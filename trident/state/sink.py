@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -368,11 +368,12 @@ class StateSession(SinkSession):
 
     def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         where, txid, state = f"{self._where}, txid {transaction.txid}", transaction.txid, self.state()
-        if checked and self._holds(transaction):
+        held = self._holding(transaction) if checked else None
+        if held is not None:
             backing = self._backing()
             if backing is not None:
                 backing.keep_held()
-            return ALREADY_HELD
+            return replace(ALREADY_HELD, at=held.at)
         require_files(self._staging, transaction.files, where=where, digests=True)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
@@ -396,18 +397,18 @@ class StateSession(SinkSession):
         failpoint("state.after_commit")
         return APPLIED
 
-    def _holds(self, transaction: PreparedTransaction) -> bool:
-        """Whether the state holds this very transaction by its own record.
+    def _holding(self, transaction: PreparedTransaction) -> Held | None:
+        """The state's own record of this very transaction; None: it does not hold it.
 
         Raises:
             PositionMismatch: it holds neither this transaction nor the one before it.
         """
         if not self.tells_position:
-            return False
+            return None
         held = self.held()
         if held is not None and held.txid == transaction.txid and held.digest is None:
-            return True  # a txid's rows never change once they are prepared, and only prepared ones come here
-        return decide(self.identity, transaction, held) is Decision.SKIP
+            return held  # a txid's rows never change once they are prepared, and only prepared ones come here
+        return held if decide(self.identity, transaction, held) is Decision.SKIP else None
 
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
         """Have the state undo a commit of which a power loss took files; see the protocol."""

@@ -32,7 +32,7 @@ from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, plann
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
-from stormproof.trident.statistics import RecoveryReport
+from stormproof.trident.statistics import BatchResult, RecoveryReport
 from stormproof.trident.steps import NO_TIMES, Opened, Steps
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, Plans, StepTimes
 from stormproof.trident.streaming.one_message import OneMessageSource, one_message, shown_message, slice_of
@@ -140,7 +140,7 @@ class SinkStream(ForeachBatch):
 
     def _recover(self, *, sweep: bool) -> RecoveryReport:
         assert self._steps is not None
-        report = recover(self._steps, sweep=sweep)
+        report = recover(self._steps, sweep=sweep, ended=self._count)
         self._rolled.update(report.rolled_forward)
         if report.did_something or report.took_over_from:
             self.statistics = replace(
@@ -240,18 +240,22 @@ class SinkStream(ForeachBatch):
         most = steps.rejects_max(1, None)
         results = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work, most)
         times.mark("commit")
-        steps.finish(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), results, times.ms, opened.slice)
-        times.mark("finish")
-        s = self.statistics
-        self.statistics = replace(
-            s,
-            batches=s.batches + 1,
-            messages=s.messages + 1,
-            tuples=s.tuples + written.rows,
-            attempts=s.attempts + attempt,
-            suppressed=s.suppressed + sum(result.is_suppressed for result in results.values()),
-            superseded=s.superseded + sum(result.superseded for result in results.values()),
+        finished = steps.finish(
+            *(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), results, times.ms, opened.slice)
         )
+        times.mark("finish")
+        suppressed = sum(result.is_suppressed for result in results.values())
+        self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + suppressed)
+        superseded = sum(result.superseded for result in results.values())
+        state, rejected = TxnState.COMMITTED.value, finished.rejected
+        self._count(
+            BatchResult(
+                *(opened.txid, state, 1, 0, False, attempt, written.rows), superseded=superseded, rejected=rejected
+            )
+        )
+
+    def _count(self, batch: BatchResult) -> None:
+        self.statistics = self.statistics.after(batch)
 
     def _gathered(self, plan: Plan, frame: Frame) -> Frame:
         """The micro-batch with the rows of each key in one task, where a sink takes the last row of each."""

@@ -96,6 +96,7 @@ class TopologyStream(ForeachBatch):
         times.mark("run")
         self._source.sweep(self._folder(current))
         rolled = [txid for report in statistics.recoveries for txid in report.rolled_forward]
+        txids = [txid for txid in txids if txid not in rolled]
         outcome = StreamOutcome.COMMITTED
         if known is Handed.AGAIN and not txids:
             outcome = StreamOutcome.ROLLED_FORWARD if rolled else StreamOutcome.SUPPRESSED

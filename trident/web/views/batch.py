@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from stormproof.core.errors import StormproofError
 from stormproof.core.source.dead_letter import error_class
+from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.txn import TxnReport, txn
 from stormproof.trident.decisions import skips
 from stormproof.trident.stores import Stores
@@ -41,8 +42,12 @@ class Moment:
 
 
 _ENDS = {
-    "committed": ("committed", "ok", "Every sink holds it, and its messages are confirmed."),
-    "aborted": ("aborted", "warn", "Its messages went back; nothing of it is in a sink."),
+    "committed": (
+        "committed",
+        "ok",
+        "Every sink holds it but for what it rejected, or was given up there; it is confirmed.",
+    ),
+    "aborted": ("aborted", "warn", "Its messages went back."),
     "abandoned": ("abandoned", "bad", "It was in flight when its driver ended; under at-most-once nothing goes back."),
 }
 _OUTCOMES = {"complete": "ok", "running": "run", "moot": "warn"}
@@ -71,6 +76,7 @@ def timeline(found: TxnReport) -> list[Moment]:
         if sink.committed_at is not None:
             after = "as the first" if sink.follows_txid is None else f"after txid {sink.follows_txid}"
             detail = f"{sink.sink}: {(sink.outcome or 'held').replace('_', ' ')}, {counted(sink.rows, 'row')}, {after}"
+            detail += f"; {counted(sink.rejected, 'row')} of them rejected" if sink.rejected else ""
             grade = "warn" if sink.outcome == "skipped" else "ok"
             since = found.prepared_at or found.opened_at
             took = (sink.committed_at - since) / timedelta(milliseconds=1)
@@ -110,7 +116,7 @@ async def batch(visit: Visit) -> Response:
     name, txid = visit.required("topology"), visit.number("txid", 0, low=1)
 
     def question(opened: Opened) -> tuple[TxnReport, Refusing | None]:
-        report = txn(opened.audit, name, txid)
+        report = txn(opened.audit, name, txid, opener_for(opened.database))
         return report, _refusing(opened, report)
 
     found, refusing = await visit.ask(question, name, txid)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import error_class
+from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.message import MessageReport
 from stormproof.trident.audit.message import message as read
 from stormproof.trident.web.reading import Opened
@@ -46,7 +47,7 @@ async def message(visit: Visit) -> Response:
     name, shown_id = visit.required("topology"), visit.required("id")
 
     def question(opened: Opened) -> MessageReport:
-        return read(opened.audit, name, shown_id)
+        return read(opened.audit, name, shown_id, opener=opener_for(opened.database))
 
     found = await visit.ask(question, name, shown_id)
     return visit.page(

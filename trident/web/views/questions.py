@@ -9,6 +9,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from stormproof.core.errors import UsageError
+from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.questions import SHAPES, Answer, Asked, Question, ask, columns_of
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.views.batch import WHY_HIDDEN
@@ -87,7 +88,7 @@ async def question(visit: Visit) -> Response:
     )
 
     def read(opened: Opened) -> Answer:
-        return ask(opened.audit, asks, chosen)
+        return ask(opened.audit, asks, chosen, opener_for(opened.database))
 
     found = await visit.ask(read, *sorted(visit.values().items()), for_s=2.0)
     if asks is Question.ABORTED and not visit.is_operator:

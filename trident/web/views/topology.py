@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from stormproof.trident.audit.figures import GraphFigures, figures
-from stormproof.trident.audit.inspect import committer_of
+from stormproof.trident.audit.inspect import committer_of, opener_for
 from stormproof.trident.audit.questions import Answer, Asked, Question, ask
 from stormproof.trident.audit.status import TopologyStatus, status
 from stormproof.trident.web.reading import Opened
@@ -20,7 +20,7 @@ def _status(opened: Opened, name: str) -> TopologyStatus:
     def committer(binding: object) -> str | None:
         return committer_of(binding, opened.database)  # type: ignore[arg-type]
 
-    return status(opened.audit, name, committer=committer).topologies[0]
+    return status(opened.audit, name, committer=committer, opener=opener_for(opened.database)).topologies[0]
 
 
 def _figures(opened: Opened, name: str) -> tuple[GraphFigures, Drawing]:
