@@ -62,14 +62,12 @@ _TABLES: Final = (
         digest text not null,
         epoch bigint not null,
         committed_at timestamptz not null default now(),
+        dropped bigint not null default 0,
+        content text,
         primary key (topology, incarnation, sink, txid)
     )
     """,
 )
-
-_ADDED: Final = (("evidence", "dropped", "bigint not null default 0"), ("evidence", "content", "text"))
-"""Columns that tables of an earlier version lack: table, name, type."""
-
 
 _REJECTS: Final = """
     create table if not exists stormproof_sink.reject (
@@ -89,14 +87,6 @@ _REJECTS: Final = """
         primary key (topology, incarnation, sink, txid, file, row)
     )
     """
-
-_REJECTS_OF_VERSION_BEFORE: Final = """
-    alter table stormproof_sink.reject
-        add column if not exists messages bigint[] not null default '{}',
-        add column if not exists origins bigint[] not null default '{}',
-        add column if not exists goes_with_others boolean not null default false
-    """
-
 
 _SUPERSEDED: Final = """
     create table if not exists stormproof_sink.superseded (
@@ -121,21 +111,11 @@ def has_rejects(connection: psycopg.Connection) -> bool:
     return _is_there(connection, "reject")
 
 
-def rejects_have_messages(connection: psycopg.Connection) -> bool:
-    """Whether that table names the messages of the rows; a version before made it without them."""
-    found = connection.execute(
-        "select 1 from pg_attribute where attrelid = to_regclass(%s) and attname = 'goes_with_others'",
-        (f"{SCHEMA}.reject",),
-    ).fetchone()
-    return found is not None
-
-
 def make_rejects(connection: psycopg.Connection) -> None:
     """Make the table of refused rows where it is missing, in the current transaction."""
-    if not rejects_have_messages(connection):
+    if not has_rejects(connection):
         one_at_a_time(connection)
         connection.execute(_REJECTS)
-        connection.execute(_REJECTS_OF_VERSION_BEFORE)
 
 
 def has_superseded(connection: psycopg.Connection) -> bool:
@@ -168,21 +148,9 @@ def one_at_a_time(connection: psycopg.Connection) -> None:
     connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
 
 
-def _lacking(connection: psycopg.Connection) -> list[tuple[str, str, str]]:
-    return [
-        (table, column, kind)
-        for table, column, kind in _ADDED
-        if connection.execute(
-            "select 1 from pg_attribute where attrelid = to_regclass(%s) and attname = %s and not attisdropped",
-            (f"{SCHEMA}.{table}", column),
-        ).fetchone()
-        is None
-    ]
-
-
 def make(connection: psycopg.Connection) -> None:
-    """Make the sink's own tables where they are missing, and what a later version added to them."""
-    if is_made(connection) and not _lacking(connection):
+    """Make the sink's own tables where they are missing."""
+    if is_made(connection):
         return
     with connection.transaction():
         one_at_a_time(connection)
@@ -191,5 +159,3 @@ def make(connection: psycopg.Connection) -> None:
             connection.execute("create schema stormproof_sink")
         for statement in _TABLES:
             connection.execute(statement)
-        for table, column, kind in _lacking(connection):
-            connection.execute(f"alter table {SCHEMA}.{table} add column {column} {kind}".encode())

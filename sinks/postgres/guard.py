@@ -341,11 +341,8 @@ class Guard:
 
     def rejected(self, connection: psycopg.Connection, txid: int) -> tuple[RefusedRow, ...]:
         """The rows of a txid that the table did not get."""
-        named = "messages, origins, goes_with_others"
-        if not bookkeeping.rejects_have_messages(connection):
-            named = "'{}'::bigint[], '{}'::bigint[], false"
         rows = connection.execute(
-            f"select file, row, input, sqlstate, error, {named} from stormproof_sink.reject "
+            "select file, row, input, sqlstate, error, messages, origins, goes_with_others from stormproof_sink.reject "
             f"where {MINE} and txid = %(txid)s order by file, row",
             {**self._mine, "txid": txid},
         ).fetchall()
@@ -391,9 +388,8 @@ class Guard:
     def entries(self, connection: psycopg.Connection, first: int, last: int | None) -> tuple[Evidence, ...]:
         """The evidence of txids from `first` to `last`."""
         rows = connection.execute(
-            # As JSON: a table of an earlier version has no such column, and a reader does not change it.
-            "select txid, digest, rows, coalesce((to_jsonb(e) ->> 'dropped')::bigint, 0), committed_at "
-            f"from stormproof_sink.evidence e where {MINE} and txid >= %(first)s "
+            "select txid, digest, rows, dropped, committed_at "
+            f"from stormproof_sink.evidence where {MINE} and txid >= %(first)s "
             "and (%(last)s::bigint is null or txid <= %(last)s) order by txid",
             {**self._mine, "first": first, "last": last},
         ).fetchall()
@@ -422,8 +418,7 @@ class Guard:
     def contents(self, connection: psycopg.Connection) -> list[tuple[int, int, str | None, datetime]]:
         """Txid, rows, content and time of all evidence."""
         return connection.execute(
-            "select txid, rows, to_jsonb(e) ->> 'content', committed_at from stormproof_sink.evidence e "
-            f"where {MINE} order by txid",
+            f"select txid, rows, content, committed_at from stormproof_sink.evidence where {MINE} order by txid",
             self._mine,
         ).fetchall()
 

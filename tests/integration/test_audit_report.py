@@ -193,9 +193,9 @@ def test_a_large_ledger_makes_a_small_report(reported: CommandLine, database: Da
     sql(
         database,
         "insert into stormproof.txn (incarnation, txid, state, guarantee, epoch, attempt, source, position, messages,"
-        " failed, bytes, retry, opened_at, ended_at, cause)"
+        " failed, bytes, retry, opened_at, ended_at, cause, reason)"
         " select incarnation, 1000 + g, 'aborted', 'exactly-once', 1, 1, source, '{}', 1, 0, 1, false,"
-        " now() - interval '1 day', now(), 'driver_ended' from stormproof.topology, generate_series(1, 20000) g",
+        " now() - interval '1 day', now(), 'driver_ended', 'test' from stormproof.topology, generate_series(1, 20000) g",
     )
     kept = reported("audit", "verify", NAME, "--first", "1", "--last", "1")["recorded"]
     record = made(reported, "--verdict", str(kept), "--rows", "10", status=4)

@@ -186,7 +186,6 @@ LEDGER = {
         "update stormproof.txn set state = 'aborted', cause = 'other', reason = 'by hand' where txid = 3",
         "evidence_differs",
     ),
-    "txn's end removed": Planted("update stormproof.txn set ended_at = null where txid = 3", "state"),
     "txn's messages altered": Planted("update stormproof.txn set messages = messages + 1 where txid = 3", "attempt"),
     "txn's failures altered": Planted("update stormproof.txn set failed = failed + 1 where txid = 3", "counts"),
     "txn's attempt altered": Planted("update stormproof.txn set attempt = 2 where txid = 3", "attempt"),

@@ -270,16 +270,6 @@ def test_verify_tells_of_dropped_rows_without_an_alarm(operated: Operated) -> No
     assert operated.kinds("violations", operated.verify(status=1)) == ["evidence_differs"]
 
 
-def test_a_record_of_an_earlier_version_gets_the_column(append: SinkHarness) -> None:
-    committed(append)
-    append.sql("alter table stormproof_sink.evidence drop column dropped")
-    with closing(append.sink.inspect(append.identity, APPEND)) as reader:
-        assert [entry.dropped for entry in reader.evidence(0, None).entries] == [0]
-    with closing(append.open(2)) as session:
-        session.commit(append.prepare(session, 2, 1, A), checked=True)
-        assert [entry.dropped for entry in session.evidence(0, None).entries] == [0, 0]
-
-
 # Rights and policies
 
 

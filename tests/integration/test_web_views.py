@@ -24,6 +24,8 @@ from stormproof.trident.web.routes import ROUTES
 
 pytestmark = pytest.mark.postgres
 
+BLOCKED = "update stormproof.txn set state = 'blocked', cause = 'sink_refused', ended_at = null"
+
 
 @pytest.fixture
 def command(
@@ -109,7 +111,7 @@ def actions() -> set[str]:
 
 def test_a_reader_is_not_told_why_a_batch_is_blocked_since_that_may_quote_a_row(page: Page, database: Database) -> None:
     why = "row (Ada, 41) violates a constraint"
-    sql(database, f"update stormproof.txn set state = 'blocked', ended_at = null, reason = '{why}' where txid = 1")
+    sql(database, f"{BLOCKED}, reason = '{why}' where txid = 1")
     blocked = (
         "insert into stormproof.event (incarnation, at, kind, txid, error) select incarnation, now(), 'blocked', 1"
     )
@@ -136,7 +138,7 @@ def test_the_overview_says_what_stands(command: CommandLine, page: Page, databas
     assert "records agree" in text
     assert "Dead letters, undecided 1" in text
     assert "Rejects, undecided 1" in text
-    sql(database, "update stormproof.txn set state = 'blocked', ended_at = null, reason = 'no <table>' where txid = 1")
+    sql(database, f"{BLOCKED}, reason = 'no <table>' where txid = 1")
     text = page.text("/")
     assert "txid 1 is blocked; after the repair: stormproof retry shown 1" in text
 
@@ -179,8 +181,8 @@ def test_batches_are_paged_and_filtered(command: CommandLine, page: Page, databa
     sql(
         database,
         "insert into stormproof.txn (incarnation, txid, state, guarantee, epoch, attempt, source, position, messages, bytes,"
-        " retry, opened_at, ended_at) select incarnation, 1000 + n, 'committed', guarantee, 1, 1, source, '{}', n, 1, false,"
-        " now() + make_interval(secs => n), now() + make_interval(secs => n + 1)"
+        " retry, opened_at, prepared_at, ended_at) select incarnation, 1000 + n, 'committed', guarantee, 1, 1, source, '{}',"
+        " n, 1, false, now() + make_interval(secs => n), now(), now() + make_interval(secs => n + 1)"
         " from stormproof.topology, generate_series(1, 120) n",
     )
     browser, seen, address = page.as_(), list[int](), f"/batches?topology={NAME}"
@@ -282,7 +284,7 @@ def test_a_thousand_hostile_texts_are_shown_inert(page: Page, database: Database
         database,
         "update stormproof.graph set description = replace(description::text, 'postgres.numbers', '<i>x')::jsonb",
     )
-    sql(database, "update stormproof.txn set reason = %s, state = 'blocked', ended_at = null where txid = 1", big)
+    sql(database, f"{BLOCKED}, reason = %s where txid = 1", big)
     sql(database, "update stormproof.verdict set by = %s", texts[5])
     sql(
         database,

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from support.command_line import command_line_in
@@ -89,3 +90,53 @@ def test_a_schema_of_another_version_is_refused_by_name_and_nothing_of_it_is_cha
         assert (code, bool(named.search(said)), "ledger migrate" in said) == (1, True, False)
     assert state(engine).current == "0029"
     engine.dispose()
+
+
+REFUSED = {
+    "an end of a batch that has not ended": "update stormproof.txn set ended_at = now() where txid = 1",
+    "content that was never fixed": "update stormproof.txn set state = 'prepared' where txid = 1",
+    "no reason": "update stormproof.txn set state = 'aborted', ended_at = now() where txid = 1",
+    "more failures than messages": "update stormproof.txn set failed = 4 where txid = 1",
+    "returned without a failure": "update stormproof.txn set returned = 1 where txid = 1",
+    "an epoch before the first": "update stormproof.txn set epoch = 0 where txid = 1",
+    "an attempt at no batch": "update stormproof.attempt set txid = 2",
+    "a batch of no topology": "update stormproof.txn set incarnation = 'another'",
+    "an outcome that nobody knows": "update stormproof.attempt set outcome = 'perhaps'",
+    "a topology that goes and leaves its batches": "delete from stormproof.topology",
+}
+
+
+@pytest.mark.postgres
+def test_the_database_refuses_records_that_contradict_themselves(database: Database) -> None:
+    prepared_database(database)
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        connection.execute(
+            "insert into stormproof.topology values ('t', 'life', 1, 'f', 'exactly-once', 'q', now(), now(), 'h', 1, 1);"
+            "insert into stormproof.txn (incarnation, txid, state, guarantee, epoch, attempt, source, position, messages,"
+            " bytes, retry, opened_at) values ('life', 1, 'open', 'exactly-once', 1, 1, 'q', '{}', 3, 9, false, now());"
+            "insert into stormproof.attempt values ('life', 1, 1, 1, 7, '[]', 3, 5, now(), 'running')"
+        )
+        taken = []
+        for what, statement in REFUSED.items():
+            try:
+                connection.execute(statement.encode())
+                taken.append(what)
+            except psycopg.errors.IntegrityError:
+                pass
+        assert taken == []
+        connection.execute("update stormproof.txn set failed = 2, returned = 1 where txid = 1")  # this is none
+
+
+@pytest.mark.postgres
+def test_every_table_view_and_column_says_what_it_is(database: Database) -> None:
+    prepared_database(database)
+    silent = """
+        select c.relname || coalesce('.' || a.attname, '') from pg_class c
+        left join lateral (
+          select attname, attnum from pg_attribute where attrelid = c.oid and attnum > 0 union all select null, 0
+        ) a on true
+        where c.relnamespace = 'stormproof'::regnamespace and c.relkind in ('r', 'v') and c.relname <> 'alembic_version'
+          and col_description(c.oid, a.attnum) is null and (a.attnum > 0 or obj_description(c.oid) is null)
+    """
+    with connect(database, application_name="tests") as connection:
+        assert connection.execute(silent.encode()).fetchall() == []

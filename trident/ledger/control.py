@@ -14,14 +14,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from stormproof.trident.ledger import events
-from stormproof.trident.ledger.tables import SCHEMA
+from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import OperatorAction
 
 SILENT_S: Final = 15.0
 """A driver whose last sign of life is older does not answer."""
 
-metadata: Final = sa.MetaData(schema=SCHEMA)
 _time: Final = sa.DateTime(timezone=True)
 
 
@@ -45,36 +44,33 @@ class Doing(StrEnum):
     STOPPING = "stopping"
 
 
-_ENDINGS: Final = ", ".join(repr(one.value) for one in Ending)
-
 control: Final = sa.Table(
     "control",
     metadata,
-    sa.Column("incarnation", sa.Text, nullable=False),
+    incarnation(refers=True),
     sa.Column("request", sa.BigInteger, nullable=False, comment="number of the newest request"),
     sa.Column("paused", sa.Boolean, nullable=False, comment="no driver opens a batch, until resume"),
     sa.Column("ending", sa.Text, comment="how the driver of ending_epoch is to end"),
     sa.Column("ending_epoch", sa.BigInteger, comment="the one driver that is to end"),
     sa.Column("by", sa.Text, nullable=False, comment="who asked last"),
-    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("why", sa.Text, nullable=False, comment="why, in that person's words"),
     sa.Column("asked_at", _time, nullable=False, comment="by the database's clock"),
     sa.Column("heard_at", _time, comment="when a driver took note of the newest request"),
     sa.Column("heard_epoch", sa.BigInteger, comment="of that driver"),
-    sa.PrimaryKeyConstraint("incarnation", name="pk_control"),
-    sa.CheckConstraint(f"ending in ({_ENDINGS})", name="ck_control_ending_known"),
-    sa.CheckConstraint("(ending is null) = (ending_epoch is null)", name="ck_control_ending"),
+    known("ending", Ending),
+    sa.CheckConstraint("(ending is null) = (ending_epoch is null)", name="ending"),
     comment="one row a topology: what an operator asked of its driver last",
 )
 
 heartbeat: Final = sa.Table(
     "heartbeat",
     metadata,
-    sa.Column("incarnation", sa.Text, nullable=False),
-    sa.Column("epoch", sa.BigInteger, nullable=False),
+    incarnation(refers=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False, comment="of that driver"),
     sa.Column("at", _time, nullable=False, comment="by the database's clock"),
-    sa.Column("doing", sa.Text, nullable=False),
+    sa.Column("doing", sa.Text, nullable=False, comment="running, pausing, paused, draining or stopping"),
     sa.Column("in_flight", sa.Integer, nullable=False, comment="batches that are open or prepared"),
-    sa.PrimaryKeyConstraint("incarnation", name="pk_heartbeat"),
+    known("doing", Doing),
     comment="one row a topology: its driver's newest sign of life",
 )
 

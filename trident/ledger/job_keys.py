@@ -15,18 +15,16 @@ import sqlalchemy as sa
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
 from stormproof.trident.ledger import tables
-from stormproof.trident.ledger.streams import SCHEMA
 from stormproof.trident.ledger.tx import Tx
 
 KEY_BYTES_MAX: Final = 2_000
 """An entry of the table's index holds about 2,700."""
-metadata: Final = sa.MetaData(schema=SCHEMA)
 
 job_key: Final = sa.Table(
     "job_key",
-    metadata,
-    sa.Column("incarnation", sa.Text, nullable=False),
-    sa.Column("key", sa.Text, nullable=False, comment="what the program calls the job, as it is given"),
+    tables.metadata,
+    tables.incarnation(refers=True),
+    sa.Column("key", sa.Text, primary_key=True, comment="what the program calls the job, as it is given"),
     sa.Column(
         "txid",
         sa.BigInteger,
@@ -35,7 +33,6 @@ job_key: Final = sa.Table(
         comment="the transaction that wrote, or is to write, its rows",
     ),
     sa.Column("taken_at", sa.DateTime(timezone=True), nullable=False, comment="when its content was fixed"),
-    sa.PrimaryKeyConstraint("incarnation", "key", name="pk_job_key"),
     sa.UniqueConstraint("incarnation", "txid", name="uq_job_key_txid"),
     comment="jobs that are written, or will be: a key that is here is never written again",
 )

@@ -17,17 +17,15 @@ from stormproof.trident.ledger.fence import DriverIdentity
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import TxnState
 
-SCHEMA: Final = "stormproof"
 _SHOWN_CHARACTERS: Final = 1_000
 START_TOLERANCE_S: Final = 1.0
 """How far two readings of one process's start may lie apart."""
-metadata: Final = sa.MetaData(schema=SCHEMA)
 
 stream_batch: Final = sa.Table(
     "stream_batch",
-    metadata,
-    sa.Column("incarnation", sa.Text, nullable=False),
-    sa.Column("number", sa.BigInteger, nullable=False, autoincrement=False, comment="from 1, as they were taken"),
+    tables.metadata,
+    tables.incarnation(refers=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False, comment="from 1, as they were taken"),
     sa.Column("query", sa.Text, nullable=False, comment="the streaming query's id, which its checkpoint keeps"),
     sa.Column("batch", sa.BigInteger, nullable=False, comment="the micro-batch's id in that query, from 0"),
     sa.Column("txid", sa.BigInteger, comment="the transaction that it is, where it goes to sinks without a topology"),
@@ -37,8 +35,7 @@ stream_batch: Final = sa.Table(
     sa.Column(
         "plan", sa.Text, comment="from what Spark planned it: its times, then the offset at which each source ends"
     ),
-    sa.Column("taken_at", sa.DateTime(timezone=True), nullable=False),
-    sa.PrimaryKeyConstraint("incarnation", "number", name="pk_stream_batch"),
+    sa.Column("taken_at", sa.DateTime(timezone=True), nullable=False, comment="when it was taken"),
     comment="micro-batches of streaming queries; the highest number is where the query stands",
 )
 

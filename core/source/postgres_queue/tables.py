@@ -20,9 +20,11 @@ metadata = MetaData(schema=SCHEMA)
 queue = Table(
     "queue",
     metadata,
-    Column("queue", Text, primary_key=True),
+    Column("queue", Text, primary_key=True, comment="name of the queue and of its table of messages"),
     Column("partition_messages", BigInteger, nullable=False, comment="ids to a partition of the message table"),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=text("now()")),
+    Column(
+        "created_at", DateTime(timezone=True), nullable=False, server_default=text("now()"), comment="when it was made"
+    ),
     Column("server", Text, nullable=False, comment="system identifier of the server whose numbers the messages carry"),
     Column("timeline", BigInteger, nullable=False, comment="and its timeline"),
     Column(
@@ -38,11 +40,11 @@ queue = Table(
 queue_adoption = Table(
     "queue_adoption",
     metadata,
-    Column("number", BigInteger, Identity(always=True), primary_key=True),
-    Column("queue", Text, nullable=False),
-    Column("at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
-    Column("by", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    Column("number", BigInteger, Identity(always=True), primary_key=True, comment="later ones are higher"),
+    Column("queue", Text, nullable=False, comment="name of the queue"),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()"), comment="when"),
+    Column("by", Text, nullable=False, comment="who"),
+    Column("why", Text, nullable=False, comment="why, in that person's words"),
     Column("was", JSONB, nullable=False, comment="server, timeline and xid_shift before"),
     Column("now", JSONB, nullable=False, comment="and since"),
     Column("unproven", JSONB, nullable=False, comment="what was accepted without a proof"),
