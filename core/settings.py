@@ -22,9 +22,7 @@ from stormproof.core.trusted_paths import require_trusted
 
 PREFIX: Final = "STORMPROOF_"
 TOML_FILE: Final = "stormproof.toml"
-SIGNING_VARIABLE: Final = "STORMPROOF_PASSPHRASE"
-"""Has the passphrase of `audit report --sign-key`. It is no setting: no file may have it, and nothing shows it."""
-NOT_SETTINGS: Final = frozenset({failpoint.ENV, failpoint.ENV_LOG, failpoint.ENV_DRIVER_PID, SIGNING_VARIABLE})
+NOT_SETTINGS: Final = frozenset({failpoint.ENV, failpoint.ENV_LOG, failpoint.ENV_DRIVER_PID})
 """Variables with the prefix that are read elsewhere."""
 _PG_NAMES: Final = ("PGHOST", "PGDATABASE", "PGSERVICE")
 

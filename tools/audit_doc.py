@@ -72,35 +72,29 @@ change none. `stormproof ledger prune` removes verdicts that are older than its 
 
 ## The report file
 
-`stormproof audit report TOPOLOGY --out FILE` writes one page of HTML for an auditor (`pip install 'stormproof[report]'`). It opens offline,
-prints, and runs nothing. `--since` and `--until` choose batches by when they were opened; `--message ID` adds the history of a message;
-`--rows` is how many rows each list has, and what a list left out is said. `--deep` reads the rows of the sinks' tables, too, as
-`audit verify --deep` does: the verdict, and the seal over it, then is of them as well. Of a partitioned table a difference names the
-partition.
+`stormproof audit report TOPOLOGY --out FILE` writes one file of JSON for an auditor. `--since` and `--until` choose batches by when
+they were opened; `--message ID` adds the history of a message; `--rows` is how many rows each list has, and what a list left out is
+said. `--deep` reads the rows of the sinks' tables, too, as `audit verify --deep` does: the verdict then is of them as well. Of a
+partitioned table a difference names the partition. The exit status is the verdict's.
 
 | part | what it has |
 | --- | --- |
-| verdict | of `audit verify`, run for the report's batches; or with `--verdict N` one on record. A clean one that did not look at all of the batches counts as "cannot tell" |
-| not looked at | all that a reader might take for said |
-| topology | its sinks and tables, the shapes of its graph, the runs of its driver, take-overs and recoveries |
-| questions 1 to 12 | counts by group, and the newest rows; of batches those that did not simply commit, and sums by state, sink, step and day |
-| digest | one SHA-256 of all batches and of what they wrote: two reports of one time have the same |
-| record | the same as JSON, from which the page is made |
-| seal | the SHA-256 of record and page, and the signature |
+| `verdict` | of `audit verify`, run for the report's batches; or with `--verdict N` one on record. A clean one that did not look at all of the batches counts as "cannot tell" |
+| `not_looked_at` | all that a reader might take for said |
+| `topology`, `sinks`, `graphs`, `driver_lives`, `driver_events` | its tables, the shapes of its graph, the runs of its driver, take-overs and recoveries |
+| `questions` | the answers to questions 1 to 12: counts by group, and the newest rows; of batches those that did not simply commit, and sums by state, sink, step and day. `sha256` is of the answer's other members as JSON without spaces, keys in order, in ASCII |
+| `digest` | one SHA-256 of all batches and of what they wrote: two reports of one time have the same |
 
 No payload is in it, and no text of an error. With `--payload-digests` it has the SHA-256 and the length of the payloads of dead letters and
 rejects; a short payload can be guessed from its digest.
 
-`--sign-key KEY` signs with Ed25519: a key of `ssh-keygen -t ed25519`, or PEM. A passphrase comes from `STORMPROOF_PASSPHRASE`, or is asked
-for. Without a key the report says in its first line that nobody signed it.
+The report is signed, and checked without the ledger, by a tool for that. With a key of `ssh-keygen -t ed25519`:
 
-`stormproof audit report --check FILE --public-key KEY` needs no ledger. It makes the page again from the record, compares every byte,
-and checks the signature. Exit status 0: as it was signed with that key. 1: not so, and each thing that differs is named. 4: it agrees with
-itself, and nothing shows who made it. An unsigned report is checked with `--sha256`, the digest that its maker was shown.
+    ssh-keygen -Y sign -n stormproof-report -f auditkey orders.json       # writes orders.json.sig
+    echo "ann@shop $(cat auditkey.pub)" > signers                         # who checks has this file
+    ssh-keygen -Y verify -f signers -I ann@shop -n stormproof-report -s orders.json.sig < orders.json
 
-Other programs can check it, too. The signature is over the line `stormproof audit report 1` and, behind it, the seal without its
-`signature` as canonical JSON (RFC 8785). `page_sha256` is over every byte before `<pre id="stormproof-seal">`; `record_sha256` is over the
-record as canonical JSON.
+The last command ends with status 0 if not one byte was changed since it was signed with that key. `minisign -Sm orders.json` does as well.
 
 ## What is not on record
 
@@ -114,8 +108,7 @@ record as canonical JSON.
   to be unknown.
 - Of a batch that an operator gave up at a sink (`ledger skip`), the ledger does not say which messages had rows there: it was
   every row, so each message of the batch is `skipped`, with who and why, and `audit dead-letters` has one row for the batch.
-- Of batches that a release before this one committed, the tables' versions are not known here: a table's own history has them
-  (its commits name topology and txid). Postgres tables have no versions.
+- Postgres tables have no versions.
 - How long the steps of a batch took is recorded when its content is fixed, and when it ends. Of one whose driver died before
   that, the times of its row are known.
 - What waits in a source and was never opened is not in `audit_pending`: the command asks the source.
@@ -123,8 +116,8 @@ record as canonical JSON.
 - What components did in attempts that were followed by another one, or in a batch that was given up, is not counted: it was
   done again. A batch that runs again for one sink alone, since its table refused a group's row, keeps the counts of the attempt that
   fixed its content: they have that group's tuples, too, and `audit txn` the rows that the sink got in the end.
-- Of micro-batches and jobs that go straight to sinks (`exactly_once`), whose rows Spark computes, and of batches of a release before
-  this one there is no record of components and edges: `audit txn` has the rows of each sink. A topology that a query feeds has it.
+- Of micro-batches and jobs that go straight to sinks (`exactly_once`), whose rows Spark computes, there is
+  no record of components and edges: `audit txn` has the rows of each sink. A topology that a query feeds has it.
 
 ## What it costs
 

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from stormproof.core import failpoint
-from stormproof.core.settings import NOT_SETTINGS, PREFIX, SIGNING_VARIABLE, TOML_FILE, Settings
+from stormproof.core.settings import NOT_SETTINGS, PREFIX, TOML_FILE, Settings
 
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD: Final = f"""# Settings
@@ -49,7 +49,6 @@ TAIL: Final = """
 OTHERS: Final = {
     failpoint.ENV: "makes a run die, stand still or fail at a named place, for tests: [failpoints.md](failpoints.md)",
     failpoint.ENV_DRIVER_PID: "set by a driver for its own workers; leave it alone",
-    SIGNING_VARIABLE: "the passphrase of the key of `audit report --sign-key`",
     failpoint.ENV_LOG: "a file that gets the name of each failpoint that is reached",
 }
 """What each variable of `NOT_SETTINGS` is for."""

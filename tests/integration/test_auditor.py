@@ -72,12 +72,12 @@ def test_tables_are_compared_and_verdicts_are_kept(auditor: Operated) -> None:
 
 
 def test_a_report_is_made(auditor: Operated, tmp_path: Path) -> None:
-    made = auditor.command("audit", "report", NAME, "--deep", "--out", str(tmp_path / "report.html"))
+    made = auditor.command("audit", "report", NAME, "--deep", "--out", str(tmp_path / "report.json"))
     assert made["verdict"] == "clean"
 
 
 def test_a_report_names_the_right_that_it_lacks(auditor: Operated, database: Database, tmp_path: Path) -> None:
-    role, out = dict(auditor.cell.database.parameters)["user"], tmp_path / "report.html"
+    role, out = dict(auditor.cell.database.parameters)["user"], tmp_path / "report.json"
     sql(database, f"revoke select on stormproof.attempt from {role}")
     said = auditor.command("audit", "report", NAME, "--deep", "--out", str(out), status=1)["error"]["message"]
     assert f'GRANT SELECT ON TABLE stormproof.attempt TO "{role}"' in said

@@ -46,7 +46,7 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "audit pending": (NAME,),
     "audit recovered": (NAME,),
     "audit replays": (NAME,),
-    "audit report": ("--check", "no-such-report.html"),
+    "audit report": (NAME, "--out", "orders.py"),
     "audit txn": (NAME, "1"),
     "audit verdicts": (NAME,),
     "audit verify": (NAME,),

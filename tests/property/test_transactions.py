@@ -36,7 +36,7 @@ from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import SinkWork, Txn
 from stormproof.trident.steps import Finished, SinkAnswers, Steps
-from stormproof.trident.transaction_states import MOVES, TxnState
+from stormproof.trident.transaction_states import MOVES, TxnCause, TxnState
 
 APART = ("delta", "postgres", "queue", "journal", "operator", "audit", "reject", "group", "upkeep")
 REACHABLE = sorted(p.name for p in FAILPOINTS.values() if p.scope not in APART)
@@ -207,7 +207,8 @@ def abort_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
         steps.source.abort(steps.lease(txn.txid))
         with steps.ledger.transaction(steps.run) as tx:
             patch.setitem(MOVES, TxnState.PREPARED, MOVES[TxnState.PREPARED] | {TxnState.ABORTED})
-            txns.move(tx, txn.txid, TxnState.PREPARED, TxnState.ABORTED)
+            cause = TxnCause.DRIVER_ENDED
+            txns.move(tx, txn.txid, TxnState.PREPARED, TxnState.ABORTED, cause=cause, reason="given back")
 
     patch.setattr(recovery, "_roll_forward", give_back)
     patch.setattr(recovery, "_compare", lambda *_: None)

@@ -1,4 +1,6 @@
-"""The report file of `stormproof audit report`: what an auditor is handed, and how it is checked without the ledger.
+"""The report file of `stormproof audit report`: the answers to the audit's questions as one JSON file, with their digests.
+
+Whoever hands it on signs it with a tool for that (`ssh-keygen -Y sign`): see docs/audit.md.
 
 | module | question that it answers |
 | --- | --- |
@@ -7,20 +9,13 @@
 | `verdict` | which verdict does a report have, and which batches did that not cover |
 | `limits` | what does a report not say |
 | `summaries` | what do 100,000 batches come to: states, days, steps, runs of the driver, one digest of all |
-| `plain` | how is a value of the ledger said in JSON |
-| `page`, `style` | how is the record made into one page of HTML; how does that look |
-| `inert` | how is a stranger's text shown, so that it does nothing |
-| `keys` | how is an Ed25519 key read, for signing and for checking |
-| `seal` | how are record and page joined in one file, signed, and taken apart again |
-| `check` | is a file as it was signed, by whom, and what differs |
+| `plain` | how is a value of the ledger said in JSON; what are the bytes of a report |
 """
 
 from __future__ import annotations
 
-from stormproof.trident.audit_report.check import Checked, Finding, check
-from stormproof.trident.audit_report.keys import PublicKey, SigningKey
+from stormproof.trident.audit_report.plain import file_bytes
 from stormproof.trident.audit_report.record import record
-from stormproof.trident.audit_report.seal import sealed
 from stormproof.trident.audit_report.wanted import Wanted
 
-__all__ = ["Checked", "Finding", "PublicKey", "SigningKey", "Wanted", "check", "record", "sealed"]
+__all__ = ["Wanted", "file_bytes", "record"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -43,3 +45,17 @@ def plain(value: Any) -> Json:
             return [plain(one) for one in value]
         case _:
             raise TypeError(f"{type(value).__name__} has no place in a report")
+
+
+def file_bytes(told: Json) -> bytes:
+    """A report as it stands in its file: JSON for people and programs, always the same bytes of the same report.
+
+    All is ASCII: a stranger's text (a name, a reason) does nothing to the terminal or the editor that shows it.
+    """
+    return json.dumps(told, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False).encode() + b"\n"
+
+
+def digest_of(answer: Json) -> str:
+    """SHA-256 of an answer, in hex: of its JSON without spaces, keys in order, in ASCII."""
+    text = json.dumps(answer, separators=(",", ":"), sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

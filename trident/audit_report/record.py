@@ -19,14 +19,13 @@ from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit_report import summaries
 from stormproof.trident.audit_report.answers import NUMBERS, answers, history
 from stormproof.trident.audit_report.limits import not_looked_at
-from stormproof.trident.audit_report.page import RENDERER
-from stormproof.trident.audit_report.plain import plain
+from stormproof.trident.audit_report.plain import digest_of, plain
 from stormproof.trident.audit_report.verdict import kept_verdict, verdict
 from stormproof.trident.audit_report.wanted import Wanted
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.transaction_states import EventKind
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 Verifier = Callable[[int, int | None], VerifyReport]
 """Runs `audit verify` over txids from the first to the last."""
@@ -61,7 +60,6 @@ def record(
         told: dict[str, Json] = {
             "about": "stormproof audit report",
             "format": FORMAT,
-            "renderer": RENDERER,
             "made_at": plain(now),
             "made_by": plain(by),
             "stormproof": version,
@@ -80,7 +78,7 @@ def record(
             "driver_lives": plain(summaries.lives(snapshot, scope)),
             "driver_events": _driver_events(snapshot, row, wanted),
             "verdict": verdict(kept, checked, totals),
-            "questions": list[Json](questions),
+            "questions": [{**one, "sha256": digest_of(one)} for one in questions],
             "digest": summaries.digest(snapshot, scope),
         }
     told["not_looked_at"] = not_looked_at(wanted, told, kept, checked, left_out)

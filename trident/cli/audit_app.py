@@ -382,26 +382,14 @@ def verdicts(
 
 @app.command()
 def report(
-    topology: Annotated[
-        str | None, typer.Argument(metavar="TOPOLOGY", help="The topology's name; none with --check.")
-    ] = None,
+    topology: TopologyName,
     *,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The file to write; it must not be there.")
-    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write; it must not be there.")],
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Of batches opened from then on: ISO 8601, or an age.")
     ] = None,
     until: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="Of batches opened before then: ISO 8601, or an age.")
-    ] = None,
-    sign_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--sign-key",
-            metavar="KEY",
-            help="Sign with this Ed25519 key, PEM or OpenSSH. Its passphrase: STORMPROOF_PASSPHRASE, or asked for.",
-        ),
     ] = None,
     message: Annotated[
         list[str] | None, typer.Option("--message", metavar="ID", help="With this message's history; may be repeated.")
@@ -424,38 +412,20 @@ def report(
         ),
     ] = False,
     rows: Annotated[int, typer.Option("--rows", min=1, max=10_000, help="Most rows of each list.")] = 200,
-    check: Annotated[Path | None, typer.Option("--check", metavar="FILE", help="Check this report instead.")] = None,
-    public_key: Annotated[
-        Path | None, typer.Option("--public-key", metavar="KEY", help="With --check: the signer's key, PEM or OpenSSH.")
-    ] = None,
-    sha256: Annotated[
-        str | None, typer.Option("--sha256", metavar="HEX", help="With --check: the digest that its maker was shown.")
-    ] = None,
     by: By = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write what an auditor is handed: one page of HTML, with verdict, answers and the same as JSON; or check one.
+    """Write what an auditor is handed: the verdict and the answers to the twelve questions, as JSON with their digests.
 
-    It has no script, no payload and no text of an error, and opens anywhere. Exit status: the verdict's, 0 clean, 1
-    violation, 4 cannot tell; of --check 0 if it is as it was signed, 1 if not, 4 if nothing shows who made it. Example:
-    stormproof audit report orders --since 30d --out orders.html --sign-key ~/.ssh/id_ed25519
+    It has no payload and no text of an error. Exit status: the verdict's, 0 clean, 1 violation, 4 cannot tell. It is signed
+    by a tool for that: ssh-keygen -Y sign -n stormproof-report -f ~/.ssh/id_ed25519 orders.json. Example:
+    stormproof audit report orders --since 30d --out orders.json
     """
-    from stormproof.core.errors import UsageError
-    from stormproof.trident.cli.audit_report import check_report, make_report
+    from stormproof.trident.cli.audit_report import make_report
 
-    if check is not None:
-        if topology is not None or out is not None or sign_key is not None:
-            raise UsageError("--check FILE takes no TOPOLOGY, --out or --sign-key: it reads the file alone")
-        check_report(check, public_key=public_key, digest=sha256, as_json=as_json)
-        return
-    if topology is None or out is None:
-        raise UsageError("give TOPOLOGY and --out FILE, or --check FILE")
-    if public_key is not None or sha256 is not None:
-        raise UsageError("--public-key and --sha256 are for --check FILE; --sign-key signs")
     make_report(
         topology,
         out,
-        sign_key=sign_key,
         deep=deep,
         others_write=others_write,
         since=since,
