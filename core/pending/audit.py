@@ -38,6 +38,24 @@ class Finding:
     is_look: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What came of a comparison of messages that were opened, as the source still keeps them, with what is on record: how
+    many are as they were, in which words; what is wrong; and what was not compared, and why.
+    """
+
+    messages: int = 0
+    compared: str = ""
+    wrong: tuple[Finding, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def at_the_server(slices: Sequence[OpenedSlice]) -> Kept:
+    """The answer for messages that a server keeps, and of which there is no digest."""
+    why = "its messages: their server keeps them, and no digest of them is on record"
+    return Kept(left_out=(why,) if slices else ())
+
+
 class SliceAudit(Protocol):
     """What a connector knows of slices that others wrote down, with nothing but the store's database."""
 
@@ -78,6 +96,10 @@ class SliceAudit(Protocol):
 
     def unsubscribed(self) -> list[Finding]:
         """What is wrong with the source where the topology has no subscription to it yet, since its start was refused."""
+        ...
+
+    def kept(self, slices: Sequence[OpenedSlice]) -> Kept:
+        """Compare what the source still keeps of these slices with what they were when they were opened."""
         ...
 
 
@@ -155,6 +177,10 @@ class NumberedAudit:
     def unsubscribed(self) -> list[Finding]:
         """Nothing is known of it."""
         return []
+
+    def kept(self, slices: Sequence[OpenedSlice]) -> Kept:
+        """Not known here."""
+        return at_the_server(slices)
 
     def _missed(self, messages: int, where: str, txid: int | None) -> Finding:
         return Finding(f"{messages} messages of source {self._who.source} {where} were handed out to no batch", txid)

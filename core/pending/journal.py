@@ -14,6 +14,7 @@ import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder
 
 from stormproof.core.errors import UsageError
+from stormproof.core.pending.audit import Finding, Kept
 from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.postgres import fetched
 from stormproof.core.pending.postgres_rows import MINE
@@ -22,6 +23,7 @@ from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.rights import note_statement
 from stormproof.core.postgres.store import query
+from stormproof.core.source.stored import sealed_payload
 
 STABLE_ID_MAX: Final = 1_000
 """Characters of a stable id."""
@@ -30,6 +32,7 @@ INDEXED_MAX: Final = 600
 PAYLOAD_KEPT_S: Final = 3_600
 """Seconds for which payloads stay once their messages are resolved: at-most-once confirms a slice before it is read."""
 
+_COMPARED_AT_ONCE: Final = 10_000
 _TABLE: Final = f"{SCHEMA}.pending_message"
 _RANGES: Final = "unnest(%s::bigint[], %s::bigint[]) as r (low, high)"
 """Numbers as `_ranges` gives them: a batch's are one range, or a few, where a list would be looked up number by number."""
@@ -381,6 +384,36 @@ class Journal:
                 "get numbers that are never opened"
             )
         return texts
+
+    def kept(self) -> Kept:
+        """Compare the resolved messages whose payloads are still kept with their digests. Numbers have no gaps, and payloads
+        go from the lowest number on. What a server said beside a payload has no digest.
+        """
+        (removed, emptied, kept) = self._run(
+            "with mine as (select number, payload is null as is_empty, resolved_at is not null as is_resolved"
+            f" from {_TABLE} where {MINE}) select coalesce(max(number) - min(number) + 1 - count(*), 0), count(*) filter"
+            " (where is_empty and number > (select min(number) from mine where not is_empty)),"
+            " count(*) filter (where is_resolved and not is_empty) from mine",
+            *self._key,
+        ).fetchone() or (0, 0, 0)
+        altered, behind = list[int](), -1
+        while rows := self._run(
+            f"select number, payload, digest from {_TABLE} where {MINE} and number > %s and resolved_at is not null"
+            " and payload is not null and digest <> sha256(payload) order by number limit %s",
+            *(*self._key, behind, _COMPARED_AT_ONCE),
+        ).fetchall():
+            behind = rows[-1][0]
+            pairs = ((number, hashlib.sha256(sealed_payload(bytes(p)) or b"").digest(), d) for number, p, d in rows)
+            altered += [number for number, found, digest in pairs if found != bytes(digest)]
+        texts = [
+            f"message {number} of the journal of {self._where} is not the one that was received" for number in altered
+        ]
+        if removed or emptied:
+            texts.append(
+                f"{removed + emptied} messages of the journal of {self._where} were removed from between others"
+            )
+        same = kept - len(altered)
+        return Kept(same, f"the payloads of {same} messages that the journal still keeps", tuple(map(Finding, texts)))
 
     def is_in_use(self, horizon_s: float, now: datetime) -> bool:
         """Whether a message is not resolved, or was within the horizon."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 from stormproof.core.errors import Json
-from stormproof.core.pending.audit import Finding
+from stormproof.core.pending.audit import Finding, Kept
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
@@ -51,6 +51,11 @@ class SourceEvidence(Protocol):
     def altered(self) -> Sequence[str]:
         """Retries and dead letters whose payload is not the one that was set aside."""
         return ()
+
+    def kept(self, txns: Sequence[Txn]) -> Kept:
+        """Compare the messages of these batches, as the source still keeps them, with what is on record of them."""
+        del txns
+        return Kept()
 
     def dead_classes(self) -> Mapping[tuple[str, str], int]:
         """How many undecided dead letters there are of each class of error and reason."""

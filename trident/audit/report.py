@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from stormproof.core.errors import Json
+from stormproof.core.pending.audit import Kept
 from stormproof.sinks import comparison
 from stormproof.trident.transaction_states import Verdict
 from stormproof.trident.wording import counted
@@ -24,6 +25,9 @@ PROVES_DEEP: Final = (
     "the sink's own record; every message that was opened ended in one place; and the rows that are said to be compared are "
     "in the tables as they were written, each once. It says nothing of the rows that are said not to be compared."
 )
+
+
+_MESSAGES: Final = "the messages that the source keeps"
 
 
 class ViolationKind(StrEnum):
@@ -59,7 +63,9 @@ class ViolationKind(StrEnum):
     STATISTICS_WRONG = "statistics_wrong"
     """These five by ``--deep``, as in `stormproof.sinks.comparison.RowProblem`."""
     PAYLOAD_CHANGED = "payload_changed"
-    """The payload, or the refused row, of a message that was set aside is not what it was then."""
+    """The payload, or the refused row, of a message that was set aside is not what it was then; by ``--deep`` also of one
+    that was committed, and that its source still keeps.
+    """
     UNREACHABLE = "unreachable"
     """Messages wait that no reader can open: the queue is from another server, and was not adopted."""
 
@@ -85,7 +91,7 @@ class NoticeKind(StrEnum):
     DROPPED = "dropped"
     """The table's own triggers dropped rows without an error, as its owner wants it."""
     NOT_COMPARED = "not_compared"
-    """Rows of a sink's table that ``--deep`` did not compare, and why."""
+    """Rows of a sink's table, or messages of the source, that ``--deep`` did not compare, and why."""
     ALL_CHECKED = "all_checked"
     """A check of what came since a verdict looked at everything, and why."""
     OTHERS_WRITE = "others_write"
@@ -186,6 +192,8 @@ class VerifyReport:
     """How the tables were read; None: they were not."""
     tables: tuple[RowsCompared, ...] = ()
     """What was read of them."""
+    kept: Kept | None = None
+    """What was compared of the messages that the source still keeps; None: they were not looked at."""
     chain: Chain = Chain()
     """What the verdict covers together with those that it continues."""
     pruned_upto: int = 0
@@ -204,8 +212,9 @@ class VerifyReport:
 
     @property
     def not_compared(self) -> tuple[str, ...]:
-        """The sinks whose tables were read, and not all of their rows or values compared."""
-        return tuple(table.sink for table in self.tables if table.left_out)
+        """The sinks whose tables were read, and not all of their rows or values compared; and the source's messages."""
+        sinks = [table.sink for table in self.tables if table.left_out]
+        return (*sinks, *([_MESSAGES] if self.kept is not None and self.kept.left_out else []))
 
     @property
     def reach(self) -> str:
@@ -215,7 +224,8 @@ class VerifyReport:
         if not self.deep:
             return "records agree; rows not compared: --deep"
         asked = "" if len(self.tables) == self.checked.sinks else f", of {self.checked.sinks} in all"
-        left = f"{len(self.not_compared)} of {counted(len(self.tables), 'sink')} not compared{asked}"
+        sinks = sum(bool(table.left_out) for table in self.tables)
+        left = f"{sinks} of {counted(len(self.tables), 'sink')} not compared{asked}"
         if self.not_compared:
             return f"clean, {left} (or not in full): {', '.join(self.not_compared)}"
         return f"clean, the rows of {counted(len(self.tables), 'sink')} compared{asked}"

@@ -12,7 +12,7 @@ from psycopg.rows import tuple_row
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.pending.audit import Finding, OpenedSlice
+from stormproof.core.pending.audit import Finding, Kept, OpenedSlice
 from stormproof.core.pending.continuity import Continuity, looks_in, notes_of
 from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.numbered import lowest_unresolved, next_of, range_of
@@ -183,6 +183,15 @@ class PendingEvidence(SourceEvidence):
         """By the store's digests."""
         with self._rows() as rows:
             return [self._connector.shown_id(*number) for number in rows.altered()]
+
+    def kept(self, txns: Sequence[Txn]) -> Kept:
+        """By the journal, where the source has one, or by the slices."""
+        slices = [OpenedSlice(at, f"txid {t.txid}", t.txid, taken=True) for t in txns if (at := _first_opened(t))]
+        with self._rows() as rows:
+            journal = self._journal(rows)
+            if journal is not None and journal.counts().messages:
+                return journal.kept()
+            return self._connector.audit(self.who, rows.cursor).kept(slices)
 
     def dead_classes(self) -> Mapping[tuple[str, str], int]:
         """How many undecided dead letters there are of each class of error and reason."""

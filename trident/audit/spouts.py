@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from stormproof.core.errors import Json, UsageError
-from stormproof.core.pending.audit import Finding
+from stormproof.core.pending.audit import Finding, Kept
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.group import SpoutPart, combined, parts_of
@@ -67,6 +67,16 @@ class GroupEvidence(SourceEvidence):
     def altered(self) -> Sequence[str]:
         """Those of every spout."""
         return [shown(spout, inner) for spout, member in self._members.items() for inner in member.altered()]
+
+    def kept(self, txns: Sequence[Txn]) -> Kept:
+        """Those of every spout."""
+        found = {spout: member.kept(self._parts(spout, txns)) for spout, member in self._members.items()}
+        return Kept(
+            sum(one.messages for one in found.values()),
+            "; ".join(f"spout {spout}: {one.compared}" for spout, one in found.items() if one.compared),
+            tuple(replace(f, text=f"spout {spout}: {f.text}") for spout, one in found.items() for f in one.wrong),
+            tuple(f"spout {spout}: {text}" for spout, one in found.items() for text in one.left_out),
+        )
 
     def dead_classes(self) -> Mapping[tuple[str, str], int]:
         """The sums of all spouts."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
-from stormproof.core.errors import UsageError
+from stormproof.core.errors import StormproofError, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
+from stormproof.core.pending.audit import Kept
 from stormproof.core.source.spouts import sources_in
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import SinkOpener
@@ -37,9 +39,10 @@ from stormproof.trident.audit.since import (
 from stormproof.trident.audit.source import SourceReader, stored_source, unsubscribed_findings
 from stormproof.trident.audit.streams import place_of
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
-from stormproof.trident.audit.verify_messages import verify_messages
+from stormproof.trident.audit.verify_messages import verify_kept, verify_messages
 from stormproof.trident.audit.verify_rows import Deep, verify_rows
 from stormproof.trident.audit.verify_sinks import Later, verify_sinks
+from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction_states import TxnState
 
 LAST: Final = "last"
@@ -204,6 +207,9 @@ def _verified(
     tables: tuple[RowsCompared, ...] = ()
     if deep is not None:
         tables = verify_rows(ledger, rows, opener, deep, first=first, last=last, findings=findings)
+    kept: Kept | None = None
+    if deep is not None and deep.sinks is None and evidence is not None:
+        kept = _kept(ledger, topology, source, [t for t in rows.txns.values() if t.txid >= first], findings)
     committed = [txn for txn in rows.txns.values() if txn.state is TxnState.COMMITTED]
     return VerifyReport(
         topology=topology,
@@ -226,8 +232,22 @@ def _verified(
         deep=deep is not None,
         scope=scope_of(deep),
         tables=tables,
+        kept=kept,
         chain=Chain() if last is not None else chain_of(first, before, ends, continues=looks_at_new),
     )
+
+
+def _kept(
+    ledger: AuditLedger, topology: str, source: SourceReader, txns: Sequence[Txn], findings: Findings
+) -> Kept | None:
+    """Compare the messages in a look of its own, since it may take long."""
+    try:
+        with ledger.snapshot() as snapshot:
+            evidence = source(snapshot, snapshot.topology(topology))
+            return None if evidence is None else verify_kept(evidence, txns, findings)
+    except StormproofError as error:
+        findings.unknown(f"the messages that the source still keeps could not be compared: {error}")
+        return None
 
 
 def _behind(snapshot: LedgerSnapshot, rows: LedgerRows, basis: Basis) -> LedgerRows:

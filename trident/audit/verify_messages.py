@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stormproof.core.pending.audit import Finding
+from stormproof.core.pending.audit import Finding, Kept
 from stormproof.core.source.dead_letter import Disposal
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
@@ -73,6 +73,20 @@ def _slice(finding: Finding, accepted: Mapping[str, str], findings: Findings) ->
         return findings.unknown(text, txid=finding.txid)
     kind = ViolationKind.UNREACHABLE if finding.unreachable else ViolationKind.SLICES
     return findings.violation(kind, text, txid=finding.txid)
+
+
+def verify_kept(evidence: SourceEvidence, txns: Sequence[Txn], findings: Findings) -> Kept:
+    """Compare the messages of committed batches with what their source still keeps of them.
+
+    Raises:
+        StormproofError: the source cannot be asked.
+    """
+    found = evidence.kept([txn for txn in txns if txn.state is TxnState.COMMITTED])
+    for wrong in found.wrong:
+        findings.violation(ViolationKind.PAYLOAD_CHANGED, f"source {evidence.name}: {wrong.text}", txid=wrong.txid)
+    for text in found.left_out:
+        findings.notice(NoticeKind.NOT_COMPARED, f"source {evidence.name}, not compared: {text}")
+    return found
 
 
 def _message(trace: Trace, records: Records, findings: Findings) -> None:

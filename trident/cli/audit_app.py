@@ -61,11 +61,12 @@ def verify(
 ) -> None:
     """Check ledger, sinks and source against each other. The verdict is kept, with its scope: audit verdicts shows it.
 
-    With --deep it also finds rows that were changed, deleted, added or doubled by other means, and names what it cannot
-    compare. With --since last it looks at what came since the last clean verdict; its verdict is of that alone.
+    With --deep it also finds rows that were changed, deleted, added or doubled by other means, and committed messages that
+    were altered or removed while their source keeps them; it names what it cannot compare. With --since last it looks at
+    what came since the last clean verdict; its verdict is of that alone.
 
     Exit status: 0 if all agrees, 1 if there is a violation, 4 if the evidence for an answer is gone, or if --deep could
-    not compare all rows of the tables that it read; the last line says which.
+    not compare all rows of the tables that it read, or all messages; the last line says which.
     Example: stormproof audit verify orders --first 100
     """
     from stormproof.trident.cli.verify import VerifyOptions, show_verify

@@ -108,6 +108,8 @@ def _verify_text(report: VerifyReport) -> None:
     for table in report.tables:
         for text in table.compared:
             say(f"sink {table.sink!r}, compared: {text}")
+    if report.kept is not None and report.kept.compared:
+        say(f"source, compared: {report.kept.compared}")
     say(_scope_text(report))
     say(f"verdict: {report.reach}")
     if not report.violations and not report.unknowns:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stormproof.core.errors import UsageError
-from stormproof.core.pending.audit import Finding, OpenedSlice
+from stormproof.core.pending.audit import Finding, Kept, OpenedSlice, at_the_server
 from stormproof.core.pending.continuity import Continuity
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.source.kafka.offsets import OffsetRange, place_and_offset, ranges_or_none
@@ -118,6 +118,10 @@ class KafkaAudit:
     def unsubscribed(self) -> list[Finding]:
         """Nothing is known of it."""
         return []
+
+    def kept(self, slices: Sequence[OpenedSlice]) -> Kept:
+        """Only the server has them."""
+        return at_the_server(slices)
 
     def _missed(self, place: Place | None, start: int, stop: int, where: str, txid: int | None) -> Finding:
         return Finding(

@@ -10,12 +10,13 @@ from typing import Any, Final
 from psycopg import Cursor
 
 from stormproof.core.errors import Json
-from stormproof.core.pending.audit import Finding, OpenedSlice
+from stormproof.core.pending.audit import Finding, Kept, OpenedSlice
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, unopened
 from stormproof.core.source.postgres_queue.numbering import standing
 from stormproof.core.source.postgres_queue.position import Place, Position, Snapshot, Span
+from stormproof.core.source.postgres_queue.spans import CONTENT, ids_of
 
 _NOWHERE: Final = Place(0, 0)
 
@@ -108,6 +109,47 @@ class QueueAudit:
         """Messages that no reader reaches, since the queue is of another server."""
         known = query(self._cursor, "select 1 from stormproof.queue where queue = %s", self._queue).fetchone()
         return unreachable(self._cursor, self._table, ["true"]) if known else []
+
+    def kept(self, slices: Sequence[OpenedSlice]) -> Kept:
+        """By the hashes that were taken when they were opened. A partition is dropped whole once all is resolved: of ids in
+        partitions that are there, none may lack.
+        """
+        wrong, undigested, whole = list[Finding](), 0, 0
+        with index_ranges_only(self._cursor):
+            for one in slices:
+                span, content = span_of(one.at), one.at.get("content")
+                if span is None or not isinstance(content, int):
+                    undigested += 1
+                    continue
+                low, high, messages = ids_of(one.at)
+                counted = f"select count(*), {CONTENT} from ({self._table.select('id, payload', span.conditions())}) m"
+                found = query(self._cursor, counted).fetchone() or (0, 0)
+                if found == (messages, content):
+                    whole += messages
+                elif found[0] < messages and not self._keeps(low, high):
+                    continue
+                else:
+                    what = (
+                        f"{found[0]} of {messages} messages are there"
+                        if found[0] != messages
+                        else "a message is another"
+                    )
+                    text = f"{one.holder}: {what} in queue {self._queue}, which keeps those that it opened"
+                    wrong.append(Finding(text, one.txid))
+        left_out = f"the messages of {undigested} batches: no digest of them is on record"
+        compared = f"{whole} messages that queue {self._queue} still keeps"
+        return Kept(whole, compared, tuple(wrong), (left_out,) if undigested else ())
+
+    def _keeps(self, low: int, high: int) -> bool:
+        """Whether all of these ids are of partitions that are there, and were when the table was first looked at: its lock
+        keeps them. The partition for all others may have been emptied.
+        """
+        there = (part for part in self._table.partitions(self._cursor) if part.start is not None)
+        for part in sorted(there, key=lambda part: part.start or 0):
+            named = query(self._cursor, "select to_regclass(%s)", part.table).fetchone()
+            if part.start is not None and part.stop is not None and named != (None,) and part.start <= low < part.stop:
+                low = part.stop
+        return low > high
 
     def _tiled(
         self,

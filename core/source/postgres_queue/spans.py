@@ -20,14 +20,21 @@ BULK: Final = 5_000
 """From so many messages in a slice on it pays to ask whether one transaction put all of them."""
 
 
+CONTENT: Final = "coalesce(bit_xor(hash_record_extended(row(m.id, m.payload), 0)), 0)"
+"""Of messages `m`: ids are unique, so none goes out against another."""
+
+
 class Totals(NamedTuple):
-    """What messages there are, counted by the database; `xor` is of the tokens under one seed."""
+    """What messages there are, counted by the database; `xor` is of the tokens under one seed, `content` of the messages'
+    hashes, with their payloads.
+    """
 
     messages: int
     bytes: int
     xor: int
     min_id: int
     max_id: int
+    content: int
 
     def plus(self, other: Totals) -> Totals:
         """Of both together."""
@@ -39,6 +46,7 @@ class Totals(NamedTuple):
             self.xor ^ other.xor,
             min(self.min_id, other.min_id),
             max(self.max_id, other.max_id),
+            self.content ^ other.content,
         )
 
 
@@ -64,7 +72,7 @@ def first_of(cursor: Cursor[Any], table: MessageTable, span: Span, limit: Limit,
         have = found.totals
     part = span if last is None else span.upto(last)
     rest = None if last is None else at_of(span.beyond(last))
-    at: At = {**at_of(part), "ids": [have.min_id, have.max_id, have.messages]}
+    at: At = {**at_of(part), "ids": [have.min_id, have.max_id, have.messages], "content": have.content}
     if found.xid is not None:
         at["xid"] = found.xid
     return Piece(at, have.messages, have.bytes, Expectation(have.messages, have.xor), rest)
@@ -76,14 +84,14 @@ def _first(cursor: Cursor[Any], table: MessageTable, span: Span, messages: int, 
     One range after the other, so that each is a walk along the index that ends where it should: over a union of them
     Postgres sorts everything that lies ahead.
     """
-    have, xids, ranges = Totals(0, 0, 0, 0, 0), set[int | None](), deque(span.ranges())
+    have, xids, ranges = Totals(0, 0, 0, 0, 0, 0), set[int | None](), deque(span.ranges())
     tries_one = messages >= BULK
     while ranges:
         range_ = ranges.popleft()
         walk = _Walk(table.sql, span, range_, messages - have.messages, seed)
         row = first_by_index(cursor, walk.of_one_or_all if tries_one else walk.of_all)
-        totals = Totals(*row[:5])
-        xid, id_, is_more, is_of_one = row[5:]
+        totals = Totals(*row[:6])
+        xid, id_, is_more, is_of_one = row[6:]
         if not totals.messages:
             continue
         have = have.plus(totals)
@@ -157,7 +165,7 @@ class _Walk(NamedTuple):
         return (
             "count(*) as messages, coalesce(sum(octet_length(m.payload)), 0)::bigint as bytes,"
             f" coalesce(bit_xor(hashint8extended(m.id, {self.seed})), 0) as xor,"
-            " coalesce(min(m.id), 0) as low, coalesce(max(m.id), 0) as high"
+            f" coalesce(min(m.id), 0) as low, coalesce(max(m.id), 0) as high, {CONTENT} as content"
         )
 
     def _has_beyond(self, xid: str, id_: str) -> str:
@@ -168,7 +176,7 @@ class _Walk(NamedTuple):
         return f"({of_one} or exists (select from {self.table} m where {self._condition} and m.xid > {xid}))"
 
 
-_COLUMNS: Final = "f.messages, f.bytes, f.xor, f.low, f.high"
+_COLUMNS: Final = "f.messages, f.bytes, f.xor, f.low, f.high, f.content"
 
 
 def _within(cursor: Cursor[Any], table: MessageTable, span: Span, size: int) -> Place:
