@@ -15,6 +15,7 @@ In this order, each part checked after every misfortune, with a line each (``--o
 ``environment`` every fault of docs/faults.md, in a random order, those on Spark among them
 ``servers`` NATS, Redis, Kafka and RabbitMQ streams, 20 seeds each: the server loses its tail, removes what nobody read,
            gives numbers again, is made again, is restored; what is on record is added up
+``verify`` 10,000 deep verifications beside drivers that commit, are killed and come again: none may raise an alarm
 ``rows``   500 random Delta tables under 30 random steps each, read by delta-rs, DuckDB and Spark, against a plain model
 
 What is random comes from the seed, which is printed. A round that failed is run again by ``SEED=s ARGS='--only rounds
@@ -39,6 +40,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support.beside import beside
 from support.blows import Action
 from support.chain import Chain, Ordeal, ordeal, ordeals, shuffled
 from support.containers import random_containers
@@ -71,12 +73,14 @@ PARTS = (
     "containers",
     "spark",
     "servers",
+    "verify",
     "rows",
 )
 RACES = 50
 SHARED = 40
 RESTARTS = 30
 CONTAINERS = 20
+VERIFICATIONS = 10_000
 TABLES = 500
 BY_SPARK = 10
 """Of so many tables Spark writes one and reads it."""
@@ -222,6 +226,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=300, metavar="N", help="random rounds")
     parser.add_argument("--first", type=int, default=1, metavar="N", help="number of the first of them")
     parser.add_argument("--races", type=int, default=RACES, metavar="N", help="races of two drivers")
+    parser.add_argument(
+        "--verifications", type=int, default=VERIFICATIONS, metavar="N", help="those of the part `verify`"
+    )
     parser.add_argument("--tables", type=int, default=TABLES, metavar="N", help="tables of the part `rows`")
     parser.add_argument("--servers", type=int, default=SEEDS, metavar="N", help="seeds of each server that forgets")
     parser.add_argument("--seed", type=int, default=None)
@@ -253,6 +260,7 @@ def main() -> int:
             "containers": lambda: random_containers(Path(folder) / "containers", seed, CONTAINERS),
             "spark": lambda: on_spark(server, random.Random(seed)),
             "servers": lambda: servers_that_forget(server, Path(folder), range(seed, seed + arguments.servers)),
+            "verify": lambda: beside(server, seed, arguments.verifications),
             "rows": lambda: rows_of_tables(Path(folder), seed, arguments.tables),
         }
         for part in arguments.only or PARTS:
