@@ -120,7 +120,7 @@ class Compared:
         else:
             self.differs("the table", Content(expected.rows, 0), Content(rows, 0), by_others=rows > expected.rows)
         for name in summed_columns(input_.folds):
-            known, found = None if expected is None else expected.sums.get(name), there.sums.get(name)
+            known, found = None if expected is None else expected.sum_of(name), there.sums.get(name)
             agrees = None
             if expected is not None and known is not None and found is not None:
                 agrees = known.agrees(found, input_.schema.field(name).type, expected.commits)
@@ -135,14 +135,35 @@ class Compared:
                     f"its column {name!r} sums up to another number than the txids added",
                     by_others=others,
                 )
+        self._by_content(input_, expected, there)
 
-    def not_by_row(self, input_: SinkInput) -> None:
-        """Note the columns of a table by key whose values are not compared."""
+    def _by_content(self, input_: SinkInput, expected: Totals | None, there: Totals) -> None:
+        known = None if expected is None else expected.content
+        if expected is None or known is None or there.content is None:
+            self._not_compared(
+                input_, (), "rows are overwritten by key, and what each commit replaced is not on record"
+            )
+            return
+        names = [name for name, _ in known.kinds]
+        if known.total == there.content.total:
+            self.compared.append(f"the values of its {there.rows} rows, with those that the txids put and replaced")
+        elif expected.rows in (None, there.rows):
+            text = f"{there.rows} rows are there, and not with the values that the txids put"
+            self.add(RowProblem.ROWS_CHANGED, f"the table: {text}")
+        if names:
+            self._not_compared(input_, names, "their type has no digest")
+
+    def not_in_part(self, input_: SinkInput) -> None:
+        """Note that some txids' rows cannot be told from others'."""
+        self.left_out.append("rows are overwritten by key: only the table with all of its txids")
+        self._not_compared(input_, (), "rows are overwritten by key")
+
+    def _not_compared(self, input_: SinkInput, compared: Collection[str], why: str) -> None:
         lineage = () if input_.lineage is None else input_.lineage.columns.names
-        covered = {*input_.keys, *summed_columns(input_.folds), *lineage}
+        covered = {*input_.keys, *summed_columns(input_.folds), *lineage, *compared}
         names = ", ".join(repr(name) for name in input_.schema.names if name not in covered)
         if names:
-            self.left_out.append(f"the values of its columns {names}: rows are overwritten by key")
+            self.left_out.append(f"the values of its columns {names}: {why}")
 
     def add(self, problem: RowProblem, text: str, txid: int | None = None, *, by_others: bool = False) -> None:
         """Note something that is wrong."""

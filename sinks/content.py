@@ -31,7 +31,7 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.tracking.share import GAMMA, mix64
 from stormproof.sinks.leaves import is_bytes, is_string, plain
 
-_MODULUS: Final = 1 << 64
+MODULUS: Final = 1 << 64
 _FACTOR: Final = np.uint64(0xD1B54A32D192ED03)
 BLOCK_ROWS: Final = 16 * 1024
 """Rows that are hashed at once: their columns stay in the processor's cache."""
@@ -80,7 +80,11 @@ class Content:
             ValueError: a column is of one kind here and of another there.
         """
         kinds = self.kinds if self.kinds == other.kinds else joined(self.kinds, other.kinds)
-        return Content(self.rows + other.rows, (self.total + other.total) % _MODULUS, kinds)
+        return Content(self.rows + other.rows, (self.total + other.total) % MODULUS, kinds)
+
+    def __neg__(self) -> Content:
+        """What is added to a content to take this one away."""
+        return Content(-self.rows, -self.total % MODULUS, self.kinds)
 
 
 NOTHING: Final = Content(0, 0)
@@ -145,12 +149,20 @@ class ContentSum:
         for at in range(0, rows.num_rows, BLOCK_ROWS):
             block = rows.slice(at, BLOCK_ROWS)
             self._rows += block.num_rows
-            self._total = (self._total + int(row_hashes(block, self._kinds).sum())) % _MODULUS
+            self._total = (self._total + int(row_hashes(block, self._kinds).sum())) % MODULUS
 
     @property
     def content(self) -> Content:
         """The content of the rows so far."""
         return Content(self._rows, self._total, self._kinds)
+
+
+def content_of(rows: pa.Table, kinds: Sequence[tuple[str, str]]) -> Content:
+    """The content of a table's rows."""
+    total = ContentSum(kinds)
+    for batch in rows.to_batches():
+        total.add(batch)
+    return total.content
 
 
 def content_by(rows: pa.RecordBatch, kinds: Sequence[tuple[str, str]], by: str) -> dict[int | None, Content]:

@@ -1,6 +1,8 @@
-"""What a table by key must hold by the record of its commits: its number of rows, and the sum of each column that is summed.
+"""What a table by key must hold by the record of its commits: its number of rows, the sum of each column that is summed, and
+the content of all rows.
 
-Rows that are there twice, or that a file's removal left behind, are in neither: so a table that has them differs.
+Rows that are there twice, or that a file's removal left behind, are in none: so a table that has them differs. Contents add
+up, so that of the table is what all commits put, less what they replaced.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
 from typing import Final
 
@@ -18,6 +20,7 @@ import pyarrow as pa
 from stormproof.core.arrow_compute import pc
 from stormproof.core.folds import AnyFold, Fold
 from stormproof.core.sink import PreparedFile
+from stormproof.sinks.content import NOTHING, Content
 
 _VERSION: Final = 2
 """Another one than that of `sinks.content`: a file has either."""
@@ -53,21 +56,30 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Rows and sums after so many commits. `rows` None, or a column without a sum: it is not on record."""
+    """Rows, sums and content after so many commits. None, or a column without a sum: it is not on record."""
 
     rows: int | None = 0
     sums: Mapping[str, Sum] = field(default_factory=dict[str, Sum])
     commits: int = 0
+    content: Content | None = None
 
-    def after(self, added: Mapping[str, Sum], inserted: int | None) -> Totals:
-        """After one more commit, which adds to these sums. The first one begins them, where the table was empty."""
+    def after(self, added: Mapping[str, Sum], inserted: int | None, change: Content | None = None) -> Totals:
+        """After one more commit, which adds to these sums, and to the content what it put less what it replaced. The first
+        one begins them, where the table was empty.
+        """
         begins = not self.commits and self.rows == 0
         sums = added_up(added if begins else self.sums, dict.fromkeys(added, Sum()) if begins else added)
-        return Totals(self.with_rows(inserted).rows, sums, self.commits + 1)
+        before = NOTHING if begins else self.content
+        content = None if before is None or change is None else _sum_of_contents(before, change)
+        return Totals(self.with_rows(inserted).rows, sums, self.commits + 1, content)
+
+    def sum_of(self, name: str) -> Sum | None:
+        """The sum of a column: 0 before the first commit to an empty table."""
+        return Sum() if not self.commits and self.rows == 0 else self.sums.get(name)
 
     def with_rows(self, more: int | None) -> Totals:
         """With so many rows more; None: their number is not known."""
-        return Totals(None if self.rows is None or more is None else self.rows + more, self.sums, self.commits)
+        return replace(self, rows=None if self.rows is None or more is None else self.rows + more)
 
     def to_text(self) -> str:
         """As a commit's evidence and a prepared file keep it."""
@@ -75,7 +87,8 @@ class Totals:
             name: [repr(one.value), repr(one.size)] if isinstance(one.value, float) else [str(one.value)]
             for name, one in self.sums.items()
         }
-        return json.dumps({"v": _VERSION, "rows": self.rows, "commits": self.commits, "sums": sums})
+        content = {} if self.content is None else {"content": self.content.to_text()}
+        return json.dumps({"v": _VERSION, "rows": self.rows, "commits": self.commits, "sums": sums, **content})
 
     @staticmethod
     def of_text(text: str | None) -> Totals | None:
@@ -83,7 +96,15 @@ class Totals:
         said = json.loads(text) if text else None
         if not isinstance(said, dict) or said.get("v") != _VERSION:
             return None
-        return Totals(said["rows"], {name: _sum_of(one) for name, one in said["sums"].items()}, int(said["commits"]))
+        sums = {name: _sum_of(one) for name, one in said["sums"].items()}
+        return Totals(said["rows"], sums, int(said["commits"]), Content.of_text(said.get("content")))
+
+
+def _sum_of_contents(one: Content, other: Content) -> Content | None:
+    try:
+        return one + other
+    except ValueError:  # a column has another type than it had
+        return None
 
 
 def _sum_of(parts: Sequence[str]) -> Sum:

@@ -145,7 +145,7 @@ VERIFY: Final = """## Verify
 | command | what is compared |
 | --- | --- |
 | `stormproof audit verify orders` | ledger, source, and each sink's own record: each txid once, in order; no table is read |
-| `... --deep` | the rows of the sinks' tables, too: changed, deleted, added and doubled rows |
+| `... --deep` | the rows of the sinks' tables, too: changed, deleted, added and doubled rows; and the committed messages that the source still keeps |
 | `... --since last` | what came since the last clean verdict of the same scope; a chain of such verdicts has no gap |
 | `... --since TXID` or `--since TIME` | from a txid on, or from the first one that had not ended at a time |
 
@@ -163,8 +163,22 @@ tell, or not all was compared; the last line says which:
 ### Payloads that were set aside
 
 When a message becomes a retry, a dead letter or a reject, the SHA-256 of its payload (of a reject: of payload and row) is kept with it. `audit
-verify` names each that is another now (`payload_changed`), and `dead-letters requeue` and `rejects retry` refuse it: `edit` or drop it. A
-message that is applied and still in its queue has no such digest: that it was changed or removed there is not compared.
+verify` names each that is another now (`payload_changed`), and `dead-letters requeue` and `rejects retry` refuse it: `edit` or drop it.
+
+### Messages that the source still keeps
+
+`--deep` compares committed messages with what is on record of them, as long as the source keeps them; one that was altered or removed since is
+named (`payload_changed`). What a source has let go of by its own rules is not compared, and no alarm.
+
+| source | on record | compared |
+| --- | --- | --- |
+| Postgres queue | a hash of ids and payloads, taken by the server when a slice is opened, in the txid's position | each slice, up to the drop of its partition |
+| journal: NATS, Redis, RabbitMQ queues, Kestrel | the SHA-256 of each payload; numbers without gaps | each message, up to an hour after it was resolved; not the metadata beside the payload |
+| files, also in object stores | digests of each block of lines, or of each row group's columns, taken when a file is registered | each file that is there under its name |
+| Kafka, RabbitMQ streams | nothing but the position | nothing: `not_compared` |
+| streaming queries, jobs | nothing is kept for them | nothing |
+
+MESSAGES
 
 ### Rows that changed nothing
 
@@ -197,8 +211,16 @@ lines of 100 bytes.
 | Delta, append, committed by Spark | likewise, with column mapping and with deletion vectors, too; not partitioned tables, and not once columns of a mapped table were changed |
 | Postgres, append, with `lineage=True` | txid by txid |
 | Postgres, append, without it | all rows of the table as one sum, if every batch has a digest; a difference cannot be laid to a txid |
-| upsert, fold and map, in either store | that no key is twice; the number of rows with the keys that the commits inserted by their own record; of a fold, each column that is summed (counts, sums, means) with what the txids added to it. Not the values of other columns |
-| upsert and fold, with `lineage=True` | that no txid has more rows than it wrote, too, and no row a txid that is not on record |
+| upsert, fold and map, in either store | that no key is twice; the number of rows with the keys that the commits inserted by their own record; of a fold, each column that is summed (counts, sums, means) with what the txids added to it |
+| map (state), in either store | the values of all rows, too: value, value before, txid and life, with what the txids put. Of a key-value store of yours, and of a state class of yours, nothing: it cannot be read back |
+| upsert and fold, with `lineage=True` | the values of all rows, too, among them the txid and the message that each row names; that no txid has more rows than it wrote, and no row a txid that is not on record. Not where Spark commits, nor behind a batch of more than 1,000,000 rows (Delta) |
+| upsert and fold, without it | not the values of other columns |
+
+Values of rows that are overwritten are compared as one sum of hashes: each commit records the hashes of the rows that it put, less those of the
+rows that it replaced, and the sum over all commits must be that of the table. A difference cannot be laid to a row or a txid. What is replaced a
+map has read anyway; an upsert or fold with `lineage=True` reads it in the commit: in Postgres by two look-ups of the batch's keys, in Delta by one
+pass over the table, as its MERGE does. Once another writer has changed rows, or `stormproof repair` has removed some, what must be there is no
+longer known, and that is said; in Postgres, which has no log of others, it is a difference. Bytes of a file that no row is made of are not compared.
 
 What a commit inserted and added is kept with its evidence: in the metadata of the Delta version, which has the totals of those before it,
 too, so that a log that was cleaned up tells enough; and in `stormproof_sink.evidence`. Sums are exact, but for floats: of these a difference
@@ -248,12 +270,22 @@ def planted() -> str:
     return "\n".join(lines) + "\n\n`-`: there is no such change there.\n"
 
 
+def planted_messages() -> str:
+    """The same of messages that sources keep."""
+    plants = importlib.import_module("support.plants")
+    kinds: dict[str, str] = plants.MESSAGES
+    lines = ["| change | " + " | ".join(kinds.values()) + " |", "| --- |" + " --- |" * len(kinds)]
+    for what, found in plants.MESSAGES_FOUND.items():
+        lines.append(f"| {what} | " + " | ".join("found" if name in found else "-" for name in kinds) + " |")
+    return "Changes that the tests plant there:\n\n" + "\n".join(lines) + "\n\n`-`: the tests make no such change there.\n"
+
+
 def text() -> str:
     """The page."""
     told = told_of_views()
     plans: dict[str, Any] = json.loads(PLANS.read_text(encoding="utf-8"))
     parts = [HEAD, COST] if plans else [HEAD]
-    parts.insert(1, VERIFY.replace("TABLE\n", planted()))
+    parts.insert(1, VERIFY.replace("TABLE\n", planted()).replace("MESSAGES\n", planted_messages()))
     for name in (one for one in told if "." not in one):
         columns = [(one.partition(".")[2], meaning) for one, meaning in told.items() if one.startswith(f"{name}.")]
         question = name.removeprefix("audit_")

@@ -1,23 +1,25 @@
 """What can be compared of the rows of an upsert and a fold: that no key is twice, how many rows there are, what each summed
-column sums up to, other writers' versions, and how many rows name each txid.
+column sums up to, the content of all rows where the commits say it, other writers' versions, and how many rows name each
+txid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.task.keyhash import is_hashable
 from stormproof.sinks.comparison import Compared, ReadRecord, RowProblem
-from stormproof.sinks.delta.folds import quoted
+from stormproof.sinks.content import ContentSum
 from stormproof.sinks.delta.log import REPAIRS, DeltaLog, LogEntry
 from stormproof.sinks.delta.position import find_position, totals_at
 from stormproof.sinks.delta.reach import Reach
+from stormproof.sinks.delta.rows import all_hashable, read_rows
 from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of
 from stormproof.sinks.unique_keys import doubled_keys
 
@@ -38,11 +40,10 @@ def compare_by_key(
     column = None if lineage is None else lineage.txid
     _foreign_versions(hold.log, application, entries, span, found)
     if span[1] is None:
-        _against_totals(hold, table, found)
+        _against_totals(hold, table, found, others_changed=_others_changed(entries, application))
     else:
-        found.left_out.append("rows are overwritten by key: only the table with all of its txids")
+        found.not_in_part(hold.input)
     if column is None:
-        found.not_by_row(hold.input)
         return
     if any(
         entry.is_stormproofs
@@ -82,31 +83,30 @@ def compare_by_key(
             else:
                 found.left_out.append(f"{text}: it is not on record that the table was empty before the first txid")
     found.compared.append(f"that no txid has more rows than it wrote, by the lineage column of {rows} rows")
-    found.not_by_row(hold.input)
 
 
-def _against_totals(hold: TableHold, table: DeltaTable, found: Compared) -> None:
+def _against_totals(hold: TableHold, table: DeltaTable, found: Compared, *, others_changed: bool) -> None:
     """The table's keys, its number of rows and its sums, with the record of its commits."""
-    keys, schema = hold.input.keys, hold.input.schema
-    sums = [name for name in summed_columns(hold.input.folds) if name in table.schema().to_arrow().names]
-
-    def read(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        asked = f"SELECT {', '.join(map(quoted, names))} FROM t"
-        for batch in pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(asked)):
-            columns = [pc.cast(batch.column(at), schema.field(name).type) for at, name in enumerate(names)]
-            yield pa.RecordBatch.from_arrays(columns, names=list(names))
-
-    there = Totals(0, dict.fromkeys(sums, Sum()))
+    keys, schema, there_now = hold.input.keys, hold.input.schema, table.schema().to_arrow().names
+    sums = [name for name in summed_columns(hold.input.folds) if name in there_now]
+    application = hold.identity.application_id
+    expected = totals_at(hold.log, table, find_position(hold.log, table, application), application)
+    if expected is not None and expected.content is not None:
+        known = {name for name, _ in expected.content.kinds}
+        if others_changed or not known.issubset(schema.names) or not known.issubset(there_now):
+            expected = replace(expected, content=None)
+    kinds = () if expected is None or expected.content is None else expected.content.kinds
+    there, content = Totals(0, dict.fromkeys(sums, Sum())), ContentSum(kinds)
     try:
-        for batch in read([*keys, *sums]):
+        for batch in read_rows(table, schema, [*dict.fromkeys((*keys, *sums, *dict(kinds)))]):
             there = Totals(batch.num_rows + (there.rows or 0), added_up(there.sums, sums_of(batch, sums)))
-        hashable = all(is_hashable(schema.field(key).type) for key in keys)
-        doubled = doubled_keys(lambda: read(keys), there.rows or 0, keys) if hashable else None
+            content.add(batch)
+        keyed = partial(read_rows, table, schema, keys)
+        doubled = doubled_keys(keyed, there.rows or 0, keys) if all_hashable(hold.input) else None
     except (DeltaError, OSError, ValueError) as error:
         found.left_out.append(f"its rows: they cannot be read: {error}")
         return
-    position = find_position(hold.log, table, hold.identity.application_id)
-    found.by_key(hold.input, totals_at(hold.log, table, position), there, doubled)
+    found.by_key(hold.input, expected, replace(there, content=content.content), doubled)
 
 
 def _foreign_versions(
@@ -131,6 +131,13 @@ def _foreign_versions(
 def _said_rows(entry: LogEntry) -> str:
     counted = [file.rows for file in entry.added]
     return "some" if None in counted else str(sum(n or 0 for n in counted))
+
+
+def _others_changed(entries: Sequence[LogEntry], application: str) -> bool:
+    """Whether another writer changed rows behind the first transaction of ours."""
+    ours = [entry.ours(application) is not None or entry.undo(application) is not None for entry in entries]
+    behind = entries[ours.index(True) :] if True in ours else []
+    return any(e.ours(application) is None and e.undo(application) is None and e.changes_content for e in behind)
 
 
 def _began_empty(entries: Sequence[LogEntry], application: str) -> bool:

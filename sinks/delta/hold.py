@@ -14,6 +14,7 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.content import Content
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, narrowed
@@ -289,7 +290,7 @@ class TableHold(StoreRecord):
         Raises:
             StoreUnavailable: the entry was written where no reader finds it.
         """
-        label = self._label(transaction, position, table, None, checked=checked)
+        label = self._label(transaction, position, table, None, None, checked=checked)
         problem: OSError | ValueError | None = None
         put = is_sure = False
         try:
@@ -339,11 +340,12 @@ class TableHold(StoreRecord):
     ) -> tuple[OurCommit | None, DeltaError | OSError | ValueError | None]:
         """Write the rows but those left out. Returns what the log has of that, and the error of the write."""
         read_version = table.version()
-        label = self._label(transaction, position, table, left_out, checked=checked)
         problem: DeltaError | OSError | ValueError | None = None
         try:
             with panics_as_errors():
                 put = transaction if left_out is None else left_out.put
+                change = self._rows.change(table, put) if committer is Committer.DELTA_RS else None
+                label = self._label(transaction, position, table, left_out, change, checked=checked)
                 self.committers.put(committer, self._rows, table, put, label)
         except (DeltaError, OSError, ValueError) as error:
             problem = error
@@ -507,6 +509,7 @@ class TableHold(StoreRecord):
         position: Position | None,
         table: TableHead,
         left_out: LeftOut | None,
+        change: Content | None,
         *,
         checked: bool,
     ) -> Label:
@@ -516,7 +519,7 @@ class TableHold(StoreRecord):
         metadata |= {} if left_out is None else left_out.metadata()
         if checked and self.input.is_by_key:
             put = transaction if left_out is None else left_out.put
-            metadata |= totals_with(self.log, table, position, put, self.input)
+            metadata |= totals_with(self.log, table, position, put, self.input, self._application, change)
         return Label(self._application, version, metadata, known=table.transaction_version(self._application))
 
     def _property_writer(self) -> SparkCommitter | None:

@@ -202,6 +202,11 @@ class LogEntry:
         """Whether it removed or changed rows that were there before."""
         return any(data_change for _, data_change in self.removed)
 
+    @property
+    def changes_content(self) -> bool:
+        """Whether the table has other rows since, as far as the entry says."""
+        return REPAIRS not in self.info and (self.changes_rows or bool(self.added and not self.removed))
+
     def undo(self, application: str) -> Undo | None:
         """The commit of this application that it undoes, where it is a RESTORE of our own."""
         if self.info.get(UNDOES) != application:

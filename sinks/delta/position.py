@@ -5,12 +5,13 @@ not come any more.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deltalake import DeltaTable
 
 from stormproof.core.errors import Fenced
 from stormproof.core.sink import SinkInput
+from stormproof.sinks.content import NOTHING, Content
 from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.log import REMOVED, TOTALS, DeltaLog, OurCommit, Undo
 from stormproof.sinks.delta.reach import Reach
@@ -90,7 +91,7 @@ def require_not_given_up(
             )
 
 
-def totals_at(log: DeltaLog, table: TableHead, position: Position | None) -> Totals | None:
+def totals_at(log: DeltaLog, table: TableHead, position: Position | None, application: str) -> Totals | None:
     """What a table by key must hold at a version, by the record of the commits; None: it is not on record. Before the first
     one its rows are those of its files.
     """
@@ -98,20 +99,43 @@ def totals_at(log: DeltaLog, table: TableHead, position: Position | None) -> Tot
         if not isinstance(table, DeltaTable):
             return None
         counted = table.get_add_actions(flatten=True).column("num_records").to_pylist()
-        return Totals(None if None in counted else sum(counted))
+        rows = None if None in counted else sum(counted)
+        return Totals(rows, content=NOTHING if rows == 0 else None)
     commit = position.commit
     if commit is None or commit.totals is None:
         return None
     later = itertools.takewhile(lambda entry: entry.version > commit.version, log.back_from(table.version()))
     removed = [entry.info[REMOVED] for entry in later if REMOVED in entry.info]
-    return commit.totals.with_rows(None if "" in removed else -sum(map(int, removed)))
+    totals = commit.totals.with_rows(None if "" in removed else -sum(map(int, removed)))
+    if totals.content is not None and (removed or _others_changed(log, table.version(), commit, application)):
+        return replace(totals, content=None)
+    return totals
+
+
+def _others_changed(log: DeltaLog, version: int, commit: OurCommit, application: str) -> bool:
+    """Whether another writer has changed rows up to this version since our commit before `commit`: it may have come between
+    what that was computed from and its version.
+    """
+    for entry in log.back_from(version):
+        ours = entry.ours(application)
+        if ours is not None and ours.version < commit.version:
+            return False
+        if ours is None and entry.undo(application) is None and entry.changes_content:
+            return True
+    return False
 
 
 def totals_with(
-    log: DeltaLog, table: TableHead, position: Position | None, put: PreparedTransaction, input_: SinkInput
+    log: DeltaLog,
+    table: TableHead,
+    position: Position | None,
+    put: PreparedTransaction,
+    input_: SinkInput,
+    application: str,
+    change: Content | None,
 ) -> dict[str, str]:
     """For a commit's metadata: the same with this transaction, but for the rows that it inserts, which its metrics have."""
-    before = totals_at(log, table, position)
+    before = totals_at(log, table, position, application)
     if before is None:
         return {}
-    return {TOTALS: before.after(sums_of_files(put.files, summed_columns(input_.folds)), 0).to_text()}
+    return {TOTALS: before.after(sums_of_files(put.files, summed_columns(input_.folds)), 0, change).to_text()}

@@ -107,7 +107,7 @@ def _off_the_record(log: DeltaLog, table: DeltaTable, application: str, gone: in
     """How many of the rows that go the record of the commits has: all, where their keys were inserted twice; none, where a
     commit replaced a row whose file stayed. Empty: it has neither number, so how many rows there must be cannot be told.
     """
-    known = totals_at(log, table, find_position(log, table, application))
+    known = totals_at(log, table, find_position(log, table, application), application)
     counted = table.get_add_actions(flatten=True).column("num_records").to_pylist()
     if known is None or known.rows is None or None in counted:
         return ""

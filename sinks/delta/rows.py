@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
+import numpy as np
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder
 from deltalake.transaction import AddAction
 
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import UsageError
 from stormproof.core.sink import SinkInput
+from stormproof.core.task.keyhash import hash_keys, is_hashable
+from stormproof.sinks.content import Content
 from stormproof.sinks.delta.folds import fold_expression, quoted
 from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.label import Label
@@ -66,6 +70,11 @@ class RowsToPut(Protocol):
         del table, transaction, spark, where
         return ""
 
+    def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
+        """What they add to the content of a table by key, less what they replace in it; None: it is not known."""
+        del table, transaction
+        return None
+
     def put_next(self, log: DeltaLog, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
         """Write them in the version behind `table`'s by a log entry of our own; whether that was done: see
         `entries.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
@@ -81,6 +90,30 @@ class RowsToPut(Protocol):
         """The same through Spark."""
         del spark, transaction, label
         raise UsageError(f"{type(self).__name__} are written by delta-rs alone")
+
+
+def read_rows(table: DeltaTable, schema: pa.Schema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """These columns of all rows, in the types of the schema. No statistics are gone by."""
+    asked = f"SELECT {', '.join(map(quoted, names))} FROM t"
+    for batch in pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(asked)):
+        columns = [pc.cast(batch.column(at), schema.field(name).type) for at, name in enumerate(names)]
+        yield pa.RecordBatch.from_arrays(columns, schema=pa.schema([schema.field(name) for name in names]))
+
+
+def all_hashable(input_: SinkInput) -> bool:
+    """Whether `rows_of_keys` can tell the keys apart."""
+    return all(is_hashable(input_.schema.field(key).type) for key in input_.keys)
+
+
+def rows_of_keys(table: DeltaTable, added: pa.Table, input_: SinkInput) -> pa.Table:
+    """The rows whose keys `added` has; by an accident of 2^-64 others, too. The whole table is read, in bounded memory."""
+    schema, keys, found = input_.schema, input_.keys, list[pa.RecordBatch]()
+    wanted = np.unique(np.concatenate([hash_keys(batch, keys) for batch in added.to_batches()]))
+    for batch in read_rows(table, schema, schema.names):
+        hashes = hash_keys(batch, keys)
+        at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+        found.append(batch.filter(pa.array(wanted[at] == hashes)))
+    return pa.Table.from_batches(found, schema)
 
 
 def adopt_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:

@@ -17,11 +17,12 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.abilities import Compaction, Repair
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
+from stormproof.sinks.content import NOTHING, Content, content_of, kinds_of
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.asked_by_spark import AskSpark
 from stormproof.sinks.delta.asked_rows import ask_delta_rs
@@ -37,10 +38,12 @@ from stormproof.sinks.delta.late_entry import keep_out
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.refused import LeftOut, leave_out, name_messages, refused_rows
 from stormproof.sinks.delta.repair import repair
-from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
+from stormproof.sinks.delta.rows import RowsToPut, adopt_files, all_hashable, merge_rows, rows_of_keys
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.delta.vacuum import vacuum
+from stormproof.sinks.folding import fold_tables
+from stormproof.sinks.latest import put_rows
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import (
@@ -293,6 +296,20 @@ class _PreparedRows(RowsToPut):
         if spark is None:
             return ""
         return AskSpark(spark, table, self.directory, transaction, self.input, where).untold()
+
+    def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
+        """By the rules of an upsert and a fold in memory, from the rows that the table has of these keys."""
+        input_ = self.input
+        if input_.lineage is None or not all_hashable(input_) or transaction.rows > MERGE_ROWS_IN_MEMORY_MAX:
+            return None
+        if not transaction.rows:
+            return NOTHING
+        batches = prepared_batches(self.directory, transaction.files, input_.schema.names)
+        added = pa.Table.from_batches(list(batches)).cast(input_.schema)
+        held, kinds = rows_of_keys(table, added, input_), kinds_of(input_.schema)
+        folds = input_.mode is SinkMode.FOLD
+        after = fold_tables(held, added, input_, self.where) if folds else put_rows(held, added, input_)[0]
+        return content_of(after, kinds) + -content_of(held, kinds)
 
     def _leave_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
         ask = partial(ask_delta_rs, table, transaction, self.input, where)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import adbc_driver_manager
 import psycopg
@@ -27,9 +27,9 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.session import started
 from stormproof.core.sink import SinkMode
 from stormproof.sinks.comparison import Compared, Comparison, Progress, ReadRecord, RowProblem, content_of_files, spans
-from stormproof.sinks.content import NOTHING, Content, ContentSum, content_by, joined, kinds_of
+from stormproof.sinks.content import MODULUS, NOTHING, Content, ContentSum, content_by, joined, kinds_of
 from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.hashed import keeps
+from stormproof.sinks.postgres.hashed import Kinds, is_by_server, keeps, row_hash
 from stormproof.sinks.postgres.refusals import why_uncounted
 from stormproof.sinks.postgres.table import Column, find_oid, read_table
 from stormproof.sinks.totals import Sum, Totals, summed_columns
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from stormproof.sinks.postgres.hold import TableHold
 
 _DIGITS: Final = 38
-Kinds: TypeAlias = tuple[tuple[str, str], ...]
-"""The columns of a content, with their kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +168,12 @@ class _Reading:
         if self._span[1] is None:
             self._against_totals()
         else:
-            self._found.left_out.append("rows are overwritten by key: only the table with all of its txids")
+            self._found.not_in_part(self._hold.input)
         if self._txid_column is not None:
             query = sql.SQL("select {0}, count(*) from {1} group by {0}").format(
                 sql.Identifier(self._txid_column), self._hold.name.identifier
             )
             self._counts = dict(self._connection.execute(query).fetchall())
-        self._found.not_by_row(self._hold.input)
 
     def _against_totals(self) -> None:
         """The table's rows are read, and no index: a damaged one would hide a key that is twice."""
@@ -200,9 +197,29 @@ class _Reading:
         query = sql.SQL("select {} from {}").format(sql.SQL(", ").join([sql.SQL("count(*)"), *sums]), table)
         rows, *values = self._connection.execute(query).fetchone() or (0,)
         found = {name: Sum(Decimal(0) if value is None else value) for name, value in zip(kept, values, strict=True)}
-        self._totals = Totals(int(rows), found)
+        self._totals = Totals(int(rows), found, content=self._content())
         counted = self._connection.execute(sql.SQL("select count(*) from ({}) as twice").format(twice)).fetchone()
         self._doubled = 0 if counted is None else int(counted[0])
+
+    def _content(self) -> Content | None:
+        """The content of all rows, by the columns that the txids' was taken of; None: it is not known of each, or a column
+        is another now.
+        """
+        known = self._on_record()
+        if known is None or known.content is None:
+            return None
+        kinds = known.content.kinds
+        if is_by_server(kinds):
+            hashed, now = row_hash([*self._columns.values()], dict(kinds))
+            query = sql.SQL("select count(*), coalesce(sum({}), 0) from {} as held")
+            asked = self._connection.execute(query.format(hashed, self._hold.name.identifier)).fetchone() or (0, 0)
+            return Content(int(asked[0]), int(asked[1]) % MODULUS, kinds) if now == kinds else None
+        if any(name not in self._columns or not keeps(self._columns[name], kind) for name, kind in kinds):
+            return None
+        total = ContentSum(kinds)
+        for batch in self._batches(kinds, [], sql.SQL("true")):
+            total.add(batch)
+        return total.content
 
     def _by_txid(self, kinds: Kinds, sets: Collection[Kinds]) -> None:
         assert self._txid_column is not None
@@ -352,11 +369,11 @@ class _Reading:
 
     def _on_record(self) -> Totals | None:
         """What the table must hold by the evidence of all txids; None: it is not on record."""
-        total = Totals() if self._began_empty or not self._entries else None
+        total = Totals(content=NOTHING) if self._began_empty or not self._entries else None
         for entry in self._entries.values():
             if total is None or entry.totals is None:
                 return None
-            total = total.after(entry.totals.sums, entry.totals.rows)
+            total = total.after(entry.totals.sums, entry.totals.rows, entry.totals.content)
         return total
 
     def _strangers(self, rows: Mapping[int | None, int]) -> None:

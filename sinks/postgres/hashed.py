@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import pyarrow as pa
+from psycopg import sql
 
 from stormproof.sinks.content import Content, kind_of
 from stormproof.sinks.postgres.table import Column, step_us
 from stormproof.sinks.totals import Totals
+
+Kinds: TypeAlias = tuple[tuple[str, str], ...]
+"""The columns of a content, with their kinds."""
 
 _BASES: Final[Mapping[str, frozenset[str]]] = {
     "integer": frozenset({"smallint", "integer", "bigint", "boolean"}),
@@ -22,6 +26,32 @@ _BASES: Final[Mapping[str, frozenset[str]]] = {
     "decimal": frozenset({"numeric"}),
 }
 """The types, by the kind of the rows' column, that keep a value as it came."""
+
+
+_BY_VALUE: Final = frozenset().union(*(_BASES[kind] for kind in _BASES if kind != "text"), {"uuid"})
+_BY_TEXT: Final = frozenset({"text", "character varying", "character", "citext", "json", "jsonb"})
+_POSTGRES: Final = "postgres "
+"""Before the type of a column that the server itself hashed, in the kinds of a content."""
+
+
+def row_hash(columns: Sequence[Column], names: Collection[str]) -> tuple[sql.Composed, Kinds]:
+    """The server's own hash of a row of `held`, a bigint that dumps and major versions keep as they keep partitions by hash;
+    and the columns that it covers. Text is hashed by its bytes, whatever its collation.
+    """
+    covered = list[tuple[str, str, sql.Composable]]()
+    for column in sorted(columns, key=lambda column: column.name):
+        value = sql.SQL("held.{}").format(sql.Identifier(column.name))
+        if column.name in names and (column.is_enum or column.base.rpartition(".")[2] in _BY_TEXT):
+            covered.append((column.name, column.type, sql.SQL('{}::text collate "C"').format(value)))
+        elif column.name in names and column.base in _BY_VALUE:
+            covered.append((column.name, column.type, value))
+    hashed = sql.SQL("hash_record_extended(row({}), 0)").format(sql.SQL(", ").join(one for _, _, one in covered))
+    return hashed, tuple((name, _POSTGRES + kind) for name, kind, _ in covered)
+
+
+def is_by_server(kinds: Kinds) -> bool:
+    """Whether a content of these kinds is a sum of `row_hash`."""
+    return any(kind.startswith(_POSTGRES) for _, kind in kinds)
 
 
 def hashed_columns(columns: Sequence[Column], schema: pa.Schema) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class RowsInOrder:
         self._there = np.zeros(len(self.order.row), np.bool_)
         self._unfit: dict[int, psycopg.Error] = {}
         self._cuts: Rows = np.empty(0, np.int64)
-        self.moved, self._held = Moved(0, 0, 0, 0), 0
+        self.moved, self._held = Moved(0, 0, 0, 0), (0, 0)
 
     def copy(self, *, by_halves: bool) -> None:
         """Copy all rows that are not left out into that table; `by_halves`, one that does not fit is refused when it
@@ -79,7 +79,7 @@ class RowsInOrder:
             self._cuts = np.arange(len(self._there)) if crowded is None else crowded
         else:
             self._cuts = self._repeats()
-        self._held = 0 if self._by_key is None else self._by_key.held()
+        self._held = (0, 0) if self._by_key is None else (self._by_key.held(), self._by_key.content())
         if by_halves or len(self._cuts):
             self._connection.execute(sql.SQL("create index on {} ({})").format(ADDED, _PLACE))
 
@@ -187,8 +187,10 @@ class RowsInOrder:
 
     def all_moved(self) -> Moved:
         """What was put in all, with the keys that the table had not before."""
-        inserted = 0 if self._by_key is None else self._by_key.held() - self._held
-        return replace(self.moved, inserted=inserted)
+        if self._by_key is None:
+            return self.moved
+        held, content = self._held
+        return replace(self.moved, inserted=self._by_key.held() - held, change=self._by_key.content() - content)
 
     def _statement(self) -> bytes:
         """The INSERT of a range. Names of columns may have a `%`, which is psycopg's own in a statement with parameters."""

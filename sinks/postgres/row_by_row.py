@@ -19,14 +19,15 @@ from stormproof.sinks.rejects import Part, Rejects
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many rows were sent to the table without an error, how many of them it took, superseded ones among them, and how
-    many keys it had not.
+    """How many rows were sent to the table without an error, how many of them it took, superseded ones among them, how many
+    keys it had not, and by how much the sum of its rows' hashes is more.
     """
 
     sent: int
     taken: int
     superseded: int
     inserted: int
+    change: int = 0
 
     @property
     def dropped(self) -> int:
@@ -100,7 +101,7 @@ def _moved(
                 rejects.add(parts[0].refused(*said(refusal)))
     for parts, refusal in settle(connection, waiting, _halves, put, waits) if waiting else ():
         rejects.add(parts[0].refused(*said(refusal)))
-    return Moved(sent, taken, rows.superseded, rows.inserted)
+    return Moved(sent, taken, rows.superseded, rows.inserted, rows.change)
 
 
 EXCLUDED: Final = frozenset({"23505", "23P01"})

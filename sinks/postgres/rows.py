@@ -39,16 +39,17 @@ class AppendedRows:
     put: Callable[[Iterable[pa.RecordBatch]], int]
     superseded: int = 0
     inserted: int = 0
+    change: int = 0
 
 
 class RowsByKey:
     """Upserts or folds rows into a table, within one transaction of the connection; a key comes once in a call.
 
     `superseded` counts the rows so far that changed nothing, since the table has a later one of their key, and `inserted`
-    those whose key the table did not have. `may_drop`: the
-    table has triggers that may drop rows without an error; then the rows that changed nothing are looked at. `undecided`
-    columns do not tell which of two rows is later. `passes_over`: such a row is not given to the table at all, which would
-    ask its rules about it: of a row that changes nothing they say nothing.
+    those whose key the table did not have; `change` is by how much the sum of `hashed` over the table is more, where that
+    is given. `may_drop`: the table has triggers that may drop rows without an error; then the rows that changed nothing
+    are looked at. `undecided` columns do not tell which of two rows is later. `passes_over`: such a row is not given to
+    the table at all, which would ask its rules about it: of a row that changes nothing they say nothing.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class RowsByKey:
         undecided: Sequence[str] = (),
         partitioned: bool = False,
         passes_over: bool = False,
+        hashed: sql.Composable | None = None,
     ) -> None:
         self._connection = connection
         self._name = name
@@ -74,7 +76,8 @@ class RowsByKey:
         self._passes_over = passes_over
         self._later = later_condition(input_, undecided)
         self._partitioned = partitioned
-        self.superseded = self.inserted = 0
+        self._hash = hashed
+        self.superseded = self.inserted = self.change = 0
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -92,6 +95,15 @@ class RowsByKey:
         (found,) = self._connection.execute(keys).fetchone() or (0,)
         return int(found)
 
+    def content(self) -> int:
+        """The sum of the hashes of those rows of the table whose keys were added; 0 where there is no hash."""
+        if self._hash is None:
+            return 0
+        asked = sql.SQL("select coalesce(sum({}), 0) from {} as held where exists (select from {} as added where {})")
+        query = asked.format(self._hash, self._name.identifier, ADDED, same_columns("held", "added", self.keys))
+        found = self._connection.execute(query).fetchone() or (0,)
+        return int(found[0])
+
     def put(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Upsert or fold these rows by way of a temporary table. Returns how many were taken: all, superseded ones among
         them, but for those that triggers dropped.
@@ -102,8 +114,9 @@ class RowsByKey:
         self._is_made = True
         copied = copy_rows(self._connection, ADDED, self._schema, batches, self._where)
         # In key order: the index is walked along (a third faster at 100,000 rows), and two writers lock in one order.
-        insert = self.insert(ADDED, identifiers(self._input.keys))
+        insert, before = self.insert(ADDED, identifiers(self._input.keys)), self.content()
         changed = self._changed(insert)
+        self.change += self.content() - before
         return self.taken(ADDED, copied, changed)
 
     def insert(self, added: sql.Composable, order: sql.Composable) -> sql.Composed:

@@ -16,7 +16,7 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, content_of_files
-from stormproof.sinks.content import Content, ContentSum
+from stormproof.sinks.content import MODULUS, Content, ContentSum
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
@@ -24,7 +24,7 @@ from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.copying import copy_rows
 from stormproof.sinks.postgres.durable import require_no_volatile
 from stormproof.sinks.postgres.facts import Facts, ask_facts, facts_of
-from stormproof.sinks.postgres.hashed import known_content, unknown_content
+from stormproof.sinks.postgres.hashed import known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.in_order import RowsInOrder, move_in_order
 from stormproof.sinks.postgres.parallel import Loads
@@ -156,7 +156,8 @@ class PostgresSession(TableHold, SinkSession):
             superseded = transaction.superseded - back + moved.superseded
             content: Content | Totals | None = content_of_files(transaction.files)
             if self.input.is_by_key:
-                content = Totals(moved.inserted, sums_of_files(transaction.files, summed_columns(self.input.folds)), 1)
+                sums = sums_of_files(transaction.files, summed_columns(self.input.folds))
+                content = Totals(moved.inserted, sums, 1, self._change(facts, moved))
             said = self._said(facts, content, checked=checked, dropped=dropped, began_empty=began_empty)
             at = self._record(connection, facts, transaction, taken, dropped, said, where, checked=checked)
             self.guard.add_rejected(connection, transaction.txid, (), again=not checked)
@@ -251,7 +252,7 @@ class PostgresSession(TableHold, SinkSession):
             refused, back = rejects.rows(), rejects.reinstated
             superseded = transaction.superseded - back + moved.superseded
             _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
-            content = self._content_of(transaction, rejects, moved.inserted)
+            content = self._content_of(transaction, rejects, facts, moved)
             said = self._said(facts, content, checked=checked, dropped=moved.dropped, began_empty=began_empty)
             at = self._record(connection, facts, transaction, moved.taken, moved.dropped, said, where, checked=checked)
             guard.add_rejected(connection, transaction.txid, refused, again=not checked)
@@ -281,13 +282,22 @@ class PostgresSession(TableHold, SinkSession):
             )
         return None if content is None else known_content(content, began_empty=began_empty)
 
-    def _content_of(self, transaction: PreparedTransaction, rejects: Rejects, inserted: int) -> Content | Totals | None:
+    def _change(self, facts: Facts, moved: Moved) -> Content | None:
+        """What a commit by key added to the table's content, less what it replaced, where rows name who wrote them."""
+        if self.input.lineage is None:
+            return None
+        _, kinds = row_hash(facts.table.columns, self.input.schema.names)
+        return Content(moved.inserted, moved.change % MODULUS, kinds)
+
+    def _content_of(
+        self, transaction: PreparedTransaction, rejects: Rejects, facts: Facts, moved: Moved
+    ) -> Content | Totals | None:
         """The content of the rows that are not rejected."""
         if self.input.is_by_key:
             sums = dict.fromkeys(summed_columns(self.input.folds), Sum())
             for part in rejects.kept() if sums else ():
                 sums = added_up(sums, sums_of(part.rows, sums))
-            return Totals(inserted, sums, 1)
+            return Totals(moved.inserted, sums, 1, self._change(facts, moved))
         prepared = content_of_files(transaction.files)
         if prepared is None:
             return None
@@ -397,7 +407,7 @@ class PostgresSession(TableHold, SinkSession):
         _require_all(sent if may_drop else taken, sent, transaction.rows, where)
         if may_drop:
             log.info("%s: the table's triggers dropped %d of %d rows", where, sent - taken, sent)
-        return Moved(sent, taken, rows.superseded, rows.inserted)
+        return Moved(sent, taken, rows.superseded, rows.inserted, rows.change)
 
     def _rejects(
         self, facts: Facts, transaction: PreparedTransaction, most: int | None, where: str, *, row_by_row: bool = False
@@ -427,6 +437,9 @@ class PostgresSession(TableHold, SinkSession):
                 undecided=kept_otherwise(facts.table, self.input),
                 partitioned=facts.table.kind == "p",
                 passes_over=passes_over,
+                hashed=None
+                if self.input.lineage is None
+                else row_hash(facts.table.columns, self.input.schema.names)[0],
             )
         if facts.row_security:
             return AppendedRows(lambda batches: insert_rows(connection, name, schema, batches, where))

@@ -16,6 +16,7 @@ from stormproof.core.errors import Json, SinkRefused, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
+from stormproof.sinks.content import NOTHING, Content
 from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.head import TableHead
@@ -30,7 +31,7 @@ from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
 from stormproof.trident.state.checks import as_state_kind
-from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
+from stormproof.trident.state.map import Backing, StoredMap, change_of, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 from stormproof.trident.state.sink import StateSink
 
@@ -111,7 +112,7 @@ class DeltaBacking(Backing):
         table = self._hold.load()
         require_table(table, self._input, f"{self._hold.where}, txid {transaction.txid}")
         self._hold.position(table, same_table=checked)
-        self._begun, self._rows.gathered = (transaction, checked), []
+        self._begun, self._rows.gathered, self._rows.changed = (transaction, checked), [], NOTHING
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of these keys at the table's newest version."""
@@ -130,8 +131,9 @@ class DeltaBacking(Backing):
         columns = [column.combine_chunks() for column in joined.cast(self._stored).columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._stored)
 
-    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
+    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
         """Gather the rows; a key comes only once in a txid."""
+        self._rows.changed += change_of(keys, stored, held)
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._input.schema)
         self._rows.gathered.append(rows)
 
@@ -153,12 +155,18 @@ class GatheredRows(RowsToPut):
     def __init__(self, input_: SinkInput) -> None:
         self._input = input_
         self.gathered: list[pa.RecordBatch] = []
+        self.changed = NOTHING
 
     def check(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         """Check that the table can hold them; the transaction's files have been checked already."""
         del transaction
         require_table(table, self._input, where, "delta-rs")
         require_plain_files(table, where)
+
+    def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content:
+        """By what was read of the keys that the rows are of."""
+        del table, transaction
+        return self.changed
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Merge them; without rows the version holds its transaction identifier alone."""

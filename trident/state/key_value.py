@@ -127,8 +127,9 @@ class KeyValueBacking(Backing, StoreRecord):
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
+    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
         """Store these rows, in chunks."""
+        del held
         named = self._names(keys)
         columns = [(name, converted(stored.column(name).to_pylist(), to_json)) for name, to_json, _ in self._columns]
         values = [

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
+from stormproof.sinks.content import Content, ContentSum, kinds_of
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, StoreRecord
 from stormproof.trident.state.merge import merge_columns, newest, one_row_a_key
@@ -53,6 +54,16 @@ def check_map_columns(schema: pa.Schema, keys: Sequence[str], merged: Sequence[s
             raise TopologyError(f"{where}: a map has a column {name!r} of its own; call this one otherwise", field=name)
 
 
+def change_of(keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> Content:
+    """What these rows add to the content of a map's table, less the rows that were held in their place."""
+    schema = pa.schema([*keys.schema, *stored.schema])
+    put, replaced = ContentSum(kinds_of(schema)), ContentSum(kinds_of(schema))
+    put.add(pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=schema))
+    before = pa.RecordBatch.from_arrays([*keys.columns, *held.columns], schema=schema)
+    replaced.add(before.filter(held.column(TXID).is_valid()))
+    return put.content + -replaced.content
+
+
 class Backing(Protocol):
     """What stores a map's rows. It need not be transactional: a crash may leave some of a txid's keys written.
 
@@ -77,8 +88,8 @@ class Backing(Protocol):
         """The stored columns of these keys, row by row; all NULL for a key that is not stored. Earlier writes are seen."""
         ...
 
-    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
-        """Store these rows, each under its key; each key once."""
+    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
+        """Store these rows, each under its key; each key once. `held` is what `read` gave of them."""
         ...
 
     def end(self) -> None:
@@ -254,23 +265,23 @@ class StoredMap:
         added = {name: rows.column(name) for name in self._values}
         base = {name: held.column(name) for name in self._values}
         if self._kind is StateKind.NON_TRANSACTIONAL:
-            self._backing.write(keys, self._batch(merge_columns(base, added, merges, self._where)))
+            self._backing.write(keys, self._batch(merge_columns(base, added, merges, self._where)), held)
             return
         same = self._same(held)
         self._refuse_later(keys, held)
         if self._kind is StateKind.TRANSACTIONAL:
             if pc.any(same).as_py():
                 fresh = pc.invert(same)
-                keys = keys.filter(fresh)
+                keys, held = keys.filter(fresh), held.filter(fresh)
                 base = {name: column.filter(fresh) for name, column in base.items()}
                 added = {name: column.filter(fresh) for name, column in added.items()}
                 if keys.num_rows == 0:
                     return
-            self._backing.write(keys, self._batch(merge_columns(base, added, merges, self._where)))
+            self._backing.write(keys, self._batch(merge_columns(base, added, merges, self._where)), held)
             return
         base = self._before(held, same, base)
         merged = merge_columns(base, added, merges, self._where)
-        self._backing.write(keys, self._batch({**merged, **{PREVIOUS + name: c for name, c in base.items()}}))
+        self._backing.write(keys, self._batch({**merged, **{PREVIOUS + name: c for name, c in base.items()}}), held)
 
     def _batch(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
         rows = len(next(iter(columns.values())))

@@ -12,6 +12,7 @@ from stormproof.core.errors import Json, SettingsError, SinkRefused, TopologyErr
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
+from stormproof.sinks.content import NOTHING, Content
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.durable import require_durable
@@ -26,7 +27,7 @@ from stormproof.sinks.protocol import Decision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.totals import Totals
 from stormproof.trident.state.checks import as_state_kind
-from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
+from stormproof.trident.state.map import Backing, StoredMap, change_of, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind
 from stormproof.trident.state.sink import StateSink
 
@@ -104,9 +105,10 @@ class PostgresBacking(Backing):
             [pa.array(column, f.type) for column, f in zip(columns, self._stored, strict=True)], schema=self._stored
         )
 
-    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch) -> None:
+    def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
         """Copy the rows in, and upsert them in key order."""
         assert self._begun is not None
+        self._begun.changed += change_of(keys, stored, held)
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._schema)
         # Only on the connection of the open transaction: a new one would lack the earlier writes of this txid.
         with self._hold.link.errors():
@@ -128,7 +130,7 @@ class PostgresBacking(Backing):
                     require_durable(begun.connection, oid, where)
                 self._hold.require_same(begun.connection, begun.table, where)
                 self._hold.guard.move(begun.connection, transaction, checked=begun.checked)
-                totals = Totals(begun.rows.inserted, commits=1) if begun.checked else None
+                totals = Totals(begun.rows.inserted, commits=1, content=begun.changed) if begun.checked else None
                 said = None if totals is None else known_content(totals, began_empty=begun.began_empty)
                 self._hold.guard.add_evidence(begun.connection, transaction, transaction.rows, again=True, content=said)
             begun.connection.execute("commit")
@@ -155,9 +157,9 @@ class PostgresBacking(Backing):
         self._hold.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Begun:
-    """An open database transaction for a txid. `is_held`: the table holds the txid already."""
+    """An open database transaction for a txid. `is_held`: the table holds the txid already. `changed` is of the content."""
 
     connection: psycopg.Connection
     transaction: PreparedTransaction
@@ -166,6 +168,7 @@ class _Begun:
     checked: bool
     is_held: bool
     began_empty: bool
+    changed: Content = NOTHING
 
 
 def _with_values(*name: str) -> sql.Identifier:
