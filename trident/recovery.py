@@ -102,7 +102,7 @@ def recover(
 def _end(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
     match txn.state, txn.guarantee:
         case TxnState.PREPARED, _:
-            done.ended(_roll_forward(steps, txn, done, recount))
+            _roll_forward(steps, txn, done, recount)
         case TxnState.BLOCKED, _:
             with steps.ledger.transaction(steps.run) as tx:
                 sink = events.blocking_sink(tx, txn.txid)
@@ -130,7 +130,7 @@ def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
     done.in_hand.extend(in_hand)
 
 
-def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> BatchResult:
+def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
     with steps.ledger.transaction(steps.run) as tx:
         work, recorded = txns.owed_work(tx, txn.txid)
         failures = [event.to_failure() for event in events.failures(tx, txn.txid)]
@@ -166,7 +166,7 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) 
     done.rolled_forward.append(txn.txid)
     done.suppressed.extend((txn.txid, sink) for sink, result in results.items() if result.is_suppressed)
     reasons = Counter(failure.reason.value for failure in failures if failure.counted)
-    return BatchResult(
+    result = BatchResult(
         *(txn.txid, TxnState.COMMITTED.value, txn.messages, reasons.total(), txn.retry, txn.attempt, txn.tuples),
         steps_ms=txn.steps_ms,
         returned=len(failures) - reasons.total(),
@@ -175,6 +175,7 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) 
         superseded=sum(result.superseded for result in results.values()),
         rejected=finished.rejected,
     )
+    done.ended(result)
 
 
 def _adopt(
