@@ -109,7 +109,7 @@ class PendingSource(Connector):
 
     def close(self) -> None:
         """Let connections go; the next use makes others."""
-        self._store.close()
+        self.drop_connections()
 
     def _preview_next(self, subscription: str | None, limit: Limit, database: Database | None) -> SourcePreview:
         """`preview` for a connector whose `start`, `check`, `next` and `parts` only look."""

@@ -217,9 +217,3 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         super().drop_connections()
         if self._hosts is not None:
             self._hosts.drop()
-
-    def close(self) -> None:
-        """End the run: let connections go."""
-        super().close()
-        if self._hosts is not None:
-            self._hosts.drop()

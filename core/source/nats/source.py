@@ -344,12 +344,6 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         if self._consumer is not None:
             self._consumer.close()
 
-    def close(self) -> None:
-        """Confirm what is owed, give back what is unresolved, and let the connection go."""
-        super().close()
-        if self._consumer is not None:
-            self._consumer.close()
-
 
 def _created(identity: str) -> str:
     """When the stream of an identity was made."""

@@ -252,4 +252,3 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         with suppress(StoreUnavailable):
             self._at_broker(Consumer.stop)
         super().close()
-        self._drop()

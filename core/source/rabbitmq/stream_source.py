@@ -148,11 +148,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         self._scout.close()
         super().drop_connections()
 
-    def close(self) -> None:
-        """Let connections go."""
-        self._scout.close()
-        super().close()
-
     def maintain(self) -> None:
         """Also answer the broker's heartbeats."""
         super().maintain()

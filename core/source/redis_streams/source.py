@@ -346,12 +346,6 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         if self._group is not None:
             self._group.close()
 
-    def close(self) -> None:
-        """Confirm what is owed, and let connections go."""
-        super().close()
-        if self._group is not None:
-            self._group.close()
-
 
 def _loaded(payload: Payload, metadata: Metadata, stored: Sequence[bytes]) -> list[pa.Array]:
     entries = [Entry(facts["id"], fields_in(one or b"", facts)) for one, facts in map(unsealed, stored)]
