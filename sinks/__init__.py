@@ -18,5 +18,6 @@
 | `unique_keys` | does a key come twice in a batch |
 | `rejects`, `message_pairs` | which messages does a commit reject where a table refuses a row; whose row is it |
 | `preview`, `preview_rejects` | what would a sink do with its table and rows, for a dry run |
+| `stand_ins` | which writers let no row into a sink |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |
 """

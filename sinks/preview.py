@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-
 from stormproof.core.message import storable_text
-from stormproof.core.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter
+from stormproof.core.sink import PreparedFile, SinkWriter
 from stormproof.sinks.discards import discarded_in
 
 EXAMPLES_MAX: Final = 5
@@ -98,107 +95,3 @@ class RowsPreview:
 def example_of(error: str, row: str) -> str:
     """A row that a table cannot hold, and why, as a dry run shows it."""
     return f"{storable_text(error)}; the row: {storable_text(row)[:_EXAMPLE_CHARACTERS]}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """A writer that counts the rows that another one would refuse, and hands it all others. No row is refused to the caller.
-
-    What it counted comes as one more `PreparedFile` of each task, which has no path.
-    """
-
-    of: SinkWriter
-
-    @property
-    def sink(self) -> str:
-        """The sink's name."""
-        return self.of.sink
-
-    @property
-    def names_messages(self) -> bool:
-        """No: the columns would only be counted among the bytes."""
-        return False
-
-    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
-        """None: they are checked when they are written."""
-        del rows
-        return ()
-
-    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
-        """A writer for one task."""
-        return _RehearsedTask(self.of, self.of.open_task(context, schema))
-
-    def files_in(self) -> str | None:
-        """The folder of the other writer."""
-        return self.of.files_in()
-
-    def resource(self) -> object | None:
-        """That of the other writer."""
-        return self.of.resource()
-
-
-@dataclass(frozen=True, slots=True)
-class Unwritten:
-    """Stands for the writer of a sink that has none without being opened: it takes every row, and keeps and counts none."""
-
-    sink: str
-
-    @property
-    def names_messages(self) -> bool:
-        """No."""
-        return False
-
-    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
-        """None is refused, as far as can be told."""
-        del rows
-        return ()
-
-    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
-        """A writer for one task."""
-        del context, schema
-        return _NoTask()
-
-    def files_in(self) -> str | None:
-        """It has no folder."""
-        return None
-
-    def resource(self) -> object | None:
-        """Nothing."""
-        return None
-
-
-class _NoTask:
-    def write(self, rows: pa.RecordBatch) -> None:
-        del rows
-
-    def close(self) -> Sequence[PreparedFile]:
-        return ()
-
-    def discard(self) -> None:
-        return
-
-
-class _RehearsedTask:
-    def __init__(self, writer: SinkWriter, task: TaskWriter) -> None:
-        self._writer = writer
-        self._task = task
-        self._refused = 0
-        self._examples: list[str] = []
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        refused = self._writer.check(rows)
-        if refused:
-            self._refused += len(refused)
-            for row, text in refused[: EXAMPLES_MAX - len(self._examples)]:
-                self._examples.append(example_of(text, repr(rows.slice(row, 1).to_pylist()[0])))
-            kept = np.ones(rows.num_rows, np.bool_)
-            kept[[row for row, _ in refused]] = False
-            rows = rows.filter(pa.array(kept))
-        self._task.write(rows)
-
-    def close(self) -> Sequence[PreparedFile]:
-        report = json.dumps({"refused": self._refused, "examples": self._examples})
-        return (*self._task.close(), PreparedFile(self._writer.sink, "", 0, 0, "", report))
-
-    def discard(self) -> None:
-        self._task.discard()

@@ -19,7 +19,6 @@ from stormproof.core.sink import (
     PreparedFile,
     SinkInput,
     SinkMode,
-    SinkWriter,
     TaskContext,
     TaskWriter,
 )
@@ -328,49 +327,3 @@ class FileWriter:
     def resource(self) -> object | None:
         """What bolts may use in executors."""
         return self.for_bolts
-
-
-@dataclass(frozen=True, slots=True)
-class WritesNothing:
-    """The writer of a sink that holds a batch's messages already: it takes the rows and writes none of them."""
-
-    of: SinkWriter
-
-    @property
-    def sink(self) -> str:
-        """The sink's name."""
-        return self.of.sink
-
-    @property
-    def names_messages(self) -> bool:
-        """No."""
-        return False
-
-    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
-        """Every row will do."""
-        del rows
-        return ()
-
-    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
-        """A writer that makes no file."""
-        del context, schema
-        return _NoFile()
-
-    def files_in(self) -> str | None:
-        """The sink's folder."""
-        return self.of.files_in()
-
-    def resource(self) -> object | None:
-        """What bolts may use in executors."""
-        return self.of.resource()
-
-
-class _NoFile:
-    def write(self, rows: pa.RecordBatch) -> None:
-        del rows
-
-    def close(self) -> Sequence[PreparedFile]:
-        return ()
-
-    def discard(self) -> None:
-        return

@@ -32,7 +32,7 @@ from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
-from stormproof.sinks.writer import WritesNothing
+from stormproof.sinks.stand_ins import WritesNothing
 from stormproof.trident.component_counts import CountedGraph
 from stormproof.trident.flight import Flight
 from stormproof.trident.job_runners import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
@@ -530,7 +530,7 @@ class Coordinator:
             plan=self._plan,
             readers=opened.readers or self._source.readers(opened.slice, self._engine.parallelism),
             writers={
-                name: writer if opened.sinks is None or name in opened.sinks else WritesNothing(writer)
+                name: writer if opened.sinks is None or name in opened.sinks else WritesNothing(name, writer)
                 for name, writer in self._writers.items()
             },
             incarnation=self._run.incarnation,
@@ -561,7 +561,7 @@ class Coordinator:
 
     def _run_again(self, batch: Prepared, sink: str, seed: int, excluded: frozenset[int]) -> JobReport | JobDied:
         """See `recount.JobAgain`. The sink's writer is made anew: its table may have got a constraint since the start."""
-        writers = {name: WritesNothing(writer) for name, writer in self._writers.items()}
+        writers = {name: WritesNothing(name, writer) for name, writer in self._writers.items()}
         job = Job(
             plan=self._plan,
             readers=self._source.readers(batch.slice, self._engine.parallelism),

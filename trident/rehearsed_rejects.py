@@ -23,7 +23,8 @@ from stormproof.sinks.preview import RowsPreview
 from stormproof.sinks.preview_rejects import examples_of, rows_without_misfits
 from stormproof.sinks.protocol import PROBLEM, RefusedRow, SinkProblem
 from stormproof.sinks.rejects import GroupsRefused
-from stormproof.sinks.writer import FileWriter, WritesNothing
+from stormproof.sinks.stand_ins import WritesNothing
+from stormproof.sinks.writer import FileWriter
 from stormproof.trident.recount import RECOUNTS_MAX, too_many
 
 NOTHING_TOGETHER: Final = np.empty((0, 2), np.int64)
@@ -80,7 +81,9 @@ class RehearsedCommit:
         return replace(RowsPreview.of(files), rows=0, blocked=error.message)
 
     def _again(self, sink: str, again: int, left_out: frozenset[int]) -> JobReport:
-        writers = {name: writer if name == sink else WritesNothing(writer) for name, writer in self.job.writers.items()}
+        writers = {
+            name: writer if name == sink else WritesNothing(name, writer) for name, writer in self.job.writers.items()
+        }
         return self.engine.run(
             replace(
                 self.job,

@@ -18,7 +18,8 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkWriter, files_of
 from stormproof.core.source.protocol import Limit, Source, SourcePreview
 from stormproof.core.storage.kept_files import kept_folder
-from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview, Unwritten
+from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview
+from stormproof.sinks.stand_ins import WritesNothing
 from stormproof.trident.dry_run import DryRunOutcome, DryRunSink, TopologyDryRun, outcome_of
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.opening import placed, require_own_tables, sinks_of
@@ -56,7 +57,7 @@ def rehearsed_topology(
     if view.refusal:
         return _told(plan, view, DryRunOutcome.REFUSE, SourcePreview(), _Ran(), sinks_told(plan, previews, {}))
     found = source.preview(view.incarnation, Limit(settings.batch_messages, settings.batch_bytes), database)
-    writers = {name: preview.writer or Unwritten(name) for name, preview in previews.items()}
+    writers = {name: preview.writer or WritesNothing(name) for name, preview in previews.items()}
     runs = bool(found.readers) and not plan.serial and not found.refused
     ran = _Ran()
     if runs:

@@ -33,8 +33,8 @@ from stormproof import (
     exactly_once,
 )
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.preview import Rehearsal
 from stormproof.sinks.staging import parse_prepared_name
+from stormproof.sinks.stand_ins import Rehearsal
 from stormproof.sinks.writer import FileWriter
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]

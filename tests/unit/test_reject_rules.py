@@ -19,7 +19,8 @@ from stormproof.sinks.memory import FaultPoint
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.rejects import Rejects, RowMessages
 from stormproof.sinks.staging import prepared_batches
-from stormproof.sinks.writer import FileWriter, WritesNothing
+from stormproof.sinks.stand_ins import WritesNothing
+from stormproof.sinks.writer import FileWriter
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.reject_limit import ALWAYS, WINDOW, RejectLimit
 
@@ -140,7 +141,7 @@ def test_the_limit_counts_the_newest_messages() -> None:
 
 
 def test_a_sink_that_a_retry_is_not_for_writes_nothing(tmp_path: Path) -> None:
-    writer = WritesNothing(FileWriter("s", str(tmp_path), names_messages=True))
+    writer = WritesNothing("s", FileWriter("s", str(tmp_path), names_messages=True))
     task = writer.open_task(TaskContext("i", 1, 1, 0), SCHEMA)
     task.write(numbers(1))
     assert (task.close(), writer.check(numbers(1)), writer.names_messages, writer.sink) == ((), (), False, "s")

@@ -10,7 +10,8 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.settings import Settings
 from stormproof.core.sink import TaskContext, files_of
 from stormproof.sinks.lineage import one_message_writer
-from stormproof.sinks.preview import Rehearsal, RowsPreview
+from stormproof.sinks.preview import RowsPreview
+from stormproof.sinks.stand_ins import Rehearsal
 from stormproof.trident.dry_run import DryRun, DryRunOutcome, outcome_of
 from stormproof.trident.ledger import job_keys
 from stormproof.trident.ledger.graphs import graph_of
@@ -52,7 +53,7 @@ def rehearsed(
         outcome = DryRunOutcome.ROLL_FORWARD if waits else DryRunOutcome.SUPPRESS
         return DryRun(name, key, outcome, view.taken, None, sinks_told(plan, previews, {}), notes_of(view))
     writers = {
-        sink: Rehearsal(one_message_writer(preview.writer, plan.sinks[sink], key))
+        sink: Rehearsal(sink, one_message_writer(preview.writer, plan.sinks[sink], key))
         for sink, preview in previews.items()
         if preview.writer is not None
     }
