@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from stormproof.core.arguments import require_function, require_object, require_path
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
-from stormproof.core.folds import AnyFold
 from stormproof.core.forks import OneProcess
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute
 from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.contract import SchemaContract
@@ -41,14 +40,13 @@ from stormproof.sinks.protocol import (
     Held,
     PreparedTransaction,
     RefusedRow,
-    Sink,
     SinkIdentity,
     SinkProblem,
     SinkSession,
     decide,
 )
 from stormproof.sinks.rejects import Rejects
-from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
+from stormproof.sinks.row_rule import Columns, RowRule, TableSink, check_upsert_input
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
@@ -136,7 +134,7 @@ class MemoryTable:
                 raise fault[1]
 
 
-class MemorySink(Sink):
+class MemorySink(TableSink):
     """Appends to, upserts or folds into, a table in memory. For `mode` and what follows it see `DeltaSink`.
 
     Prepared files are real ones, in `staging` (a temporary folder of its own by default), so every engine can write to
@@ -185,28 +183,9 @@ class MemorySink(Sink):
         self._staging = _own_folder(self) if staging is None else absolute(staging)
 
     @property
-    def name(self) -> str:
-        """Unique within a topology."""
-        return self._name
-
-    @property
     def target(self) -> str:
         """Where the rows are, for people."""
         return f"memory:{self._name}"
-
-    @property
-    def modes(self) -> frozenset[SinkMode]:
-        """All."""
-        return EVERY_MODE
-
-    @property
-    def fold_kinds(self) -> frozenset[type[AnyFold]]:
-        """All."""
-        return EVERY_FOLD
-
-    def input_of(self, rows: SinkInput) -> SinkInput:
-        """By `mode`."""
-        return self._rule.applied(rows, f"sink {self._name!r}")
 
     @property
     def is_new_in_process(self) -> bool:
@@ -277,11 +256,6 @@ class MemorySink(Sink):
             leaves_out=self.rejects_misfits,
             names_messages=True,
         )
-
-    @property
-    def rejects_misfits(self) -> bool:
-        """By `schema_contract`."""
-        return self._contract is SchemaContract.DISCARD_ROW
 
     def rows(self) -> list[dict[str, object]]:
         """What the table holds, row by row, in no particular order."""

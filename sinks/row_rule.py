@@ -10,11 +10,14 @@ import pyarrow as pa
 
 from stormproof.core.arguments import shown
 from stormproof.core.errors import TopologyError
+from stormproof.core.folds import AnyFold
 from stormproof.core.graph.fields import require_key
 from stormproof.core.lineage import Lineage
-from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode
+from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.latest import has_order
 from stormproof.sinks.lineage import given_lineage, with_lineage
+from stormproof.sinks.protocol import Sink
 
 Columns: TypeAlias = str | Sequence[str]
 """One column's name, or several."""
@@ -110,6 +113,38 @@ class RowRule:
     def given_order(self) -> Columns | None:
         """The argument `order_by` that makes this rule again."""
         return None if self.mode is not SinkMode.UPSERT else self.order_by or ANY
+
+
+class TableSink(Sink):
+    """A sink whose arguments say what becomes of its rows; it serves every mode and fold."""
+
+    _name: str
+    _rule: RowRule
+    _contract: SchemaContract
+
+    @property
+    def name(self) -> str:
+        """Unique within a topology."""
+        return self._name
+
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """All."""
+        return EVERY_MODE
+
+    @property
+    def fold_kinds(self) -> frozenset[type[AnyFold]]:
+        """All."""
+        return EVERY_FOLD
+
+    @property
+    def rejects_misfits(self) -> bool:
+        """By `schema_contract`."""
+        return self._contract is SchemaContract.DISCARD_ROW
+
+    def input_of(self, rows: SinkInput) -> SinkInput:
+        """By `mode`."""
+        return self._rule.applied(rows, f"sink {self._name!r}")
 
 
 def check_upsert_input(input_: SinkInput, where: str) -> None:

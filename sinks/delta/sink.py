@@ -16,11 +16,10 @@ from stormproof.core.arguments import require_flag, require_path, shown
 from stormproof.core.arguments import require_whole as require_number
 from stormproof.core.dataset import DatasetName, at_path
 from stormproof.core.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
-from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute, checked_options, is_url, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract import SchemaContract
@@ -40,9 +39,9 @@ from stormproof.sinks.delta.table_key import key_of_path, locate
 from stormproof.sinks.delta.torn import put_torn_aside, require_whole
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.preview import TableAction, TablePreview
-from stormproof.sinks.protocol import Sink, SinkIdentity
+from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input, column_names
+from stormproof.sinks.row_rule import Columns, RowRule, TableSink, check_upsert_input, column_names
 
 _NEEDS_FEATURE: Final = re.compile(
     r"delta\.(?:(?:feature|columnMapping|universalFormat|coordinatedCommits)\.|checkpointPolicy$|min(?:Reader|Writer)Version$|"
@@ -52,7 +51,7 @@ _NEEDS_FEATURE: Final = re.compile(
 STAGING_FOLDER = ".stormproof-staging"
 
 
-class DeltaSink(Sink):
+class DeltaSink(TableSink):
     """Appends to, upserts or folds into, the Delta table in the folder `path`; made where it is missing.
 
     Without a `mode`, the results of a persistent aggregate are folded, and all other rows are appended. With
@@ -155,11 +154,6 @@ class DeltaSink(Sink):
         self._content_digests = content_digests
 
     @property
-    def name(self) -> str:
-        """Unique within a topology; by default `delta.` and the folder's name."""
-        return self._name
-
-    @property
     def target(self) -> str:
         """The table's folder; of a table that is named by its catalog, that name."""
         return self._path if self._table is None else str(self._table)
@@ -168,25 +162,6 @@ class DeltaSink(Sink):
     def dataset(self) -> DatasetName:
         """The table's folder."""
         return at_path(self._path)
-
-    @property
-    def modes(self) -> frozenset[SinkMode]:
-        """All."""
-        return EVERY_MODE
-
-    @property
-    def fold_kinds(self) -> frozenset[type[AnyFold]]:
-        """All."""
-        return EVERY_FOLD
-
-    @property
-    def rejects_misfits(self) -> bool:
-        """By `schema_contract`."""
-        return self._contract is SchemaContract.DISCARD_ROW
-
-    def input_of(self, rows: SinkInput) -> SinkInput:
-        """By `mode`."""
-        return self._rule.applied(rows, f"sink {self._name!r}")
 
     def refusals(self, input_: SinkInput, database: Database | None = None) -> Sequence[str]:
         """The table's CHECK constraints."""

@@ -8,11 +8,10 @@ from pathlib import Path
 from stormproof.core.arguments import require_flag, require_path, require_whole
 from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import Json, SettingsError, TopologyError
-from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode, TableKey
+from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import check_fold_input
@@ -23,14 +22,14 @@ from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, find_oid
 from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.preview import TablePreview
-from stormproof.sinks.protocol import Sink, SinkIdentity
+from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.row_rule import Columns, RowRule, check_upsert_input
+from stormproof.sinks.row_rule import Columns, RowRule, TableSink, check_upsert_input
 
 STAGING_FOLDER = Path(".stormproof", "staging")
 
 
-class PostgresSink(Sink):
+class PostgresSink(TableSink):
     """Appends to, upserts or folds into, a Postgres table; made where it is missing.
 
     For `mode` and the arguments of an upsert see `DeltaSink`. A table that is upserted into, or folded into, has a primary
@@ -92,11 +91,6 @@ class PostgresSink(Sink):
         self._staging = None if staging is None else absolute(staging)
 
     @property
-    def name(self) -> str:
-        """Unique within a topology; by default `postgres.` and the table's name."""
-        return self._name
-
-    @property
     def target(self) -> str:
         """The table, with its database where one is given; no secrets."""
         return str(self._table) if self._database is None else f"{self._table} at {self._database.redacted}"
@@ -116,25 +110,6 @@ class PostgresSink(Sink):
     def database(self) -> Database | None:
         """The database that was given."""
         return self._database
-
-    @property
-    def modes(self) -> frozenset[SinkMode]:
-        """All."""
-        return EVERY_MODE
-
-    @property
-    def fold_kinds(self) -> frozenset[type[AnyFold]]:
-        """All."""
-        return EVERY_FOLD
-
-    @property
-    def rejects_misfits(self) -> bool:
-        """By `schema_contract`."""
-        return self._contract is SchemaContract.DISCARD_ROW
-
-    def input_of(self, rows: SinkInput) -> SinkInput:
-        """By `mode`."""
-        return self._rule.applied(rows, f"sink {self._name!r}")
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """Its kind, its table and its database."""
