@@ -39,7 +39,7 @@ log = logging.getLogger("stormproof.sink")
 EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _TXN_APPLICATION: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
-_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 _SETTINGS: Final = {
     "spark.databricks.delta.formatCheck.enabled": "false",  # prepared files may lie in a table's folder
@@ -244,7 +244,7 @@ class SparkCommitter:
         told = metadata if label is None else label.metadata
         settings = dict(more or {})
         if told:
-            settings[_METADATA] = json.dumps(dict(told))
+            settings[METADATA] = json.dumps(dict(told))
         if label is not None:
             settings[_SKIPS_EMPTY] = "false"  # a version that has a label alone says something, too
         if label is not None and (label.known is None or label.known < label.version):

@@ -11,6 +11,7 @@ from support.delta_tables import Made
 from support.sink_harness import SinkHarness
 
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.spark import METADATA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,3 +45,21 @@ def test_spark_compacts_a_table_with_deletion_vectors(spark: SparkSession, tmp_p
     report = again.evidence(1, None)
     assert report.problems == ()
     assert [(e.txid, e.problem, e.gone) for e in report.entries] == [(t, None, False) for t in (1, 2, 3)]
+
+
+def test_an_interrupted_use_of_the_committer_asks_the_jvm_nothing_and_the_next_one_puts_its_settings_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Behind a call that a signal has cut short, the next one would read that call's answer."""
+    harness = SinkHarness("delta-append", tmp_path, None)
+    Made(properties="'delta.enableDeletionVectors' = 'true'").make(spark, harness.delta_path)
+    session = harness.open()
+    assert isinstance(session, DeltaSession)
+    committer = session.committers.spark
+    with pytest.raises(KeyboardInterrupt), committer._labelled(None, {"by": "test"}) as used:
+        raise KeyboardInterrupt
+    assert used.conf.get(METADATA, None) == '{"by": "test"}'
+    session.commit(harness.prepare(session, 1, None, {"w": 1}), checked=True)
+    committer.set_property("user.note", "x")
+    assert used.conf.get(METADATA, None) is None
+    assert read(spark, harness) == [("w", 1)]
