@@ -70,9 +70,8 @@ def compile_topology(topology: TopologyGraph, guarantee: Guarantee) -> Plan:
             component.spec.check(component.input, guarantee)
             inputs[component.name] = component.input
         elif isinstance(component, Spout):
-            _require_served(component, guarantee)
-            if guarantee.tracked and component.name in (meetings.before if meetings else ()):
-                _require_mates(component)
+            meets = guarantee.tracked and meetings is not None and component.name in meetings.before
+            _require_served(component, guarantee, meets=meets)
     return Plan(
         topology=topology.name,
         guarantee=guarantee,
@@ -156,24 +155,19 @@ def _spouts_behind(topology: TopologyGraph, sink: SinkComponent) -> list[Spout]:
     return found[::-1]
 
 
-def _require_served(spout: Spout, guarantee: Guarantee) -> None:
+def _require_served(spout: Spout, guarantee: Guarantee, *, meets: bool) -> None:
     reason = spout.source.serves(guarantee)
+    if reason is None and meets and not spout.source.keeps_mates:
+        reason = (
+            f"messages meet at a join behind it, and {type(spout.source).__name__} does not open messages again together: a "
+            "retry would be without partners. Derive it from NumberedSource, RedeliveringSource or PendingSource; or heed "
+            "Limit.whole and Limit.mates in open(), set keeps_mates to True, and test it with SourceConformance"
+        )
     if reason is not None:
         raise TopologyError(
             f"spout {spout.name!r}: its source cannot serve {guarantee.value}: {reason}",
             component=spout.name,
             guarantee=guarantee.value,
-        )
-
-
-def _require_mates(spout: Spout) -> None:
-    if not spout.source.keeps_mates:
-        raise TopologyError(
-            f"spout {spout.name!r}: messages meet at a join behind it, and its source ({type(spout.source).__name__}) does "
-            "not open messages again together: a retry would be without its partners. Derive it from NumberedSource, "
-            "RedeliveringSource or PendingSource; or heed Limit.whole and Limit.mates in open(), set keeps_mates to True, "
-            "and test it with SourceConformance",
-            component=spout.name,
         )
 
 

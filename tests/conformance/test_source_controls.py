@@ -235,7 +235,7 @@ BROKEN: list[tuple[type[MemorySource], str]] = [
     (SplitsWithoutSuspects, "suspects_are_set_apart"),
     (DropsForGood, "a_dropped_dead_letter_is_recorded_and_never_comes_again"),
     (CutsMates, "a_returned_batch_is_whole_again"),
-    (IgnoresNames, "mates_are_asked_for_by_name"),
+    (IgnoresNames, "mates_are_retried_together_and_asked_for_by_name"),
     (KeepsALeaseFromItsMates, "mates_come_though_their_own_lease_has_not_run_out"),
     (RequeuesWithTheOldCount, "a_requeued_dead_letter_comes_again_with_its_failures_counted_anew"),
 ]

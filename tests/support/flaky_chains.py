@@ -114,6 +114,7 @@ class Chain:
             faults=self.faults,
             batch_messages=sum(map(len, messages.values())),
             max_attempts=MAX_ATTEMPTS,
+            max_steps=10_000,
         )
 
     def joined(self, dead: set[tuple[str, int]]) -> Counter[Row]:

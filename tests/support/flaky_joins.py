@@ -101,6 +101,7 @@ class Case:
             faults=self.faults,
             batch_messages=most,
             max_attempts=MAX_ATTEMPTS,
+            max_steps=10_000,
         )
 
     def joined(self, run: Simulation) -> Counter[tuple[object, ...]]:

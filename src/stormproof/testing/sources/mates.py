@@ -50,32 +50,23 @@ class MateCases:
         assert _payloads(keeper, again) == numbered(4)
         assert again.mates
 
-    def test_messages_that_failed_together_are_retried_together(self, harness: SourceHarness) -> None:
-        """Those of one confirm that name their number come in one slice, whatever the limit is; the others are done."""
-        keeper = _keeper(harness)
-        slice_ = open_slice(keeper, "a", WHOLE)
-        failed = [replace(m.failed(), mates=3) for m in messages_of(keeper, slice_)[:3]]
-        keeper.confirm(lease_of("a"), [failed[0], *(replace(one, counted=False) for one in failed[1:])])
-        harness.wait_for_retries()
-        again = open_slice(keeper, "b", ONE)
-        assert again.retry
-        assert _payloads(keeper, again) == numbered(3)
-
-    def test_mates_are_asked_for_by_name(self, harness: SourceHarness) -> None:
-        """With names, only what has one of them is opened, also before it is due; with none, only what never was."""
+    def test_mates_are_retried_together_and_asked_for_by_name(self, harness: SourceHarness) -> None:
+        """What failed in one confirm comes in one slice. With names only that is opened, with none only what never was."""
         keeper = _keeper(harness)
         slice_ = open_slice(keeper, "a", WHOLE)
         failed = [replace(m.failed(), mates=2) for m in messages_of(keeper, slice_)[:2]]
         keeper.confirm(lease_of("a"), failed)
         harness.wait_for_retries()
-        names = open_slice(keeper, "b", WHOLE).mates
+        again = open_slice(keeper, "b", ONE)
+        assert again.retry
+        assert _payloads(keeper, again) == numbered(2)
         keeper.abort(lease_of("b"))
         harness.put(numbered(2, 4))
         assert _payloads(keeper, open_slice(keeper, "c", replace(WHOLE, mates=frozenset()))) == numbered(2, 4)
         keeper.confirm(lease_of("c"))
         other = Limit(9, whole=True, mates=frozenset({"another"}))
         assert keeper.open(lease_of("d"), other, 1) is None
-        assert _payloads(keeper, open_slice(keeper, "d", replace(ONE, mates=names))) == numbered(2)
+        assert _payloads(keeper, open_slice(keeper, "d", replace(ONE, mates=again.mates))) == numbered(2)
 
     def test_mates_come_though_their_own_lease_has_not_run_out(self, harness: SourceHarness) -> None:
         """The lease of a mate in another source has run out before. What is held is not handed out."""
