@@ -96,6 +96,22 @@ The report is signed, and checked without the ledger, by a tool for that. With a
 
 The last command ends with status 0 if not one byte was changed since it was signed with that key. `minisign -Sm orders.json` does as well.
 
+## Messages' ids
+
+A broker has ids of its own. Lists show them as `server_id`; each command and the page's search take either id:
+
+| source | the record's id | the broker's own |
+| --- | --- | --- |
+| Kafka | `0-42`: place and offset | `orders-3@42`: topic, partition, offset |
+| RabbitMQ queue, Kestrel | `0-42` | the id that `id_from` names; without one there is none |
+| RabbitMQ stream | `0-42` | the offset, `42` |
+| Redis stream | `0-42` | the entry's id, `1700000000000-1` |
+| NATS JetStream | `0-42` | the stream's sequence |
+
+Where an id could be either, it is the record's; `=ID` is always the broker's. Of several spouts it may stand behind `SPOUT:`;
+without, it is looked for in all of them. An id is read strictly, and one that no message has is unknown (exit status 2). Of an
+offset that was never opened only the broker can tell, so it is unknown, too.
+
 ## What is not on record
 
 - A message that succeeded at its first attempt has no row of its own, so that a message costs the ledger nothing:
@@ -103,9 +119,6 @@ The last command ends with status 0 if not one byte was changed since it was sig
   source still has all of the slice's messages, an id that is none of theirs is refused (exit status 2). Where the source has
   removed some, the answer is `unproven`: the id is inside the slice that a txid read (`in_source` is false), and the message
   was removed after it was read, or there was never such a message. Rows of it can be looked up in sinks that store ids.
-- Of a broker whose messages a journal keeps (Redis, NATS, RabbitMQ queues, Kestrel) `stormproof audit message` takes the broker's own id as
-  well as the record's: `1700000000000-1` of a Redis entry, the id that `id_from` names. An id under which no message was received is said
-  to be unknown.
 - Of a batch that an operator gave up at a sink (`ledger skip`), the ledger does not say which messages had rows there: it was
   every row, so each message of the batch is `skipped`, with who and why, and `audit dead-letters` has one row for the batch.
 - Postgres tables have no versions.

@@ -17,6 +17,14 @@ from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Expectation, Limit, SliceReader, Source
 
 
+def two_numbers(one: str, other: str) -> tuple[int, int] | None:
+    """What two parts of a shown id say; None: they are not as they are shown: in ASCII, no zeros in front, of 63 bits."""
+    if not (one.isdecimal() and other.isdecimal() and max(len(one), len(other)) < 20):
+        return None
+    both = int(one), int(other)
+    return both if (str(both[0]), str(both[1])) == (one, other) and max(both) < 2**63 else None
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The first messages of a set, within a limit: at least one where the set holds any.
@@ -51,6 +59,12 @@ class Connector(Source):
     """What errors call it."""
     SHOWN_FORM: ClassVar[str] = "ORIGIN-NUMBER"
     """How its messages' shown ids look, for an error."""
+    ORIGIN: ClassVar[int | None] = None
+    """The one origin of all of its messages; None: there are several."""
+    BEFORE_ID: ClassVar[str] = ""
+    """What a stable id in a journal has in front of the server's own: ``=`` alone, or the stream's identity up to ``/``."""
+    KEEPS_MESSAGES: ClassVar[bool] = False
+    """Whether the store has every message until it is opened, so that one which it lacks does not exist."""
 
     @abstractmethod
     def start(self, cursor: Any) -> At:
@@ -146,8 +160,21 @@ class Connector(Source):
     @classmethod
     def number_of(cls, shown: str) -> tuple[int, int] | None:
         """Number and origin of a shown id; None: it is none of this source."""
-        origin, dash, number = shown.rpartition("-")
-        return (int(number), int(origin)) if dash and origin.isdecimal() and number.isdecimal() else None
+        origin, _, number = shown.rpartition("-")
+        found = two_numbers(number, origin)
+        return found if found is None or cls.ORIGIN in (None, found[1]) else None
+
+    @classmethod
+    def server_ids(cls, position: At, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
+        """What their server calls messages, by number and origin, where no journal says it; else they are left out."""
+        del position, numbers
+        return {}
+
+    @classmethod
+    def by_server_id(cls, position: At, given: str) -> tuple[int, int] | None:
+        """Number and origin of the message that its server calls so; None: none on record."""
+        del position, given
+        return None
 
     @classmethod
     def edited(cls, old: bytes, payload: bytes) -> bytes:

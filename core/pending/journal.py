@@ -208,18 +208,20 @@ class Journal:
         found = self._run(f"select stable_id from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids))
         return {id_ for (id_,) in found}
 
-    def stable_id(self, number: int) -> str | None:
-        """The stable id of a message; None where it is not known."""
-        found = self._run(f"select stable_id from {_TABLE} where {MINE} and number = %s", *self._key, number).fetchone()
-        return None if found is None else str(found[0])
+    def server_ids(self, numbers: Sequence[int], before: str) -> dict[int, str]:
+        """What the server calls messages: what their stable ids have behind `before` (see `Connector.BEFORE_ID`)."""
+        query = f"select number, stable_id from {_TABLE} where {MINE} and number = any(%s)"
+        found = self._run(query, *self._key, list(numbers)).fetchall()
+        if before == "/":
+            return {number: id_.rpartition("/")[2] for number, id_ in found}
+        return {number: id_.removeprefix(before) for number, id_ in found if id_.startswith(before)}
 
-    def number_of(self, id_: str) -> int | None:
-        """The number of a message by the id that its server shows: its stable id, or what that has behind the stream's
-        identity; of several, the newest. None where it is not known.
-        """
+    def number_of(self, id_: str, before: str) -> int | None:
+        """The number of a message by its server's id, or by its stable id; of several, the newest. None: it is not known."""
         query = f"select max(number) from {_TABLE} where {MINE} and "
-        found = self._run(query + "stable_id = %s", *self._key, id_).fetchone()
-        if found is None or found[0] is None:
+        whole = [id_] if before == "/" else [id_, indexed_id(before + id_)]
+        found = self._run(query + "stable_id = any(%s)", *self._key, whole).fetchone()
+        if before == "/" and (found is None or found[0] is None):
             found = self._run(query + "right(stable_id, %s) = %s", *self._key, len(id_) + 1, f"/{id_}").fetchone()
         return None if found is None or found[0] is None else int(found[0])
 

@@ -8,7 +8,6 @@ from stormproof.core.errors import Json, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.message import storable_text
 from stormproof.core.pending.connector import Connector
-from stormproof.core.pending.journal import Journal
 from stormproof.core.pending.rows import PendingStore, Subscriber
 from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead
 
@@ -48,14 +47,6 @@ class DeadLetters:
         """What filters need of all of them, likewise; no payload is read."""
         with self._store.rows(self._who) as rows:
             yield from rows.letter_heads(self._form.shown_id, undecided=undecided)
-
-    def stable_id(self, message: str) -> str | None:
-        """The id under which the journal knows a message; None: the source has none, or the message is forgotten."""
-        number = self._form.number_of(message)
-        if number is None:
-            return None
-        with self._store.rows(self._who) as rows:
-            return None if rows.cursor is None else Journal(rows.cursor, self._who, self.name).stable_id(number[0])
 
     def requeue(self, ids: Sequence[str], *, by: str, why: str, tx: object | None = None) -> tuple[str, ...]:
         """Hand these out again, with their failures counted from 0; returns those that were dead.

@@ -73,6 +73,7 @@ class RedeliveringSource(NumberedSource):
     Threads and forks: those of every pending source, as far as the connector's client allows it.
     """
 
+    ORIGIN: ClassVar[int | None] = 0
     READS_AHEAD: ClassVar[bool] = True
     """Whether more may be received than the next slice takes, as far as `prefetch` allows it."""
 

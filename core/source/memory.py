@@ -16,6 +16,7 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import UsageError
 from stormproof.core.lineage import NumberIds, ShownIds
 from stormproof.core.pending.audit import NumberedAudit
+from stormproof.core.pending.connector import two_numbers
 from stormproof.core.pending.memory import MemoryPendingStore, MemorySliceReader
 from stormproof.core.pending.numbered import NumberedSource
 from stormproof.core.pending.rows import At, Subscriber
@@ -70,7 +71,7 @@ class InMemory(NumberedSource):
     @classmethod
     def number_of(cls, shown: str) -> tuple[int, int] | None:
         """The number; the origin is 0."""
-        return (int(shown), 0) if shown.isdecimal() else None
+        return two_numbers(shown, "0")
 
     @classmethod
     def audit(cls, who: Subscriber, cursor: Any) -> NumberedAudit:

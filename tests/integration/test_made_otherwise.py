@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pytest
+from support.brokers.each import EACH
 from support.brokers.harness import opened, tuples_of
-from support.brokers.kestrel_broker import KestrelHarness
-from support.brokers.nats_server import NatsHarness
-from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer, RabbitMQStreamHarness
+from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer
 from support.brokers.redis_server import RedisHarness
-from support.kafka_source import KafkaHarness
 from support.queues import prepared_database
 
 from stormproof.core.errors import UsageError
@@ -22,47 +20,23 @@ from stormproof.core.source.protocol import Lease, Limit
 pytestmark = pytest.mark.postgres
 
 ANY: Final = Limit(1_000)
-HARNESSES: Final[Mapping[str, tuple[str, Callable[..., Any], tuple[str, ...]]]] = {
-    "rabbitmq": (
-        "rabbitmq",
-        lambda database, name, server: RabbitMQHarness(database, name, server=server),
-        ("message_id", "routing_key", "headers", "redelivered"),
-    ),
-    "rabbitmq-stream": (
-        "rabbitmq",
-        lambda database, name, server: RabbitMQStreamHarness(database, name, server=server),
-        ("message_id", "offset", "headers"),
-    ),
-    "redis": (
-        "redis_server",
-        lambda database, name, server: RedisHarness(database, name, server=server),
-        ("id", "timestamp", "fields"),
-    ),
-    "nats": (
-        "nats_server",
-        lambda database, name, server: NatsHarness(database, name, server=server),
-        ("subject", "sequence", "timestamp", "delivered"),
-    ),
-    "kestrel": (
-        "kestrel",
-        lambda database, name, server: KestrelHarness(database, name, servers=[server]),
-        ("host",),
-    ),
-    "kafka": (
-        "kafka",
-        lambda database, name, server: KafkaHarness(database, server),
-        ("topic", "offset", "timestamp", "headers", "tombstone"),
-    ),
+METADATA: Final[Mapping[str, tuple[str, ...]]] = {
+    "rabbitmq": ("message_id", "routing_key", "headers", "redelivered"),
+    "rabbitmq-stream": ("message_id", "offset", "headers"),
+    "redis": ("id", "timestamp", "fields"),
+    "nats": ("subject", "sequence", "timestamp", "delivered"),
+    "kestrel": ("host",),
+    "kafka": ("topic", "offset", "timestamp", "headers", "tombstone"),
 }
 
 
-@pytest.fixture(params=HARNESSES)
+@pytest.fixture(params=METADATA)
 def made(request: pytest.FixtureRequest, database: Database) -> Iterator[tuple[Any, tuple[str, ...]]]:
     """A harness, and metadata of its broker that no message lacks."""
-    fixture, make, metadata = HARNESSES[request.param]
+    fixture, make = EACH[request.param]
     server = request.getfixturevalue(fixture)
     harness = make(prepared_database(database), request.node.name, server=server)
-    yield harness, metadata
+    yield harness, METADATA[request.param]
     harness.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Protocol
 
 from stormproof.core.errors import Json
@@ -62,12 +62,18 @@ class SourceEvidence(Protocol):
         return {}
 
     def named(self, message: str) -> str:
-        """The id under which the record has a message, which may be given by its server's own id.
+        """The id under which the record has a message, which may be given by its server's own id. Where both are somebody's,
+        it is the record's; ``=ID`` is always the server's.
 
         Raises:
             UsageError: there is no such message on record.
         """
         return message
+
+    def server_ids(self, messages: Collection[str]) -> Mapping[str, str]:
+        """What their server calls messages, by their shown ids; those of which that is not on record are left out."""
+        del messages
+        return {}
 
     def has(self, message: str) -> bool:
         """Whether the source still has the message. True where that is not known, too."""
@@ -94,9 +100,11 @@ class SourceEvidence(Protocol):
         del message
         return None
 
-    def is_waiting_to_be_opened(self, message: str) -> bool:
-        """Whether the source has the message and no lease holds it: it was never opened, or was returned."""
-        del message
+    def is_waiting_to_be_opened(self, message: str, *, certainly: bool = False) -> bool:
+        """Whether the source has the message and no lease holds it: it was never opened, or was returned. Of a message that
+        was never opened it may be that only a server can tell whether it exists: then `certainly` it is not waiting.
+        """
+        del message, certainly
         return False
 
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:

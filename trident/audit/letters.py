@@ -15,6 +15,7 @@ from stormproof.core.source.files.rows import shown_payload
 from stormproof.core.source.spouts import member_subscription, unshown
 from stormproof.core.source.stored import payload_in
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.source import recorded_ids
 
 PAYLOAD_MAX: Final = 65_536
 """Bytes of a payload that are read to be shown."""
@@ -84,6 +85,7 @@ def failed_message(ledger: AuditLedger, topology: str, message: str) -> tuple[Fa
     """
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
+        (message,) = recorded_ids(snapshot, row, [message])
         found = [*_letters(snapshot, row, message), *_rejects(snapshot, row, message)]
     if not found:
         raise UsageError(

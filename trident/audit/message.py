@@ -136,6 +136,8 @@ class MessageReport:
     """Where its rows can be looked up; only sinks with lineage columns."""
     rejects: tuple[RejectedBy, ...] = ()
     """The sinks that rejected it, in which batch and why."""
+    server_id: str | None = None
+    """What its server calls it; None: it has no such id, or that is not on record."""
 
 
 def message(
@@ -183,9 +185,11 @@ def message(
         holdings = holdings_of(snapshot, row, opener)
         given_up = _given_up(snapshot, row.incarnation, wrote, skipped, rejects)
         dead = () if evidence is None else evidence.dead(shown_id)
+        server_ids = {} if evidence is None else evidence.server_ids([shown_id])
     if end is None:
         raise UsageError(
-            f"message {shown_id}: neither the ledger of topology {topology!r} nor its source {row.source!r} knows it",
+            f"message {shown_id}: neither the ledger of topology {topology!r} nor its source {row.source!r} knows it. Of a "
+            "message that was never opened it may be that its server alone can tell",
             topology=topology,
             message=shown_id,
         )
@@ -221,6 +225,7 @@ def message(
         rejects=tuple(
             RejectedBy(one.txid, one.sink, one.reason, one.rows, one.state.value, one.at, one.error) for one in rejects
         ),
+        server_id=server_ids.get(shown_id),
     )
 
 
@@ -285,7 +290,7 @@ def _end(
     shown_id: str, trace: Trace, opened: list[Txn], records: Records, evidence: SourceEvidence | None
 ) -> EndState | None:
     if not opened:
-        is_there = evidence is not None and evidence.is_waiting_to_be_opened(shown_id)
+        is_there = evidence is not None and evidence.is_waiting_to_be_opened(shown_id, certainly=True)
         return EndState(EndKind.NOT_OPENED) if is_there else None
     if trace.txids and trace.txids[-1] == opened[-1].txid:
         return end_of(trace, records)

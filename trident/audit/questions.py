@@ -6,7 +6,7 @@ The views are those of `migrations/views.sql`, `stormproof.audit_*`; any SQL pro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -18,7 +18,7 @@ from stormproof.core.errors import UsageError
 from stormproof.trident.audit.holdings import Has
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
-from stormproof.trident.audit.source import spout_sources, stored_source
+from stormproof.trident.audit.source import recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.ledger.tables import SCHEMA
 from stormproof.trident.transaction_states import TxnState
@@ -135,7 +135,9 @@ def ask(ledger: AuditLedger, question: Question, asked: Asked, opener: SinkOpene
 def answered(snapshot: LedgerSnapshot, question: Question, asked: Asked, opener: SinkOpener | None = None) -> Answer:
     """The same from an instant that several questions are asked of."""
     if asked.topology is not None:
-        snapshot.topology(asked.topology)
+        topology = snapshot.topology(asked.topology)
+        if asked.message is not None:
+            asked = replace(asked, message=recorded_ids(snapshot, topology, [asked.message])[0])
     where, values = _conditions(question, asked)
     rows, left_out = _rows(snapshot, question, asked, where, values)
     if question is Question.PENDING and not asked.group:
@@ -144,6 +146,8 @@ def answered(snapshot: LedgerSnapshot, question: Question, asked: Asked, opener:
         rows = [{**row, "reason": _reason(snapshot, row)} for row in rows]
     if question is Question.BEHIND and opener is not None and not asked.group:
         rows = [_held(snapshot, row, opener) if row["behind_txids"] else row for row in rows]
+    if "message" in SHAPES[question].filters and not asked.group:
+        rows = _with_server_ids(snapshot, rows)
     return Answer(question, question.view, asked, tuple(rows), left_out)
 
 
@@ -215,6 +219,16 @@ def _grouped(question: Question, name: str) -> str:
 
 def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, Decimal) else value
+
+
+def _with_server_ids(snapshot: LedgerSnapshot, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with what its server calls each message, where that is on record of any."""
+    found = dict[tuple[str, str], str]()
+    for name in {row["topology"] for row in rows}:
+        messages = {row["message"] for row in rows if row["topology"] == name and row["message"] is not None}
+        for message, id_ in server_ids(snapshot, snapshot.topology(name), messages).items():
+            found[name, message] = id_
+    return [{**row, "server_id": found.get((row["topology"], row["message"]))} for row in rows] if found else [*rows]
 
 
 def _unopened(snapshot: LedgerSnapshot, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import TypeAlias, cast
 
@@ -17,6 +17,7 @@ from stormproof.core.pending.continuity import Continuity, looks_in, notes_of
 from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.numbered import lowest_unresolved, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
+from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.slice_position import at_of
@@ -68,6 +69,33 @@ def spout_sources(ledger: LedgerSnapshot, topology: TopologyRow) -> dict[str, Pe
         if one is not None:
             found[spout] = one
     return found
+
+
+def recorded_source(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvidence | None:
+    """As `stored_source`; where one of several spouts reads a source elsewhere, the record of the others."""
+    found = stored_source(ledger, topology)
+    members = {} if found is not None else spout_sources(ledger, topology)
+    return GroupEvidence(topology.source, members) if members else found
+
+
+def recorded_ids(ledger: LedgerSnapshot, topology: TopologyRow, given: Sequence[str]) -> list[str]:
+    """Messages by the ids of the record, where their servers' ids are given; what is neither stays as it is. Each once."""
+    evidence, found = recorded_source(ledger, topology), dict[str, None]()
+    for one in given:
+        try:
+            found[one if evidence is None else evidence.named(one)] = None
+        except UsageError:
+            found[one] = None
+    return [*found]
+
+
+def server_ids(ledger: LedgerSnapshot, topology: TopologyRow, messages: Collection[str]) -> Mapping[str, str]:
+    """What their servers call messages, by their shown ids; see `SourceEvidence.server_ids`."""
+    evidence = recorded_source(ledger, topology) if messages else None
+    try:
+        return {} if evidence is None else evidence.server_ids(messages)
+    except UsageError:  # a position that cannot be read: that is for `audit verify` to say
+        return {}
 
 
 def unsubscribed_findings(connection: sa.Connection, sources: Sequence[str]) -> list[Finding]:
@@ -223,21 +251,42 @@ class PendingEvidence(SourceEvidence):
         return self._number_of(message)[0]
 
     def named(self, message: str) -> str:
-        """By the journal of a source whose server redelivers: its numbers have the origin 0, and end with the last one."""
+        """By the journal of a source whose server redelivers: its numbers have the origin 0, and end with the last one. Of
+        other sources by what the connector makes of the server's id.
+        """
+        number, of_server = self._connector.number_of(message), message.removeprefix("=")
         with self._rows() as rows:
             journal = self._journal(rows)
             last = None if journal is None else journal.last()
-            number = self._connector.number_of(message)
-            if journal is None or last is None or (number is not None and number[1] == 0 and number[0] <= last):
+            is_delivered = last is not None or issubclass(self._connector, RedeliveringSource)
+            is_received = last is not None and number is not None and number[1] == 0 and number[0] <= last
+            if is_received or (number is not None and not is_delivered):
                 return message
-            found = journal.number_of(message)
-        if found is None:
+            found: tuple[int, int] | None = None
+            if journal is not None and last is not None:
+                at = journal.number_of(of_server, self._connector.BEFORE_ID)
+                found = None if at is None else (at, 0)
+            elif (position := rows.position()) is not None:
+                found = self._connector.by_server_id(position, of_server)
+        if found is None and is_delivered:
             raise UsageError(
                 f"message {message}: there is none on record of {self._connector.NOUN} {self.name}: it was never received "
                 "under this id, or was forgotten since it was resolved",
                 message=message,
             )
-        return self._connector.shown_id(found, 0)
+        return message if found is None else self._connector.shown_id(*found)
+
+    def server_ids(self, messages: Collection[str]) -> Mapping[str, str]:
+        """By the journal; of other sources by what the connector knows."""
+        numbers = {number: one for one in messages if (number := self._connector.number_of(one)) is not None}
+        with self._rows() as rows:
+            journal, position = self._journal(rows), rows.position()
+            if journal is None or position is None:
+                return {}
+            ids = journal.server_ids([number for number, _ in numbers], self._connector.BEFORE_ID)
+            found = {(number, 0): id_ for number, id_ in ids.items()}
+            found = found or dict(self._connector.server_ids(position, [*numbers]))
+        return {numbers[number]: id_ for number, id_ in found.items() if number in numbers}
 
     def has(self, message: str) -> bool:
         """Whether the source's own store has the message."""
@@ -254,7 +303,7 @@ class PendingEvidence(SourceEvidence):
             audit = self._connector.audit(self.who, rows.cursor)
             return not audit.has(*number) and audit.count(at) == txn.messages
 
-    def is_waiting_to_be_opened(self, message: str) -> bool:
+    def is_waiting_to_be_opened(self, message: str, *, certainly: bool = False) -> bool:
         """Whether the source has it, and it is in a returned slice or not yet before the subscription's position."""
         number = self._number_of(message)
         with self._rows() as rows:
@@ -262,7 +311,12 @@ class PendingEvidence(SourceEvidence):
             if not audit.has(*number):
                 return False
             returned = (row.at for row in rows.unresolved() if row.owner is None and row.at is not None)
-            return any(audit.contains(at, *number) for at in returned) or audit.is_unopened(position, *number)
+            if any(audit.contains(at, *number) for at in returned):
+                return True
+            journal = self._journal(rows)
+            last = None if journal is None else journal.last()
+            is_certain = self._connector.KEEPS_MESSAGES or (last is not None and number[0] <= last)
+            return (is_certain or not certainly) and audit.is_unopened(position, *number)
 
     def _number_of(self, message: str) -> tuple[int, int]:
         number = self._connector.number_of(message)

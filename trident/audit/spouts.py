@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
 from stormproof.core.errors import Json, UsageError
@@ -92,9 +92,34 @@ class GroupEvidence(SourceEvidence):
         return part is not None and member.contains(part.position, inner)
 
     def named(self, message: str) -> str:
-        """As the message's spout has it."""
+        """As the message's spout has it. A server's id that names no spout is looked for in all of them."""
+        if (unshown(message) or ("", ""))[0] not in self._members:
+            found = [one for spout in self._members for one in self._by_server_id(spout, message)]
+            if len(found) == 1:
+                return found[0]
         spout, member, inner = self._member_of(message)
         return shown(spout, member.named(inner))
+
+    def _by_server_id(self, spout: str, given: str) -> list[str]:
+        try:
+            inner = self._members[spout].named(f"={given.removeprefix('=')}")
+        except UsageError:
+            return []
+        return [] if inner.startswith("=") else [shown(spout, inner)]
+
+    def server_ids(self, messages: Collection[str]) -> Mapping[str, str]:
+        """Those of every spout."""
+        inner = {spout: dict[str, str]() for spout in self._members}
+        for message in messages:
+            spout, own = unshown(message) or ("", message)
+            if spout in inner:
+                inner[spout][own] = message
+        return {
+            named[own]: id_
+            for spout, named in inner.items()
+            if named
+            for own, id_ in self._members[spout].server_ids(named).items()
+        }
 
     def has(self, message: str) -> bool:
         """Whether the message's spout has it."""
@@ -109,10 +134,10 @@ class GroupEvidence(SourceEvidence):
             return False
         return member.never_had(replace(txn, position=part.position, messages=part.expected.messages), inner)
 
-    def is_waiting_to_be_opened(self, message: str) -> bool:
+    def is_waiting_to_be_opened(self, message: str, *, certainly: bool = False) -> bool:
         """Whether the message's spout has it, in no lease."""
         _, member, inner = self._member_of(message)
-        return member.is_waiting_to_be_opened(inner)
+        return member.is_waiting_to_be_opened(inner, certainly=certainly)
 
     def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
         """What is wrong with the parts of each spout."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from stormproof.core.errors import Json, UsageError
@@ -11,6 +11,7 @@ from stormproof.trident.audit.holdings import Has, Holding
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
 from stormproof.trident.audit.lifecycle import Failure
+from stormproof.trident.audit.source import server_ids
 from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.ledger.rows import Event, Reject, SinkWork
 from stormproof.trident.transaction_states import EventKind
@@ -104,6 +105,8 @@ class TxnReport:
     replayed: tuple[str, ...]
     events: tuple[OtherEvent, ...]
     returned: tuple[MessageFailureRow, ...] = ()
+    server_ids: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What their server calls the messages that are named here, where that is on record."""
 
 
 _OWN_PLACE = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY)
@@ -135,8 +138,9 @@ def txn(ledger: AuditLedger, topology: str, txid: int, opener: SinkOpener | None
         events = snapshot.events(row.incarnation, first=txid, last=txid)
         holdings = holdings_of(snapshot, row, opener)
         rejects = snapshot.rejects(row.incarnation, first=txid, last=txid, texts=False)
+        events = [event for event in events if event.txid == txid]
+        at_servers = server_ids(snapshot, row, {event.message for event in events if event.message is not None})
     batch = found[0]
-    events = [event for event in events if event.txid == txid]
     return TxnReport(
         topology=topology,
         txid=txid,
@@ -170,4 +174,5 @@ def txn(ledger: AuditLedger, topology: str, txid: int, opener: SinkOpener | None
         returned=tuple(
             MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.RETURNED
         ),
+        server_ids=at_servers,
     )

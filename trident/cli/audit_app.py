@@ -15,7 +15,9 @@ OneOrAll = Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="The to
 OfTxid = Annotated[int | None, typer.Option("--txid", min=1, help="Of one txid.")]
 OfSource = Annotated[str | None, typer.Option("--source", help="Of one source.")]
 OfSink = Annotated[str | None, typer.Option("--sink", help="Of one sink.")]
-OfMessage = Annotated[str | None, typer.Option("--message", metavar="ID", help="Of one message.")]
+OfMessage = Annotated[
+    str | None, typer.Option("--message", metavar="ID", help="Of one message, by its id or its server's.")
+]
 OfReason = Annotated[str | None, typer.Option("--reason", help="With this reason.")]
 OfComponent = Annotated[str | None, typer.Option("--component", help="Of one component.")]
 OfClass = Annotated[str | None, typer.Option("--class", metavar="CLASS", help="With errors of this class.")]

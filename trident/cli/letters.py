@@ -20,13 +20,24 @@ from stormproof.trident.cli.output import emit, note, say, table, written
 from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.decisions.letter_filter import LetterFilter
-from stormproof.trident.decisions.letters import Letter, LetterClass, LetterClasses, Letters, letters_of, not_dead
+from stormproof.trident.decisions.letters import (
+    Letter,
+    LetterClass,
+    LetterClasses,
+    Letters,
+    called_by_servers,
+    letters_of,
+    named,
+    not_dead,
+)
 from stormproof.trident.stores import Stores
 from stormproof.trident.wording import counted, cut
 
 SHOWN_LETTERS: Final = 50
 """How many dead letters are shown if no limit is given."""
 
+AT_SERVER: Final = "at its server"
+"""The head over the ids that messages' servers know them by."""
 PAYLOAD_CHARACTERS: Final = 60
 ERROR_CHARACTERS: Final = 160
 
@@ -42,7 +53,7 @@ def list_letters(
     All are counted without their payloads. Those that are shown are read whole.
     """
     shown = limit if limit is not None or as_json else SHOWN_LETTERS
-    kept, counts = list[Letter](), LetterClasses()
+    kept, counts, ids = list[Letter](), LetterClasses(), dict[tuple[str, str], str]()
     undecided_one: tuple[str, str] | None = None
     with opened() as stores:
         for name in _topologies(stores, topology):
@@ -56,7 +67,10 @@ def list_letters(
                     room = None if shown is None else shown - len(kept)
                     if not count and room != 0:
                         with closing(letters.each(chosen, undecided=undecided)) as each:
-                            kept += islice(each, room)
+                            mine = list(islice(each, room))
+                        called = called_by_servers(stores, name, [one.id for one in mine])
+                        ids |= {(name, message): id_ for message, id_ in called.items()}
+                        kept += mine
             except UsageError as error:
                 if topology is not None:
                     raise
@@ -70,9 +84,11 @@ def list_letters(
         "topology": topology,
         "total": total_of(classes),
         "classes": classes,
-        "dead_letters": [{"topology": one.topology, **_listed(one)} for one in kept],
+        "dead_letters": [
+            {"topology": one.topology, **_listed(one), "server_id": ids.get((one.topology, one.id))} for one in kept
+        ],
     }
-    emit(report, as_json=as_json, text=lambda: _list_text(kept, classes, undecided_one))
+    emit(report, as_json=as_json, text=lambda: _list_text(kept, ids, classes, undecided_one))
 
 
 def note_elsewhere(letters: Letters) -> None:
@@ -111,15 +127,29 @@ def _listed(one: Letter) -> dict[str, object]:
     }
 
 
-def _list_text(found: Sequence[Letter], classes: Sequence[LetterClass], undecided_one: tuple[str, str] | None) -> None:
+def _list_text(
+    found: Sequence[Letter],
+    ids: Mapping[tuple[str, str], str],
+    classes: Sequence[LetterClass],
+    undecided_one: tuple[str, str] | None,
+) -> None:
     several, total = len({one.topology for one in classes}) > 1, total_of(classes)
     if found:
         table(
-            [*(["topology"] if several else []), "id", "failed in", "error", "payload", "state"],
+            [
+                *(["topology"] if several else []),
+                "id",
+                *([AT_SERVER] if ids else []),
+                "failed in",
+                "error",
+                "payload",
+                "state",
+            ],
             [
                 (
                     *([one.topology] if several else []),
                     one.id,
+                    *([ids.get((one.topology, one.id))] if ids else []),
                     component_of(one.letter),
                     cut(one.letter.error, ERROR_CHARACTERS),
                     cut(shown_payload(one.letter.payload), PAYLOAD_CHARACTERS),
@@ -164,18 +194,18 @@ def show_letter(topology: str, message: str, *, as_json: bool) -> None:
     """Show all that is known of a dead letter: payload, failures, decisions, batches."""
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
+        (message,) = named(stores, topology, [message])
         found = letters.of_message(message)
         if not found:
             raise not_dead(letters, message)
         traced = audit.message(stores.audit, topology, message, opener=audit.opener_for(stores.database))
-        server_id = letters.server_id(message)
     newest = found[-1]
     report = {
         "topology": topology,
         **_listed(newest),
         "text": shown_payload(newest.letter.payload),
         "state": newest.state,
-        "server_id": server_id,
+        "server_id": traced.server_id,
         **_payload_fields("", newest.letter.payload),
         **({} if newest.letter.new_payload is None else _payload_fields("new_", newest.letter.new_payload)),
         "history": [_event(entry) for entry in newest.letter.history],
@@ -183,7 +213,7 @@ def show_letter(topology: str, message: str, *, as_json: bool) -> None:
         "end": traced.end,
         "earlier": [_listed(one) for one in found[:-1]],
     }
-    emit(report, as_json=as_json, text=lambda: _show_text(newest, found[:-1], traced, server_id))
+    emit(report, as_json=as_json, text=lambda: _show_text(newest, found[:-1], traced))
 
 
 def _payload_fields(prefix: str, payload: bytes) -> dict[str, object]:
@@ -201,7 +231,7 @@ def _event(entry: Mapping[str, Json]) -> dict[str, Json]:
     return {**entry, "txid": int(txid) if txid.isdecimal() else None}
 
 
-def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageReport, server_id: str | None) -> None:
+def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageReport) -> None:
     letter = one.letter
     say(f"message {one.id} of {one.topology}, from {one.source}: {one.state}; now {end_text(traced.end)}")
     say(
@@ -209,8 +239,8 @@ def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageRepo
         f"opened {counted(letter.times_opened, 'time')}: {letter.reason} "
         f"({error_class(letter.reason, letter.error)})"
     )
-    if server_id is not None:
-        say(f"its server knows it as {cell_text(server_id)}")
+    if traced.server_id is not None:
+        say(f"its server knows it as {cell_text(traced.server_id)}")
     if letter.disposal is not None:
         at = "" if letter.disposed_at is None else f" {cell_text(letter.disposed_at)}"
         say(f"{one.state}{at} by {letter.by}: {letter.why or 'no reason given'}")

@@ -21,7 +21,7 @@ from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.canaries import requeue_canary
 from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.decisions.letter_filter import LetterFilter
-from stormproof.trident.decisions.letters import Letter, letters_of
+from stormproof.trident.decisions.letters import Letter, letters_of, named
 from stormproof.trident.wording import counted
 
 # -- retry -------------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def edit_letter(
     """Requeue a dead letter with another payload: from a file, from standard input, or from the user's editor."""
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
-        letter = dead_letters.undecided_letter(letters, message)
+        letter = dead_letters.undecided_letter(letters, *named(stores, topology, [message]))
         before = editable(letter.letter.payload)
         given = _edited_by_hand(letter, before) if payload is None else _read(payload)
         done = dead_letters.edit(stores, letters, letter, given, exact=exact, by=by, why=why)
@@ -128,7 +128,7 @@ def dispose(
         return
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
-        chosen = list(ids)
+        chosen = named(stores, topology, ids)
         if not ids:
             found = letters.choose(where)
             chosen = list(found.ids)
@@ -157,6 +157,7 @@ def _count(topology: str, ids: Sequence[str], where: LetterFilter, verb: str, *,
     """Say which dead letters would be decided about; do nothing."""
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
+        ids = named(stores, topology, ids)
         found = letters.choose(where, ids)
     missed = sorted(set(ids).difference(found.ids))
     report = {

@@ -48,4 +48,6 @@ By = Annotated[
 Why = Annotated[str, typer.Option(callback=_storable, help="Why, for the records.")]
 Txid = Annotated[int, typer.Argument(metavar="TXID", help="The batch's number, as `status` and `audit` show it.")]
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name, as `status` shows it.")]
-MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it.")]
+MessageId = Annotated[
+    str, typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it, or its server's.")
+]

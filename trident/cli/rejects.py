@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,10 +13,12 @@ from stormproof.core.message import storable_text
 from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident.cli.canary import progress, show_canary
 from stormproof.trident.cli.layout import cell_text
+from stormproof.trident.cli.letters import AT_SERVER
 from stormproof.trident.cli.output import Exit, confirmed, emit, finish, note, say, table, written
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.decisions.canaries import retry_canary
 from stormproof.trident.decisions.canary import CanaryRules
+from stormproof.trident.decisions.letters import called_by_servers, named
 from stormproof.trident.decisions.rejects import RejectFilter, decide, rejects_of, require_choice
 from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.wording import counted, cut
@@ -47,15 +49,16 @@ def list_rejects(topology: str, chosen: RejectFilter, *, limit: int | None, as_j
     with opened() as stores:
         found = rejects_of(stores, topology, chosen, texts=False)
         kept = rejects_of(stores, topology, chosen, limit=shown)
+        at_server = called_by_servers(stores, topology, [one.message for one in kept if one.message is not None])
     classes = _classes(found)
     report = {
         "topology": topology,
         "total": len(found),
         "undecided": sum(one.is_undecided for one in found),
         "classes": classes,
-        "rejects": [_listed(one) for one in kept],
+        "rejects": [{**_listed(one), "server_id": at_server.get(one.message or "")} for one in kept],
     }
-    emit(report, as_json=as_json, text=lambda: _list_text(topology, found, kept, classes))
+    emit(report, as_json=as_json, text=lambda: _list_text(topology, found, kept, classes, at_server))
 
 
 def _classes(found: Sequence[Reject]) -> list[RejectClass]:
@@ -83,15 +86,22 @@ def _listed(one: Reject) -> dict[str, object]:
     }
 
 
-def _list_text(topology: str, found: Sequence[Reject], kept: Sequence[Reject], classes: Sequence[RejectClass]) -> None:
+def _list_text(
+    topology: str,
+    found: Sequence[Reject],
+    kept: Sequence[Reject],
+    classes: Sequence[RejectClass],
+    at_server: Mapping[str, str],
+) -> None:
     if not found:
         say("no rejects")
         return
     table(
-        ["id", "sink", "txid", "sqlstate", "error", "row", "state"],
+        ["id", *([AT_SERVER] if at_server else []), "sink", "txid", "sqlstate", "error", "row", "state"],
         [
             (
                 one.message or "-",
+                *([at_server.get(one.message or "")] if at_server else []),
                 one.sink,
                 one.txid,
                 one.sqlstate or "-",
@@ -124,7 +134,9 @@ def show_reject(topology: str, message: str, *, as_json: bool) -> None:
         UsageError: no sink rejected it.
     """
     with opened() as stores:
+        (message,) = named(stores, topology, [message])
         found = rejects_of(stores, topology, message=message, payloads=True)
+        at_server = called_by_servers(stores, topology, [message]).get(message)
     if not found:
         raise UsageError(
             f"message {message} of topology {topology!r} is no reject. See: stormproof rejects list {topology}",
@@ -135,15 +147,20 @@ def show_reject(topology: str, message: str, *, as_json: bool) -> None:
     report: dict[str, object] = {
         "topology": topology,
         "id": message,
+        "server_id": at_server,
         "text": None if payload is None else storable_text(shown_payload(payload)),
         "payload_base64": None if payload is None else base64.b64encode(editable(payload)).decode(),
         "rejects": [_listed(one) for one in found],
     }
-    emit(report, as_json=as_json, text=lambda: _show_text(topology, message, payload, found))
+    emit(report, as_json=as_json, text=lambda: _show_text(topology, message, at_server, payload, found))
 
 
-def _show_text(topology: str, message: str, payload: bytes | None, found: Sequence[Reject]) -> None:
+def _show_text(
+    topology: str, message: str, at_server: str | None, payload: bytes | None, found: Sequence[Reject]
+) -> None:
     say(f"message {message} of {topology}")
+    if at_server is not None:
+        say(f"its server knows it as {cell_text(at_server)}")
     if payload is None:
         say("its source gave no payload")
     else:
@@ -187,8 +204,8 @@ def decide_rejects(
     """
     require_choice(ids, chosen, every=every)
     with opened() as stores:
-        named = frozenset(ids)
-        found = [one for one in rejects_of(stores, topology, chosen, texts=False) if not named or one.message in named]
+        ids = named(stores, topology, ids)
+        found = [one for one in rejects_of(stores, topology, chosen, texts=False) if not ids or one.message in ids]
         if dry_run:
             _count(topology, ids, found, "retry" if retry else "drop", as_json=as_json)
             return

@@ -328,6 +328,8 @@ def _message_text(report: MessageReport) -> None:
             f"{report.end.txid} read; the source does not have it, nor all messages of that slice: it was removed after it "
             "was read, or there was never such a message"
         )
+    if report.server_id is not None:
+        say(f"its server knows it as {cell_text(report.server_id)}")
     for opening in report.openings:
         say(opening_text(opening) if report.in_source else f"txid {opening.txid}: {opening.state}")
         for one in opening.skipped:

@@ -14,7 +14,7 @@ from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of
 from stormproof.core.source.dead_letter import DeadLetter, LetterHead
 from stormproof.core.source.spouts import shown, sources_in, unshown
-from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
+from stormproof.trident.audit.source import PendingEvidence, recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.decisions.letter_filter import LetterFilter
 
 if TYPE_CHECKING:
@@ -129,15 +129,6 @@ class Letters:
                 found.update((_shown(spout, inner), failed) for inner, failed in source.unconfirmed(mine).items())
         return found
 
-    def server_id(self, message: str) -> str | None:
-        """The id under which a server that delivers knows a message; None where there is none, or it is forgotten."""
-        for spout, source in self.sources.items():
-            inner = _inner(spout, message)
-            found = None if inner is None else source.stable_id(inner)
-            if found is not None:
-                return found.removeprefix("=")  # before an id of the publisher's
-        return None
-
     def edit(self, message: str, payload: bytes, *, by: str, why: str, tx: object) -> bool:
         """Requeue with another payload, in a transaction of the database; False if it was no undecided dead letter."""
         return any(
@@ -145,6 +136,18 @@ class Letters:
             for spout, source in self.sources.items()
             if (inner := _inner(spout, message)) is not None
         )
+
+
+def named(stores: Stores, topology: str, ids: Sequence[str]) -> list[str]:
+    """Messages by the ids of the record, where their servers' ids are given; what is neither stays as it is. Each once."""
+    with stores.audit.snapshot() as snapshot:
+        return recorded_ids(snapshot, snapshot.topology(topology), ids)
+
+
+def called_by_servers(stores: Stores, topology: str, ids: Collection[str]) -> Mapping[str, str]:
+    """What their servers call messages, by their shown ids; see `SourceEvidence.server_ids`."""
+    with stores.audit.snapshot() as snapshot:
+        return server_ids(snapshot, snapshot.topology(topology), ids)
 
 
 def _shown(spout: str | None, inner: str) -> str:

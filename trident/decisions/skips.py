@@ -64,19 +64,16 @@ def require_refusing(stores: Stores, row: TopologyRow, txid: int, sink: str) -> 
     """Raise UsageError unless the batch is blocked at this sink: every other batch and sink goes on without a decision."""
     with stores.transaction(row) as tx:
         txn, refusing = txns.find(tx, txid), events.blocking_sink(tx, txid)
-    where = f"txid {txid} of topology {row.name!r}"
     if txn is None or txn.state is not TxnState.BLOCKED:
-        raise UsageError(
-            f"{where} is not blocked: the next start of {row.name} commits it to sink {sink!r}. Only where that table is "
-            f"gone for good, and no driver runs: stormproof ledger skip {row.name} {txid} {sink}",
-            txid=txid,
+        why = (
+            f"is not blocked: the next start of {row.name} commits it to sink {sink!r}. Only where that table is gone for "
+            f"good, and no driver runs: stormproof ledger skip {row.name} {txid} {sink}"
         )
-    if refusing not in (None, sink):
-        raise UsageError(
-            f"{where} is blocked at sink {refusing!r}. Sink {sink!r} has not refused it, and gets it once that is decided",
-            txid=txid,
-            sink=sink,
-        )
+    elif refusing not in (None, sink):
+        why = f"is blocked at sink {refusing!r}. Sink {sink!r} has not refused it, and gets it once that is decided"
+    else:
+        return
+    raise UsageError(f"txid {txid} of topology {row.name!r} {why}", txid=txid, sink=sink)
 
 
 def row_skipper(stores: Stores, row: TopologyRow, txid: int, sink: str) -> tuple[SupportsOperate, SinkInput, str]:

@@ -77,6 +77,7 @@ class FileSource(NumberedSource):
     Forks: a fork makes connections of its own, and never touches its parent's.
     """
 
+    KEEPS_MESSAGES: ClassVar[bool] = True
     KIND: ClassVar[str] = "files"
 
     def datasets(self) -> tuple[DatasetName, ...]:

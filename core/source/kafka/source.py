@@ -16,7 +16,7 @@ from stormproof.core.clock import Clock
 from stormproof.core.dataset import DatasetName, at_server
 from stormproof.core.errors import StoreUnavailable, StormproofError, UsageError
 from stormproof.core.pending.audit import SliceAudit
-from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
@@ -42,6 +42,7 @@ from stormproof.core.source.kafka.cluster import ANSWER_S, Asking, Cluster
 from stormproof.core.source.kafka.lookout import Lookout
 from stormproof.core.source.kafka.offsets import (
     OFFSET_BITS,
+    PLACES_MAX,
     OffsetRange,
     PlaceIds,
     at_of_ranges,
@@ -420,10 +421,31 @@ class KafkaSource(KeepsMetadata, PendingSource):
     @classmethod
     def number_of(cls, shown: str) -> tuple[int, int] | None:
         """Number and origin (the place) of a shown id; None: it is none of this source."""
-        place, dash, offset = shown.partition("-")
-        if not (dash and place.isdecimal() and offset.isdecimal()):
+        place, _, offset = shown.partition("-")
+        found = two_numbers(place, offset)
+        if found is None or found[0] >= PLACES_MAX or found[1] >= 1 << OFFSET_BITS:
             return None
-        return number_of(int(place), int(offset)), int(place)
+        return number_of(*found), found[0]
+
+    @classmethod
+    def server_ids(cls, position: At, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
+        """``TOPIC-PARTITION@OFFSET``, as Kafka's own producers write it."""
+        places = KafkaPosition.of(position).places
+        found = {number: place_and_offset(number[0]) for number in numbers}
+        return {
+            number: f"{places[at].topic}-{places[at].partition}@{offset}"
+            for number, (at, offset) in found.items()
+            if at < len(places)
+        }
+
+    @classmethod
+    def by_server_id(cls, position: At, given: str) -> tuple[int, int] | None:
+        """By topic, partition and offset."""
+        partition, _, offset = given.rpartition("@")
+        for at, place in enumerate(KafkaPosition.of(position).places):
+            if partition == f"{place.topic}-{place.partition}":
+                return cls.number_of(f"{at}-{offset}")
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
     """
 
     KIND: ClassVar[str] = "kestrel"
+    BEFORE_ID: ClassVar[str] = "="
     NOUN: ClassVar[str] = "Kestrel queue"
 
     def __init__(

@@ -50,6 +50,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
     """
 
     KIND: ClassVar[str] = "nats"
+    BEFORE_ID: ClassVar[str] = "/"
     NOUN: ClassVar[str] = "NATS stream"
 
     def __init__(

@@ -100,6 +100,7 @@ class PostgresQueue(PendingSource):
     Forks: a fork of this process makes connections of its own, and never touches its parent's.
     """
 
+    KEEPS_MESSAGES: ClassVar[bool] = True
     KIND: ClassVar[str] = "queue"
     NOUN: ClassVar[str] = "queue"
     SHOWN_FORM: ClassVar[str] = "XID-NUMBER"

@@ -72,6 +72,7 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
 
     KIND: ClassVar[str] = "rabbitmq"
     READS_AHEAD: ClassVar[bool] = False  # what was delivered and is not opened is returned at the end, and counted
+    BEFORE_ID: ClassVar[str] = "="
     NOUN: ClassVar[str] = "RabbitMQ queue"
 
     def __init__(

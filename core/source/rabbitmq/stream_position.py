@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding, NumberedAudit, OpenedSlice
 from stormproof.core.pending.continuity import Look, looks_in, with_looks
@@ -94,6 +96,10 @@ def range_at(stream: str, at: Mapping[str, Json]) -> OffsetRange:
 
 class StreamAudit(NumberedAudit):
     """Slices are ranges of offsets; what retention took counts as handed out."""
+
+    def contains(self, at: At, id_: int, origin: int) -> bool:
+        """Whether the slice has a message at the offset: the broker keeps some offsets for itself."""
+        return super().contains(at, id_, origin) and bool(np.isin(id_, range_at(self._who.source, at).offsets))
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """As for all numbered messages."""

@@ -15,7 +15,7 @@ from stormproof.core.arguments import error_prefix, require_object, require_text
 from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import StoreUnavailable, UsageError
 from stormproof.core.pending.audit import SliceAudit
-from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import CONTINUOUS, Look, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
@@ -75,6 +75,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
 
     KIND: ClassVar[str] = "rabbitmq-stream"
     NOUN: ClassVar[str] = "RabbitMQ stream"
+    ORIGIN: ClassVar[int | None] = 0
 
     def __init__(
         self,
@@ -281,6 +282,18 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         except StoreUnavailable:
             return len(self._scout.behind(at)), None
         return max(0, end - at.next), None
+
+    @classmethod
+    def server_ids(cls, position: At, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
+        """Their offsets."""
+        del position
+        return {number: str(number[0]) for number in numbers}
+
+    @classmethod
+    def by_server_id(cls, position: At, given: str) -> tuple[int, int] | None:
+        """By its offset."""
+        del position
+        return two_numbers(given, "0")
 
     @classmethod
     def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:

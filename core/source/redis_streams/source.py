@@ -51,6 +51,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
     """
 
     KIND: ClassVar[str] = "redis"
+    BEFORE_ID: ClassVar[str] = "/"
     NOUN: ClassVar[str] = "Redis stream"
 
     def __init__(

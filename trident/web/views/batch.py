@@ -23,14 +23,6 @@ MESSAGES_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Refusing:
-    """The sink at which a batch is blocked; `rows`: its table can be given the rows that it takes."""
-
-    sink: str
-    rows: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Moment:
     """An entry of a batch's timeline; `grade` is a state's: ok, warn, bad, run, or none."""
 
@@ -99,27 +91,28 @@ def timeline(found: TxnReport) -> list[Moment]:
     return moments
 
 
-def _refusing(opened: Opened, found: TxnReport) -> Refusing | None:
+def _refusing(opened: Opened, found: TxnReport) -> tuple[str | None, bool]:
+    """The sink at which a batch is blocked; and whether its table can be given the rows that it takes."""
     at = [event.sink for event in found.events if event.kind == "blocked" and event.sink is not None]
     if found.state != "blocked" or not at:
-        return None
+        return None, False
     stores = Stores(opened.settings, opened.database, opened.engine)
     try:
         skips.row_skipper(stores, stores.topology(found.topology), found.txid, at[-1])
     except StormproofError:
-        return Refusing(at[-1], rows=False)
-    return Refusing(at[-1], rows=True)
+        return at[-1], False
+    return at[-1], True
 
 
 async def batch(visit: Visit) -> Response:
     """The page of one batch."""
     name, txid = visit.required("topology"), visit.number("txid", 0, low=1)
 
-    def question(opened: Opened) -> tuple[TxnReport, Refusing | None]:
+    def question(opened: Opened) -> tuple[TxnReport, str | None, bool]:
         report = txn(opened.audit, name, txid, opener_for(opened.database))
-        return report, _refusing(opened, report)
+        return report, *_refusing(opened, report)
 
-    found, refusing = await visit.ask(question, name, txid)
+    found, refusing, takes_rows = await visit.ask(question, name, txid)
     if not visit.is_operator:
         events = tuple(one if one.kind == "operator" else replace(one, text="") for one in found.events)
         found = replace(found, reason=found.reason and WHY_HIDDEN, events=events)
@@ -130,6 +123,7 @@ async def batch(visit: Visit) -> Response:
         topology_name=name,
         one=found,
         refusing=refusing,
+        takes_rows=takes_rows,
         moments=timeline(found),
         steps={key: value for key, value in found.steps_ms.items() if "." not in key},
         classes=Counter((error_class(f.failure.reason, f.failure.error), f.failure.component) for f in found.failures),

@@ -69,7 +69,12 @@ async def failure(visit: Visit) -> Response:
     name, shown_id = visit.required("topology"), visit.required("id")
     found = await visit.ask(lambda opened: _read(opened, name, shown_id), "failure", name, shown_id)
     return visit.page(
-        "failure.html", title=f"Failed message {shown_id}", topology_name=name, id=shown_id, found=found, unmasked=False
+        "failure.html",
+        title=f"Failed message {shown_id}",
+        topology_name=name,
+        id=found[0].message,
+        found=found,
+        unmasked=False,
     )
 
 
@@ -79,5 +84,10 @@ async def payload(visit: Visit) -> Response:
     opened = await visit.site.reader.call(visit.site.reader.opened)
     found = await visit.site.reader.call(_read, opened, name, shown_id)
     return visit.page(
-        "failure.html", title=f"Failed message {shown_id}", topology_name=name, id=shown_id, found=found, unmasked=True
+        "failure.html",
+        title=f"Failed message {shown_id}",
+        topology_name=name,
+        id=found[0].message,
+        found=found,
+        unmasked=True,
     )

@@ -87,7 +87,7 @@ def _find(opened: Opened, sought: str, topology: str | None) -> list[Hit]:
             report = read(opened.audit, row.name, sought)
         except UsageError:
             continue  # no message of this topology
-        hits.append(Hit(row.name, None, sought, report.end.kind.value))
+        hits.append(Hit(row.name, None, report.message, report.end.kind.value))
     return hits
 
 
