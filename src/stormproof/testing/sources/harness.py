@@ -98,7 +98,7 @@ def messages_of(
 ) -> list[Message]:
     """The messages that the slice's readers give, part after part; checks the size of batches and the order within parts.
 
-    Where a payload is a row with one column (see `Decoder`), the value of the column is taken for the payload.
+    Where a payload is a row (see `Decoder`), the value of its column `payload`, or else of its only one, is taken for it.
     """
     found = list[Message]()
     for reader in source.readers(slice_, parallelism):
@@ -108,7 +108,8 @@ def messages_of(
             for row in batch.to_pylist():
                 payload = row["payload"]
                 if isinstance(payload, dict):
-                    (payload,) = cast("dict[str, object]", payload).values()
+                    columns = cast("dict[str, object]", payload)
+                    (payload,) = [columns["payload"]] if "payload" in columns else columns.values()
                 assert isinstance(payload, bytes)
                 part.append(Message(row["id"], row["origin"], row["token"], payload))
         assert [m.id for m in part] == sorted(m.id for m in part)
