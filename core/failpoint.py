@@ -72,6 +72,10 @@ _ALL: Final = (
     Failpoint("compact.before", "a Delta table is about to be compacted", "upkeep"),
     Failpoint("compact.after_log_entry", "a compaction's log entry is put, nothing of it is synced", "upkeep"),
     Failpoint("compact.after_sync", "a compaction's files and log entry are synced", "upkeep"),
+    Failpoint("repair.before", "what is wrong in a Delta table is found, nothing is written", "upkeep"),
+    Failpoint("repair.after_files", "a repair's files are written and synced, no log entry is put", "upkeep"),
+    Failpoint("repair.after_log_entry", "a repair's log entry is put, no answer given", "upkeep"),
+    Failpoint("repair.after_sync", "a repair's files and log entry are synced", "upkeep"),
     Failpoint("postgres.after_guard", "inside the sink's transaction: fence and guard row are locked", "postgres"),
     Failpoint("postgres.after_rows", "inside the sink's transaction: every row is written", "postgres"),
     Failpoint(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
-from deltalake import CommitProperties, DeltaTable
+from deltalake import DeltaTable
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import SinkRefused
@@ -15,7 +15,8 @@ from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFact
 from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.rows import HOOKS, RowsToPut, adopt_files
+from stormproof.sinks.delta.rewrite import restore
+from stormproof.sinks.delta.rows import RowsToPut, adopt_files
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import committer_of
 from stormproof.sinks.protocol import PreparedTransaction
@@ -94,8 +95,4 @@ class Committers:
         if committer is Committer.SPARK:
             self.spark.restore(version, metadata)
         else:
-            table.restore(
-                version,
-                commit_properties=CommitProperties(custom_metadata=dict(metadata)),
-                post_commithook_properties=HOOKS,
-            )
+            restore(self._log, table, version, metadata)

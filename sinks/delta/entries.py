@@ -19,9 +19,9 @@ from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog, now_ms
 
-_PLAIN_VERSION_MAX: Final = 4
+_BY_VERSION: Final[Mapping[int, list[str]]] = {5: ["columnMapping"], 6: ["columnMapping", "identityColumns"]}
 _LISTS_FEATURES: Final = 7
-"""Writer versions of the protocol: the last one whose features ask nothing of an added file, and the one that lists them."""
+"""Writer versions of the protocol: what a version has that does not list its features, and the one that lists them."""
 _PLAIN: Final = frozenset(
     {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "deletionVectors"}
     | {"timestampNtz", "vacuumProtocolCheck"}
@@ -104,10 +104,18 @@ def _compact(value: Any) -> str:
 
 def has_plain_features(table: TableHead) -> bool:
     """Whether none of the table's features asks anything of an added file's action, nor of its entry."""
+    return not other_features(table)
+
+
+def other_features(table: TableHead) -> list[str]:
+    """The features of the table that may ask something of an added file's action, or of its entry."""
     protocol = table.protocol()
-    if protocol.min_writer_version < _LISTS_FEATURES:
-        return protocol.min_writer_version <= _PLAIN_VERSION_MAX
-    return protocol.min_writer_version == _LISTS_FEATURES and _PLAIN.issuperset(protocol.writer_features or ())
+    version = protocol.min_writer_version
+    if version > _LISTS_FEATURES:
+        return [f"writer version {version}"]
+    if version == _LISTS_FEATURES:
+        return sorted({*(protocol.writer_features or ())} - _PLAIN)
+    return _BY_VERSION.get(version, [])
 
 
 def _checkpoint_interval(table: TableHead) -> int:

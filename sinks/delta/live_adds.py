@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, Final
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ def live_adds(log: DeltaLog, version: int) -> dict[str, dict[str, Any]]:
     """The `add` of each file at a version, by its path without escapes.
 
     Raises:
-        SinkRefused: the log does not reach back so far, or its checkpoint is of a form that is not read here.
+        SinkRefused: the log does not reach back so far.
     """
     since = max((at for at in log.checkpoints(of_all=True) if at <= version), default=-1)
     found = {unquote(add["path"]): add for add in _of_checkpoint(log, since)} if since >= 0 else {}
@@ -42,18 +42,14 @@ def live_adds(log: DeltaLog, version: int) -> dict[str, dict[str, Any]]:
 
 
 def _of_checkpoint(log: DeltaLog, version: int) -> Iterator[dict[str, Any]]:
-    names = [name for name in log.files.list(log.folder) if name.startswith(f"{version:020}.checkpoint.")]
-    if not all(name.endswith(".parquet") for name in names):
-        raise SinkRefused(f"{log.table}: its checkpoint {names[0]} is none of Parquet, and is not read here")
-    for name in names:
-        yield from _adds_in(log, os.path.join(log.folder, name))
+    for name in log.files.list(log.folder):
+        if name.startswith(f"{version:020}.checkpoint."):
+            yield from _adds_in(log, os.path.join(log.folder, name))
 
 
 def _adds_in(log: DeltaLog, path: str) -> Iterator[dict[str, Any]]:
     with log.files.open(path) as file:
-        parquet = pq.ParquetFile(file)
-        kept = [name for name in ("add", "sidecar") if name in parquet.schema_arrow.names]
-        rows = parquet.read(columns=kept).to_pylist()
+        rows = _of_parquet(file) if path.endswith(".parquet") else [json.loads(line) for line in file if line.strip()]
     for row in rows:
         add, sidecar = row.get("add"), row.get("sidecar")
         if sidecar is not None:
@@ -63,3 +59,17 @@ def _adds_in(log: DeltaLog, path: str) -> Iterator[dict[str, Any]]:
             parsed = _PARSED if add.get("stats") is not None else {"partitionValues_parsed"}
             plain = {name: value for name, value in add.items() if value is not None and name not in parsed}
             yield plain | {"partitionValues": partition} | ({} if tags is None else {"tags": dict(tags)})
+
+
+def _of_parquet(file: BinaryIO) -> list[dict[str, Any]]:
+    parquet = pq.ParquetFile(file)
+    kept = [name for name in ("add", "sidecar") if name in parquet.schema_arrow.names]
+    found: list[dict[str, Any]] = parquet.read(columns=kept).to_pylist()
+    return found
+
+
+def removal_of(add: Mapping[str, Any], at_ms: int) -> dict[str, Any]:
+    """The action that removes a live file, whose rows go with it or are in another one."""
+    kept = {name: add[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in add}
+    gone = {**kept, "deletionTimestamp": at_ms, "dataChange": True, "extendedFileMetadata": True}
+    return {"remove": gone}

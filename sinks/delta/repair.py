@@ -1,15 +1,18 @@
 """Repair of a Delta table: statistics that exclude rows are replaced by exact ones, and a key is left with one row.
 
 Files are read, and the log is changed in one version; no file is changed in place. Of a key that an upsert has twice, the
-newest row by `order_by` stays. Rows of a fold are merged where each message was added once, which the log has to tell.
-What cannot be told is named and left.
+newest row by `order_by` stays. Rows of a fold are merged as a MERGE does; sums, where each message was added once, which the
+log has to tell. What cannot be told is named and left.
+
+A crash leaves the table as it was, or repaired: files that no entry has are left to a VACUUM.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -17,23 +20,26 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.failpoint import failpoint
 from stormproof.core.folds import Fold
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.abilities import Repair
 from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics
-from stormproof.sinks.delta.entries import entry_of, has_plain_features
+from stormproof.sinks.delta.entries import entry_of, other_features
 from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
 from stormproof.sinks.delta.folds import quoted
-from stormproof.sinks.delta.live_adds import live_adds
+from stormproof.sinks.delta.live_adds import live_adds, removal_of
 from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, now_ms
+from stormproof.sinks.delta.merge_sql import written_where_held
 from stormproof.sinks.delta.position import find_position, totals_at
-from stormproof.sinks.delta.rewrite import COMPACTED, put_entry
+from stormproof.sinks.delta.rewrite import COMPACTED, new_files, put_entry
+from stormproof.sinks.delta.rows import merge_rows
 from stormproof.sinks.latest import compared_columns, latest_of
 from stormproof.sinks.writer import with_statistics
 
@@ -43,7 +49,8 @@ if TYPE_CHECKING:
 TRIES_MAX: Final = 5
 _FILE: Final = "_stormproof_file"
 _ROW: Final = "_stormproof_row"
-_MERGED: Final = {Fold.SUM: "sum", Fold.MIN: "min", Fold.MAX: "max"}
+_TAKES_STATISTICS: Final = frozenset({"columnMapping"})
+"""Further features of tables whose files may get other statistics, and nothing else."""
 
 
 def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
@@ -57,7 +64,10 @@ def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
             hold.close()
             if not (left and is_conflict(error)):
                 kind = StoreUnavailable if may_pass(error) else SinkRefused
-                raise kind(f"{hold.where}: it cannot be repaired, and is as it was: {shown(error)}") from error
+                raise kind(
+                    f"{hold.where}: the repair failed, and the table is as it was, or repaired; to see which, or to end it, "
+                    f"run it again: {shown(error)}"
+                ) from error
     raise AssertionError("unreachable")
 
 
@@ -66,41 +76,72 @@ def _repair_once(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
     adds = live_adds(log, table.version())
     wrong, unread = wrong_statistics(log, adds)
     left = [f"{len(unread)} files, such as {unread[0]}: their statistics are not read here"] if unread else []
-    plan = _Doubled(hold.input, log)
-    if hold.input.is_by_key:
+    plan, others = _Doubled(hold.input, log), other_features(table)
+    unlooked = _why_unlooked(others, adds)
+    if hold.input.is_by_key and unlooked is None:
         plan.look(table)
+    elif hold.input.is_by_key:
+        left.append(f"keys that come more than once are not looked for: {unlooked}")
     done = Repair(None, sorted(wrong), plan.kept.num_rows, plan.rows_gone, [*left, *plan.left])
     if dry_run or not (wrong or plan.rows_gone):
         return done
-    if not has_plain_features(table):
+    if unserved := {*others} - _TAKES_STATISTICS:
         raise SinkRefused(
-            f"{hold.where}: the table has features of which an entry of ours may not know what to write; have Spark write "
-            f"these files again (OPTIMIZE, or REORG): {', '.join(sorted(wrong)[:5]) or 'those with doubled keys'}"
+            f"{hold.where}: the table has features ({', '.join(sorted(unserved))}) of which an entry of ours may not know "
+            "what to write; nothing was written. Have Spark write these files again (OPTIMIZE, or REORG): "
+            f"{', '.join(sorted(wrong)[:5])}"
         )
-    written = {name: plan.rewritten(name, adds[name]) for name in plan.files}
+    failpoint("repair.before")
+    names = list[str]()
+    with new_files(log, table.version(), names):
+        written = {name: plan.rewritten(name, adds[name], names) for name in plan.files}
+        log.files.sync_folder(log.table)
+        failpoint("repair.after_files")
+        more = {REPAIRS: application}
+        if written:
+            more[REMOVED] = _off_the_record(log, table, application, plan.rows_gone)
+        actions = _actions(log, adds, written, wrong.keys() - written.keys())
+        entry = entry_of("WRITE" if written else "COMPUTE STATS", {}, actions, more)
+        paths = {unquote(action["add"]["path"]) for action in actions if "add" in action}
+
+        def is_it(there: LogEntry) -> bool:
+            return REPAIRS in there.info and paths == {file.path for file in there.added}
+
+        version = put_entry(log, table.version(), entry, {*wrong, *written}, is_it)
+    failpoint("repair.after_log_entry")
+    hold.close()
+    durable.sync_version(log, version)
+    failpoint("repair.after_sync")
+    return replace(done, version=version)
+
+
+def _actions(
+    log: DeltaLog,
+    adds: Mapping[str, Mapping[str, Any]],
+    written: Mapping[str, Mapping[str, Any] | None],
+    wrong: Iterable[str],
+) -> list[dict[str, Any]]:
+    """What the entry does: files that are `written` anew take the place of others, of which no row may be left; those that
+    are `wrong` get right statistics.
+    """
     at_ms, actions = now_ms(), list[dict[str, Any]]()
     for name, new in written.items():
-        actions.append({"remove": _removed(adds[name], at_ms)})
+        actions.append(removal_of(adds[name], at_ms))
         if new is not None:
             actions.append({"add": {**new, "modificationTime": at_ms, "dataChange": True}})
-    for name in wrong.keys() - written.keys():
+    for name in wrong:
         path = log.local_path(name)
         assert path is not None
         actions.append({"add": {**adds[name], "stats": exact_statistics(path), "dataChange": False}})
-    log.files.sync_folder(log.table)
-    more = {REPAIRS: application}
-    if written:
-        more[REMOVED] = _off_the_record(log, table, application, plan.rows_gone)
-    entry = entry_of("WRITE" if written else "COMPUTE STATS", {}, actions, more)
-    paths = {unquote(action["add"]["path"]) for action in actions if "add" in action}
+    return actions
 
-    def is_it(there: LogEntry) -> bool:
-        return REPAIRS in there.info and paths == {file.path for file in there.added}
 
-    version = put_entry(log, table.version(), entry, {*wrong, *written}, is_it)
-    hold.close()
-    durable.sync_version(log, version)
-    return replace(done, version=version)
+def _why_unlooked(features: Sequence[str], adds: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why the rows of such files are not read; None: they are."""
+    if features:
+        return f"the table has {', '.join(features)}"
+    with_vectors = [name for name, add in adds.items() if add.get("deletionVector")]
+    return f"{len(with_vectors)} files have deletion vectors, such as {with_vectors[0]}" if with_vectors else None
 
 
 def _off_the_record(log: DeltaLog, table: DeltaTable, application: str, gone: int) -> str:
@@ -115,17 +156,13 @@ def _off_the_record(log: DeltaLog, table: DeltaTable, application: str, gone: in
     return {there: str(gone), there - gone: "0"}.get(known.rows, "")
 
 
-def _removed(add: Mapping[str, Any], at_ms: int) -> dict[str, Any]:
-    kept = {name: add[name] for name in ("path", "partitionValues", "size") if name in add}
-    return {**kept, "deletionTimestamp": at_ms, "dataChange": True, "extendedFileMetadata": True}
-
-
 class _Doubled:
     """The rows of keys that a table has more than once, and what becomes of them."""
 
     def __init__(self, input_: SinkInput, log: DeltaLog) -> None:
         self._input, self._log = input_, log
         self.left: list[str] = []
+        self._fields: Mapping[str, pa.Field] = {}
         self._rows = self.kept = pa.table({_FILE: pa.array([], pa.string()), _ROW: pa.array([], pa.int64())})
 
     @property
@@ -140,16 +177,17 @@ class _Doubled:
 
     def look(self, table: DeltaTable) -> None:
         """Find them, and decide which stay."""
+        self._fields = {field.name: field for field in pa.schema(table.schema().to_arrow())}
         rows, input_ = self._of_doubled_keys(table), self._input
         if not rows.num_rows:
             return
         is_fold = input_.mode is SinkMode.FOLD
         found = latest_of(rows, input_.keys, () if is_fold else compared_columns(input_))
-        if (why := self._untold(rows, table.version())) is not None:
+        if (why := self._untold(table)) is not None:
             self.left.append(f"{len(found.first)} keys that come more than once: {why}")
             return
         self._rows = rows
-        self.kept = self._merged(rows, found.first) if is_fold else rows.take(pa.array(found.last))
+        self.kept = self._merged(rows) if is_fold else rows.take(pa.array(found.last))
 
     def _of_doubled_keys(self, table: DeltaTable) -> pa.Table:
         """All rows of the keys that come more than once, each with its file and its number in it."""
@@ -169,22 +207,20 @@ class _Doubled:
             rows = pa.table([pc.cast(c, f.type) for c, f in zip(rows.columns, schema, strict=True)], schema=schema)
             numbered = rows.select(keys).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
             chosen = pa.array(np.sort(numbered.join(doubled, keys, join_type="left semi").column(_ROW).to_numpy()))
-            files = pa.array([unquote(fragment.path)] * len(chosen), pa.string())
+            files = pa.array([fragment.path] * len(chosen), pa.string())
             found.append(rows.take(chosen).append_column(_FILE, files).append_column(_ROW, chosen))
         return pa.concat_tables(found)
 
-    def _untold(self, rows: pa.Table, newest: int) -> str | None:
+    def _untold(self, table: DeltaTable) -> str | None:
         """Why it cannot be told which row is right; None: it can."""
         folds = self._input.folds
         if not folds:
             return None if self._input.order_by else "without order_by no row of them is the newest"
-        if self._input.lineage is not None or not all(
-            isinstance(fold, Fold) and fold in _MERGED for fold in folds.values()
-        ):
-            return "rows of such a fold are not merged here"
-        if any(pa.types.is_floating(c.type) and pc.any(pc.is_nan(c)).as_py() for c in rows.columns):
-            return "a NaN is among their values"
-        if Fold.SUM in folds.values() and not self._added_once(newest):
+        if Fold.OWN in folds.values():
+            return "rows of a fold by a function are merged by its state alone"
+        if moved := {*table.metadata().partition_columns}.intersection(written_where_held(self._input)):
+            return f"the table is partitioned by {moved.pop()}, which is no key"
+        if Fold.SUM in folds.values() and not self._added_once(table.version()):
             return "the log does not tell that each message was added to one row of its key"
         return None
 
@@ -200,38 +236,52 @@ class _Doubled:
                 return False
         return True
 
-    def _merged(self, rows: pa.Table, first: Any) -> pa.Table:
-        """The first row of each key with the folds of all."""
-        folds, keys = self._input.folds, list(self._input.keys)
-        wide = rows
-        for name in folds:
-            wide = wide.set_column(wide.column_names.index(name), name, _widened(rows.column(name)))
-        asked = [(name, _MERGED[fold]) for name, fold in folds.items() if isinstance(fold, Fold)]
-        merged = wide.group_by(keys, use_threads=False).aggregate([*asked, (_ROW, "count")])
-        kept = rows.take(pa.array(first))
-        for name, how in asked:
-            field = kept.schema.field(name)
-            column = pc.cast(merged.column(f"{name}_{how}"), field.type)
-            kept = kept.set_column(kept.column_names.index(name), field, column)
-        return kept
+    def _merged(self, rows: pa.Table) -> pa.Table:
+        """The first row of each key with the others folded into it, one after the other and in the order of their txids."""
+        lineage, keys = self._input.lineage, list(self._input.keys)
+        if lineage is not None and lineage.txid is not None:
+            rows = rows.sort_by(lineage.txid)
+        with tempfile.TemporaryDirectory(prefix="stormproof-repair-") as folder:
+            made = DeltaTable.create(folder, rows.schema, configuration={"delta.dataSkippingNumIndexedCols": "0"})
+            while rows.num_rows:
+                first = latest_of(rows, keys, ()).first
+                others = np.setdiff1d(np.arange(rows.num_rows), first)
+                if made.version() == 0:
+                    write_deltalake(made, rows.take(pa.array(first)), mode="append")
+                else:
+                    merge_rows(
+                        made,
+                        rows.take(pa.array(first)).select(self._input.schema.names),
+                        self._input,
+                        CommitProperties(),
+                    )
+                made, rows = DeltaTable(folder), rows.take(pa.array(others))
+            found = made.to_pyarrow_table()
+        return pa.table([pc.cast(found.column(f.name), f.type) for f in rows.schema], schema=rows.schema)
 
-    def rewritten(self, name: str, add: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A file without the rows that go, as an `add`; None: no row is left."""
+    def rewritten(self, name: str, add: Mapping[str, Any], names: list[str]) -> dict[str, Any] | None:
+        """A file without the rows that go, as an `add`; None: no row is left. Its name is put among `names` first."""
         log, path = self._log, self._log.local_path(name)
         assert path is not None
         with log.files.open(path) as file:
-            content = pq.ParquetFile(file).read()
+            read = pq.ParquetFile(file).read()
+        # delta-rs writes texts and bytes as views, which Arrow cannot take apart.
+        fields = [self._fields.get(field.name, field) for field in read.schema]
+        content = pa.table(
+            [pc.cast(column, f.type) for column, f in zip(read.columns, fields, strict=True)], pa.schema(fields)
+        )
         mine, kept = (rows.filter(pc.equal(rows.column(_FILE), name)) for rows in (self._rows, self.kept))
         others = np.setdiff1d(np.arange(content.num_rows), mine.column(_ROW).to_numpy())
         changed = content.take(kept.column(_ROW))
-        for column in self._input.folds:
+        for column in written_where_held(self._input) if self._input.folds else ():
             at = content.column_names.index(column)
             field = content.schema.field(at)
             changed = changed.set_column(at, field, pc.cast(kept.column(column), field.type))
         content = pa.concat_tables([content.take(pa.array(others)), changed])
         if not content.num_rows:
             return None
-        new = os.path.join(log.table, f"{COMPACTED}{uuid.uuid4().hex}.parquet")
+        names.append(f"{COMPACTED}{uuid.uuid4().hex}.parquet")
+        new = os.path.join(log.table, names[-1])
         made = pa.BufferOutputStream()
         statistics: Any = with_statistics(content.schema)
         pq.write_table(content, made, compression="snappy", write_statistics=statistics)
@@ -242,12 +292,5 @@ class _Doubled:
             to.sync()
         finally:
             to.close()
-        told = {"path": os.path.basename(new), "partitionValues": add["partitionValues"], "size": bytes_.size}
+        told = {"path": names[-1], "partitionValues": add["partitionValues"], "size": bytes_.size}
         return {**told, "stats": exact_statistics(new)}
-
-
-def _widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers in a type that holds the sum of any of them: a sum that does not fit its column is an error, then."""
-    if pa.types.is_integer(column.type):
-        return column.cast(pa.decimal128(38, 0))
-    return column.cast(pa.decimal128(38, column.type.scale)) if pa.types.is_decimal(column.type) else column

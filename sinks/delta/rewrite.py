@@ -29,6 +29,7 @@ from stormproof.sinks.delta import durable
 from stormproof.sinks.delta.bounds import exact_statistics, is_rounded
 from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import OTHERS_CHANGED, is_conflict, panics_as_errors
+from stormproof.sinks.delta.live_adds import live_adds, removal_of
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog, LogEntry, now_ms
 from stormproof.sinks.delta.merge_files import written_for
 from stormproof.sinks.partitions import as_text
@@ -77,14 +78,23 @@ def rewrite(log: DeltaLog, table: DeltaTable, application: str, target_bytes: in
         _require_rows(adds, gone)
         written = {f"{COMPACTED}{uuid.uuid4().hex}.parquet": os.path.join(folder, unquote(a["path"])) for a in adds}
         adds = [{**add, "path": name} for add, name in zip(adds, written, strict=True)]
-        try:
+        with new_files(log, table.version(), written.keys()):
             _move(log, written)
             return _put(log, table, application, adds, gone)
-        except BaseException as error:
-            if is_conflict(error) or _is_never_put(log, table.version(), written.keys()):
-                for name in written:
-                    log.files.remove(os.path.join(log.table, name))
-            raise
+
+
+@contextmanager
+def new_files(log: DeltaLog, version: int, names: Collection[str]) -> Generator[None]:
+    """Around the writing of files, and of their entry behind `version`: after an error, or an interrupt, they go where no
+    entry has them, nor can have them later.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if is_conflict(error) or _is_never_put(log, version, names):
+            for name in names:
+                log.files.remove(os.path.join(log.table, name))
+        raise
 
 
 def _is_never_put(log: DeltaLog, after: int, names: Collection[str]) -> bool:
@@ -213,6 +223,28 @@ def _put(log: DeltaLog, table: DeltaTable, application: str, adds: list[dict[str
     ours, new = {unquote(file.path) for file in gone}, {str(add["path"]) for add in adds}
     entry = _entry(application, adds, gone)
     return put_entry(log, table.version(), entry, ours, lambda there: _adds(there, new))
+
+
+def restore(log: DeltaLog, table: DeltaTable, version: int, metadata: Mapping[str, str]) -> None:
+    """RESTORE a table to a version behind which only rows changed, in a version with this metadata.
+
+    Not by delta-rs, which drops the options of another writer's file format.
+
+    Raises:
+        ValueError: a file of that version has gone.
+        OSError: another writer's version came first, or the machine lacks something.
+    """
+    newest, at_ms = table.version(), now_ms()
+    then, now = live_adds(log, version), live_adds(log, newest)
+    back = [add for name, add in then.items() if name not in now]
+    paths = [log.local_path(unquote(add["path"])) for add in back]
+    if gone := [path for path in paths if path is not None and log.files.stat(path) is None]:
+        raise ValueError(f"{gone[0]} is missing")
+    removed = [removal_of(add, at_ms) for name, add in now.items() if name not in then]
+    added = [{"add": {**add, "dataChange": True}} for add in back]
+    durable.sync_tail(log, newest)
+    entry = entry_of("RESTORE", {"version": str(version)}, [*removed, *added], metadata)
+    log.files.put_new(log.entry_path(newest + 1), entry)
 
 
 def put_entry(

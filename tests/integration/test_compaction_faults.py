@@ -10,16 +10,16 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from support.at_steps import at_line, failing, interrupt, steps
 from support.brokers.object_store import ObjectStore
 from support.lossy_store import Loss, LossyStore
 from support.sink_harness import SCHEMA, ObjectStoreHarness, SinkHarness
@@ -31,10 +31,7 @@ from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rewrite import COMPACTED
 from stormproof.sinks.delta.session import DeltaSession
 
-STEPS, MANY = 20, 100
-"""Of some hundred to five hundred; the second with `--all`."""
 MODULES: Final = ("rewrite.py", "compaction.py", "durable.py", "local_files.py", "entries.py")
-CALLS: Final = ("fsync", "link", "write", "rename", "open", "close")
 
 
 @dataclass(slots=True)
@@ -91,69 +88,15 @@ def table(tmp_path: Path) -> Table:
     return found
 
 
-@contextmanager
-def at_line(number: int, act: Callable[[], None]) -> Generator[list[int]]:
-    """Act before the line of this number that a compaction's modules run; how many were run."""
-    seen = [0]
-
-    def line(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
-            seen[0] += 1
-            if seen[0] == number:
-                act()
-        return line
-
-    def call(frame: FrameType, event: str, _: Any) -> Any:
-        return line if frame.f_code.co_filename.endswith(MODULES) else None
-
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
-        yield seen
-    finally:
-        sys.settrace(before)
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def failing(number: int, code: int, *, after: bool) -> Generator[list[str]]:
-    """Have the call of this number to the system fail, before or after it was carried out; the names of all calls."""
-    calls: list[str] = []
-
-    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            calls.append(name)
-            if len(calls) != number:
-                return real(*args, **kwargs)
-            if after and name != "open":
-                real(*args, **kwargs)
-            raise OSError(code, os.strerror(code))
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(os, name, counted(name, getattr(os, name)))
-        yield calls
-
-
-def steps(number: int, seed: int, config: pytest.Config) -> list[int]:
-    chosen = min(MANY if config.getoption("--all") else STEPS, number)
-    return sorted(random.Random(seed).sample(range(1, number + 1), chosen))
-
-
 def lines_of(table: Table) -> int:
-    with at_line(0, interrupt) as seen:
+    with at_line(0, interrupt, MODULES) as seen:
         table.compact()
     table.commit()
     return seen[0]
 
 
 def interrupted(table: Table, step: int) -> None:
-    with suppress(KeyboardInterrupt), at_line(step, interrupt):
+    with suppress(KeyboardInterrupt), at_line(step, interrupt, MODULES):
         table.compact()
     table.require_whole()
 
@@ -223,9 +166,10 @@ KILLED: Final = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}, {examples!r}]
 from pathlib import Path
-from integration.test_compaction_faults import Table, at_line
+from integration.test_compaction_faults import MODULES, Table
+from support.at_steps import at_line
 table = Table.made(Path({folder!r}))
-with at_line({step}, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+with at_line({step}, lambda: os.kill(os.getpid(), signal.SIGKILL), MODULES):
     table.compact()
 """
 

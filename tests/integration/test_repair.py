@@ -3,105 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from decimal import Decimal
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
-from support import duck
+from support.doubled_keys import (
+    KIND,
+    LARGE,
+    by_filters,
+    compared,
+    input_of,
+    of_keys,
+    opened,
+    problems,
+    repaired,
+    written_before,
+)
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof.core.folds import Fold
+from stormproof import Lineage
+from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.abilities import Repair
-from stormproof.sinks.comparison import Comparison, RowProblem, RowsOnRecord
+from stormproof.sinks.comparison import RowProblem
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.live_adds import live_adds
-from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import SinkIdentity
-
-LARGE: Final = [Decimal("12345678901234567891"), Decimal("98765432109876543219")]
-KIND: Final = pa.decimal128(20, 0)
-FOLD: Final = {"n": Fold.SUM, "low": Fold.MIN, "high": Fold.MAX}
-
-
-def of_keys(n: int, keys: list[Decimal] = LARGE) -> pa.Table:
-    numbers = [pa.array([n] * len(keys), pa.int64())] * 3
-    return pa.table([pa.array(keys, KIND), *numbers], names=["k", "n", "low", "high"])
-
-
-def input_of(how: str) -> SinkInput:
-    schema = of_keys(1).schema
-    if how == "append":
-        return SinkInput(schema)
-    return SinkInput.for_fold(schema, ("k",), FOLD) if how == "fold" else SinkInput.for_upsert(schema, ("k",), ("n",))
-
-
-def opened(path: Path, how: str) -> DeltaSession:
-    session = DeltaSink(path, name="t").open(
-        SinkIdentity(IDENTITY.topology, IDENTITY.incarnation, "t"), input_of(how), 9
-    )
-    assert isinstance(session, DeltaSession)
-    return session
-
-
-def compared(path: Path, how: str) -> Comparison:
-    with closing(opened(path, how)) as session:
-        return session.compare_rows(lambda: RowsOnRecord({}), 1, None, lambda done, of: None)
-
-
-def repaired(path: Path, how: str, *, dry_run: bool = False) -> Repair:
-    with closing(opened(path, how)) as session:
-        return session.repair(dry_run=dry_run)
-
-
-def problems(path: Path, how: str) -> list[RowProblem]:
-    return [wrong.problem for wrong in compared(path, how).wrong]
-
-
-def written_before(path: Path, how: str, batches: int = 3) -> None:
-    """As an earlier version wrote it: a MERGE that reads the bounds which delta-rs took."""
-    DeltaTable.create(path, of_keys(1).schema)
-    for txid, (n, key) in enumerate(product(range(1, batches + 1), LARGE), 1):
-        rows = of_keys(n, [key])
-        merge = DeltaTable(path).merge(
-            rows,
-            "t.k = s.k",
-            source_alias="s",
-            target_alias="t",
-            streamed_exec=False,
-            commit_properties=CommitProperties(
-                custom_metadata={
-                    "stormproof.application": IDENTITY.application_id,
-                    "stormproof.txid": str(txid),
-                    "stormproof.digest": "d",
-                    "stormproof.rows": str(rows.num_rows),
-                    "stormproof.epoch": "1",
-                    "stormproof.checked": "true",
-                },
-                app_transactions=[Transaction(IDENTITY.application_id, txid)],
-            ),
-        )
-        changed = {"n": "t.n + s.n", "low": "least(t.low, s.low)", "high": "greatest(t.high, s.high)"}
-        merge.when_not_matched_insert_all().when_matched_update(changed if how == "fold" else {"n": "s.n"}).execute()
-
-
-def by_filters(path: Path) -> list[int]:
-    """How many rows DuckDB and delta-rs find of each key."""
-    dataset, connection = DeltaTable(path).to_pyarrow_dataset(), duck.connected()
-    asked = f"select count(*) from delta_scan('{path}') where k = ?::decimal(20, 0)"
-    return [
-        *(connection.execute(asked, [str(key)]).fetchone()[0] for key in LARGE),
-        *(dataset.count_rows(filter=ds.field("k") == pa.scalar(key, KIND)) for key in LARGE),
-    ]
 
 
 @pytest.mark.parametrize("behind_checkpoint", [False, True])
@@ -210,6 +144,70 @@ def test_another_writer_that_takes_a_file_meanwhile_comes_first(
     repaired(path, "upsert")
     assert len(calls) == 2
     assert {row["k"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()} == {*LARGE}
+
+
+NAN: Final = float("nan")
+TEXTS: Final = pa.list_(pa.string())
+FOLDS: Final[Mapping[str, tuple[Mapping[str, AnyFold], Mapping[str, pa.DataType], Sequence[Mapping[str, Any]]]]] = {
+    "last by order": (
+        {"v": ByOrder(End.LAST, ("at",)), "at": ByOrder(End.LAST, ("at",))},
+        {"v": pa.string(), "at": pa.int64()},
+        [{"v": "b", "at": 2}, {"v": "c", "at": 3}, {"v": "a", "at": 1}],
+    ),
+    "first by order, with NULL and NaN": (
+        {"v": ByOrder(End.FIRST, ("at",)), "at": ByOrder(End.FIRST, ("at",))},
+        {"v": pa.string(), "at": pa.float64()},
+        [{"v": None, "at": None}, {"v": "n", "at": NAN}, {"v": "a", "at": 0.5}],
+    ),
+    "sets": (
+        {"s": SetUnion(3), "more": SetTruncated("s", 3)},
+        {"s": TEXTS, "more": pa.bool_()},
+        [{"s": ["b", "d"], "more": False}, {"s": ["a", "b"], "more": False}, {"s": ["c"], "more": False}],
+    ),
+    "extremes with NaN": (
+        {"low": Fold.MIN, "high": Fold.MAX},
+        {"low": pa.float64(), "high": pa.float64()},
+        [{"low": NAN, "high": 1.0}, {"low": 2.0, "high": NAN}, {"low": None, "high": 0.5}],
+    ),
+}
+
+
+@pytest.mark.parametrize("lineage", [False, True])
+@pytest.mark.parametrize("kind", FOLDS)
+def test_rows_of_one_key_are_merged_as_a_merge_folds_them(tmp_path: Path, kind: str, lineage: bool) -> None:
+    folds, types, told = FOLDS[kind]
+    schema = pa.schema([("k", KIND), *types.items(), *(Lineage().columns if lineage else ())])
+    input_ = replace(SinkInput.for_fold(schema, ("k",), folds), lineage=Lineage() if lineage else None)
+    values = [
+        {"k": key, **row, "_txid": txid, "_message_id": f"m{txid}"} for txid, row in enumerate(told, 1) for key in LARGE
+    ]
+    rows = pa.Table.from_pylist(values, schema)
+    right, wrong = DeltaSink(tmp_path / "right", name="t"), DeltaSink(tmp_path / "t", name="t")
+    for txid in range(1, 4):
+        put(right, rows.slice(2 * txid - 2, 2), input_, txid=txid)
+    put(wrong, rows.slice(2, 2), input_)  # the second one came first
+    for at in (0, 4):
+        write_deltalake(tmp_path / "t", rows.slice(at, 2), mode="append")
+    with closing(wrong.open(SinkIdentity(IDENTITY.topology, IDENTITY.incarnation, "t"), input_, 9)) as session:
+        done = session.repair()
+    assert (done.doubled_keys, done.rows_removed, done.left) == (2, 4, [])
+    found, expected = (DeltaTable(tmp_path / name).to_pyarrow_table().sort_by("k") for name in ("t", "right"))
+    assert repr(found.select(schema.names).to_pylist()) == repr(expected.select(schema.names).to_pylist())
+
+
+@pytest.mark.parametrize("value", ["a b/c", "Zürich", "100%", "%41", "\U00020000"])
+def test_a_key_is_mended_in_a_partition_whose_value_is_escaped_in_paths(tmp_path: Path, value: str) -> None:
+    rows = pa.table({"k": [1], "at": [1], "place": [value]})
+    sink, input_ = (
+        DeltaSink(tmp_path / "t", name="t", partition_by=["place"]),
+        SinkInput.for_upsert(rows.schema, ("k",), ("at",)),
+    )
+    put(sink, rows, input_)
+    write_deltalake(tmp_path / "t", pa.table({"k": [1, 2], "at": [2, 1], "place": [value] * 2}), mode="append")
+    with closing(sink.open(SinkIdentity(IDENTITY.topology, IDENTITY.incarnation, "t"), input_, 9)) as session:
+        assert session.repair().rows_removed == 1
+    found = DeltaTable(tmp_path / "t").to_pyarrow_table().sort_by("k").to_pylist()
+    assert found == [{"k": 1, "at": 2, "place": value}, {"k": 2, "at": 1, "place": value}]
 
 
 MICROS: Final = pa.array([0, 1_000_999], pa.timestamp("us", "UTC"))

@@ -16,6 +16,7 @@ OTHERS = (
     "test_rejects.py",
     "test_rejected_groups.py",
     "test_compaction.py",
+    "test_repair_crashes.py",
 )
 
 
