@@ -26,9 +26,10 @@ class ColumnLimit:
     """What the values of one column must be. `type_name` is the sink's name of the column's type, for messages.
 
     `no_nul`: text holds no NUL character. `path_bytes_max`: text and bytes name a folder, in so many bytes at most once they
-    are percent-encoded; see `_path_violations`. `chars_max` bounds text, `bytes_max` text and bytes,
-    `low` and `high` integers. `step_us` divides timestamps. `pattern`: a regular expression that text has to match. All
-    but `not_null`, `path_bytes_max`, `bytes_max` and `step_us` are asked of the values inside a nested column, too.
+    are percent-encoded; see `_path_violations`; and decimals with a scale are not below zero. `chars_max` bounds text,
+    `bytes_max` text and bytes, `low` and `high` integers. `step_us` divides timestamps. `pattern`: a regular expression that
+    text has to match. All but `not_null`, `path_bytes_max`, `bytes_max` and `step_us` are asked of the values inside a
+    nested column, too.
     """
 
     name: str
@@ -146,6 +147,9 @@ def _violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str
     if pa.types.is_decimal(kind):
         for row in _invalid(column):
             yield row, f"{_value(column, row)} has too many digits for {limit.type_name}"
+        if limit.path_bytes_max is not None and kind.scale > 0:
+            for row in _true(pc.less(column, pa.scalar(0, pa.int8()))):
+                yield row, f"{_value(column, row)} is below zero: delta-rs cannot read that as {limit.type_name}"
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         yield from _year_violations(limit, column)
 

@@ -1,16 +1,17 @@
 """Which columns of a Delta table may have bounds, so that no reader and no MERGE passes over a file that holds the row.
 
-delta-rs rounds the bounds of decimals through a double, and leaves NaN out of those of floating-point numbers. Columns for
-which a file has no bounds beside others that have some are no way out: a dataset of delta-rs takes that for "no value". So
-such columns are left out of the table's own property that names the columns with statistics. Writers gather none of them
-then, and the bounds that a file has already are not used by a MERGE, be it delta-rs's or Spark's.
+delta-rs rounds the bounds of decimals through a double, and leaves NaN out of those of floating-point numbers. Spark gives
+booleans none, and spells a small decimal with an exponent, which delta-rs does not read. Columns for which a file has no
+bounds beside others that have some are no way out: a dataset of delta-rs takes that for "no value". So such columns are left
+out of the table's own property that names the columns with statistics. Writers gather none of them then, and the bounds that
+a file has already are not used, be it by a MERGE or by a reader.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,30 +28,48 @@ _FIRST: Final = "delta.dataSkippingNumIndexedCols"
 
 _DIGITS_OF_DOUBLE: Final = 15
 """A decimal of so many digits is the same after it was a double."""
+_SCALE_WITHOUT_EXPONENT: Final = 6
+"""Smaller decimals are written as ``1E-7``, by Spark as by delta-rs, whose readers take that for no bound."""
 _NAME: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^,.`]+))[^,]*")
 """The column of one entry of the property; an entry may name a field of it."""
 
 
 def narrowed(
-    schema: pa.Schema, partitions: Collection[str], properties: Mapping[str, str], *, only: frozenset[str] | None = None
+    schema: pa.Schema,
+    partitions: Collection[str],
+    properties: Mapping[str, str],
+    is_doubtful: Callable[[pa.Field], bool],
 ) -> str | None:
-    """The value of `WITH_STATISTICS` that leaves out the columns of which delta-rs takes wrong bounds; None: there are none.
+    """The value of `WITH_STATISTICS` that leaves out the columns that are doubtful; None: there are none.
 
-    `partitions` are the columns without statistics, by which the table is partitioned. `only`: these columns alone are
-    looked at.
+    `partitions` are the columns without statistics, by which the table is partitioned.
     """
     indexed = [f for f in _indexed(schema, properties) if f.name not in partitions]
-    doubtful = {f.name for f in indexed if is_rounded(f.type) and (only is None or f.name in only)}
-    if not doubtful:
-        return None
-    kept = [f.name for f in indexed if f.name not in doubtful and _may_be_named(f)]
-    return ",".join(f"`{name}`" for name in kept)
+    kept = [f for f in indexed if not is_doubtful(f)]
+    return None if kept == indexed else ",".join(f"`{f.name}`" for f in kept if _may_be_named(f))
+
+
+def by_delta_rs(field: pa.Field) -> bool:
+    """Whether delta-rs may take wrong bounds of a column."""
+    return is_rounded(field.type)
+
+
+def by_spark(keys: Collection[str]) -> Callable[[pa.Field], bool]:
+    """Whether delta-rs's readers find no row by the bounds that Spark takes of a column; or it is one of the `keys`, where
+    Spark's MERGE believes the bounds that delta-rs has taken.
+    """
+    return lambda field: any(map(_is_unread, _leaves(field.type))) or (field.name in keys and is_rounded(field.type))
+
+
+def _is_unread(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or (pa.types.is_decimal(kind) and kind.scale > _SCALE_WITHOUT_EXPONENT))
 
 
 def is_rounded(kind: pa.DataType) -> bool:
     """Whether delta-rs may take wrong bounds of such a column, or of a field of such a struct."""
     return any(
-        pa.types.is_floating(leaf) or (pa.types.is_decimal(leaf) and leaf.precision > _DIGITS_OF_DOUBLE)
+        pa.types.is_floating(leaf)
+        or (pa.types.is_decimal(leaf) and (leaf.precision > _DIGITS_OF_DOUBLE or leaf.scale > _SCALE_WITHOUT_EXPONENT))
         for leaf in _leaves(kind)
     )
 

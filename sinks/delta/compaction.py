@@ -87,6 +87,8 @@ def _compact_once(
     position = hold.position(table, same_table=True)
     if epoch is not None and position is not None and position.commit is not None and position.commit.epoch > epoch:
         raise Fenced(f"{hold.where}: epoch {position.commit.epoch} has committed here, this is epoch {epoch}")
+    if committer is Committer.SPARK:
+        table = hold.narrowed(table, committer, hold.where)
     before = table.version()
     failpoint("compact.before")
     if committer is Committer.SPARK:

@@ -8,6 +8,7 @@ from typing import Final
 
 from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures
 
+from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.contract import Change
 from stormproof.sinks.delta.log import DeltaLog, LogEntry
@@ -45,6 +46,20 @@ def _named(fields: list[Field]) -> list[str]:
     return [str(Change(f.name, None, str(getattr(f.type, "type", f.type)))) for f in fields]
 
 
+def require_kept(table: DeltaTable, input_: SinkInput, log: DeltaLog, where: str) -> None:
+    """Refuse to add columns to a table whose file format has options: delta-rs drops them.
+
+    Raises:
+        SinkRefused: names the options and the way on.
+    """
+    options = log.file_format(table.version())["options"] if _lacking(table, input_) else {}
+    if options:
+        raise SinkRefused(
+            f"{where}: the table's file format has options ({', '.join(options)}), which are lost where delta-rs adds "
+            f"columns; add {', '.join(changes_for(table, input_))} with ALTER TABLE"
+        )
+
+
 def add_columns(table: DeltaTable, input_: SinkInput, application: str, txid: int) -> bool:
     """Add the columns that the table lacks, nullable, in one version; whether the table was changed.
 
@@ -53,20 +68,25 @@ def add_columns(table: DeltaTable, input_: SinkInput, application: str, txid: in
     fields = [Field(f.name, f.type, nullable=True) for f in _lacking(table, input_)]
     if fields:
         table.alter.add_columns(fields, commit_properties=_changing(application, txid, _named(fields)))
-    return _list_not_null(table, application, txid) or bool(fields)
+    return list_not_null(table, _changing(application, txid, [])) or bool(fields)
 
 
-def _list_not_null(table: DeltaTable, application: str, txid: int) -> bool:
-    """List the feature of NOT NULL, where columns have it and the protocol lists features, but not that; whether it was so.
+def list_not_null(table: DeltaTable, properties: CommitProperties) -> bool:
+    """List the feature of NOT NULL where the table's protocol lacks it; whether it did."""
+    if lists_not_null(table):
+        return False
+    table.alter.add_feature(TableFeatures.Invariants, commit_properties=properties)
+    return True
+
+
+def lists_not_null(table: DeltaTable) -> bool:
+    """Whether the protocol lists the feature of NOT NULL, where columns have it and the protocol lists features.
 
     A timestamp without a zone makes delta-rs list a table's features. It leaves that one out, and Spark then does not read
     the table.
     """
     listed = table.protocol().writer_features
-    if not listed or "invariants" in listed or all(f.nullable for f in table.schema().fields):
-        return False
-    table.alter.add_feature(TableFeatures.Invariants, commit_properties=_changing(application, txid, []))
-    return True
+    return not listed or "invariants" in listed or all(f.nullable for f in table.schema().fields)
 
 
 def _changing(application: str, txid: int, changes: list[str]) -> CommitProperties:

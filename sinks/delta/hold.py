@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
@@ -17,13 +17,21 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.content import Content
 from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import durable
-from stormproof.sinks.delta.bounds import WITH_STATISTICS, narrowed
+from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, by_spark, narrowed
 from stormproof.sinks.delta.checks import may_reject
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.entries import is_ours
 from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files, tail_since
-from stormproof.sinks.delta.evolve import add_columns, changes_of, known_part, versions_for
+from stormproof.sinks.delta.evolve import (
+    add_columns,
+    changes_of,
+    known_part,
+    list_not_null,
+    lists_not_null,
+    require_kept,
+    versions_for,
+)
 from stormproof.sinks.delta.failures import OTHERS_CHANGED, is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.head import TableAhead, TableHead
@@ -108,10 +116,22 @@ class TableHold(StoreRecord):
                 self._require_frozen(contract)
                 self.committers.require_served(Committer.SPARK)
                 self.committers.spark.start()
+                self._make_readable(table)
             else:
                 require_more_than_partitions(table, input_, self.where)
+                if evolves:
+                    require_kept(table, input_, self.log, self.where)
         self.limits = column_limits(table, input_, path)
         self._table_id = str(table.metadata().id)
+
+    def _make_readable(self, table: DeltaTable) -> None:
+        """Have the protocol list the feature of NOT NULL, without which Spark reads no table that has it."""
+        if lists_not_null(table):
+            return
+        with self.committers.alone(Committer.SPARK):
+            list_not_null(table, CommitProperties(max_commit_retries=0))
+        durable.sync_version(self.log, load_table(self.log.table).version())
+        log.info("%s: its protocol lists the feature of NOT NULL now, which Spark asks for", self.where)
 
     @property
     def identity(self) -> SinkIdentity:
@@ -239,7 +259,7 @@ class TableHold(StoreRecord):
                 f"{where}: the table's features changed meanwhile, and nothing was written; try again"
             )
         if whole is not None:
-            table = whole = self._narrowed(self._evolved(whole, transaction, where), committer, where)
+            table = whole = self.narrowed(self._evolved(whole, transaction, where), committer, where)
         self._rows.check(table, transaction, where)
         left_out = None if whole is None else self._rows.left_out(whole, transaction, where)
         failpoint("delta.after_check")
@@ -389,16 +409,19 @@ class TableHold(StoreRecord):
             self._newest.forget()
         return self._newest.load()
 
-    def _narrowed(self, table: DeltaTable, committer: Committer, where: str) -> DeltaTable:
-        """The table without bounds, for a MERGE by key, of columns of which delta-rs takes wrong ones; see `bounds`.
+    def narrowed(self, table: DeltaTable, committer: Committer, where: str) -> DeltaTable:
+        """The table without bounds of the columns of which this committer takes some that mislead; see `bounds`.
 
-        Spark takes right ones, but its MERGE believes those that delta-rs has taken of a key.
+        An append of ours by delta-rs brings bounds of its own, which are right.
+
+        Raises:
+            StoreUnavailable: the table's property cannot be set.
         """
-        if not self.input.is_by_key:
+        if committer is Committer.DELTA_RS and not self.input.is_by_key:
             return table
-        only = frozenset(self.input.keys) if committer is Committer.SPARK else None
+        doubtful = by_spark(self.input.keys) if committer is Committer.SPARK else by_delta_rs
         schema, metadata = pa.schema(table.schema().to_arrow()), table.metadata()
-        columns = narrowed(schema, metadata.partition_columns, metadata.configuration, only=only)
+        columns = narrowed(schema, metadata.partition_columns, metadata.configuration, doubtful)
         if columns is None:
             return table
         try:
@@ -407,7 +430,7 @@ class TableHold(StoreRecord):
             raise StoreUnavailable(f"{where}: {OTHERS_CHANGED}") from OSError(f"{OTHERS_CHANGED}: {error}")
         except (DeltaError, OSError, ValueError) as error:
             raise StoreUnavailable(f"{where}: {WITH_STATISTICS} cannot be set: {shown(error)}") from error
-        log.info("%s: %s is %r now: a MERGE by other columns' bounds could miss a key", where, WITH_STATISTICS, columns)
+        log.info("%s: %s is %r now: by other columns' bounds rows could be missed", where, WITH_STATISTICS, columns)
         return self._newest.load()
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:

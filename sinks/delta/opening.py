@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.delta.bounds import WITH_STATISTICS, narrowed
+from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, narrowed
 from stormproof.sinks.delta.claims import properties_of
 from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
@@ -92,7 +92,7 @@ def _create(
         raise SinkRefused(f"{where}: {refusal(refused[0], input_.mode)}", features=[f.feature.name for f in refused])
     files.make_folder(path)
     ours = {"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **settings, **properties_of(identity)}
-    if input_.is_by_key and (columns := narrowed(input_.schema, partitions, ours)) is not None:
+    if input_.is_by_key and (columns := narrowed(input_.schema, partitions, ours, by_delta_rs)) is not None:
         ours[WITH_STATISTICS] = columns
     try:
         with tempfile.TemporaryDirectory(prefix="stormproof-make-") as folder:

@@ -54,6 +54,8 @@ _SETTINGS: Final = {
     "spark.sql.decimalOperations.allowPrecisionLoss": "false",  # a sum keeps its digits behind the point
 }
 
+_REPARTITIONS: Final = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
+"""A MERGE then names the partition columns without quotes."""
 _SKIPS_EMPTY: Final = "spark.databricks.delta.skipRecordingEmptyCommits"
 _RETENTION_CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
 _LISTING_TASKS: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
@@ -128,11 +130,18 @@ class SparkCommitter:
             for name in written_where_held(input_)
         }
         same = same_key(input_, spark_quoted)
-        with self._labelled(label) as session:
+        more = {_REPARTITIONS: "false"} if self._has_odd_partition() else {}
+        with self._labelled(label, None, more) as session:
             merge = DeltaTable.forPath(session, self._log.table).alias("t").merge(frame.alias("s"), same)
             if changed:
                 merge = merge.whenMatchedUpdate(condition=later_condition(input_, spark_quoted), set=changed)
             merge.whenNotMatchedInsert(values=added).execute()
+
+    def _has_odd_partition(self) -> bool:
+        from deltalake import DeltaTable
+
+        names = DeltaTable(self._log.table).metadata().partition_columns
+        return any("." in name or "`" in name for name in names)
 
     def restore(self, version: int, metadata: Mapping[str, str]) -> None:
         """RESTORE the table to a version."""

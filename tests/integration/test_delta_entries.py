@@ -16,11 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sink_harness import SCHEMA, SinkHarness
 
+from stormproof.core.errors import SinkRefused
+from stormproof.core.sink import SinkInput
 from stormproof.core.storage.local_files import LocalFiles
+from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.entries import put_next
 from stormproof.sinks.delta.label import Label
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rows import HOOKS, adopt_files
+from stormproof.sinks.protocol import CommitOutcome, SinkIdentity
 
 ROWS = pa.table({"word": ["a"], "n": [1]})
 LABEL = Label("ours", 7, {"stormproof.application": "ours"})
@@ -200,14 +204,21 @@ def test_half_of_a_surrogate_pair_never_comes_into_the_log(tmp_path: Path) -> No
     assert names(path) == ["00000000000000000000.json"]
 
 
+OPTIONS = {"compression": "zstd"}
+
+
+def with_options(path: Path) -> Path:
+    """A table whose file format has options; its first entry."""
+    DeltaTable.create(path, Schema.from_arrow(SCHEMA))
+    first = Path(DeltaLog(str(path)).entry_path(0))
+    first.write_text(first.read_text().replace('"options":{}', f'"options":{json.dumps(OPTIONS)}'))
+    return first
+
+
 @pytest.mark.parametrize("behind", ["an entry", "a checkpoint"])
 def test_a_claim_keeps_the_options_of_another_writers_file_format(behind: str, tmp_path: Path) -> None:
     harness = SinkHarness("delta-append", tmp_path, None)
-    DeltaTable.create(harness.delta_path, Schema.from_arrow(SCHEMA))
-    log = DeltaLog(str(harness.delta_path))
-    first = Path(log.entry_path(0))
-    options = {"compression": "zstd"}
-    first.write_text(first.read_text().replace('"options":{}', f'"options":{json.dumps(options)}'))
+    first, log = with_options(harness.delta_path), DeltaLog(str(harness.delta_path))
     if behind == "a checkpoint":
         adopt_files(DeltaTable(harness.delta_path), [], CommitProperties())
         DeltaTable(harness.delta_path).create_checkpoint()
@@ -215,4 +226,45 @@ def test_a_claim_keeps_the_options_of_another_writers_file_format(behind: str, t
     assert harness.open().claim(()) == ()
     newest = entries(log.table)[DeltaTable(harness.delta_path).version()]
     (about,) = [action["metaData"] for action in newest if "metaData" in action]
-    assert about["format"] == {"provider": "parquet", "options": options}
+    assert about["format"] == {"provider": "parquet", "options": OPTIONS}
+
+
+def test_a_restore_of_ours_keeps_them(tmp_path: Path) -> None:
+    harness = SinkHarness("delta-fold", tmp_path, None)
+    with_options(harness.delta_path)
+    session = harness.open()
+    for txid in (1, 2):
+        prepared = harness.prepare(session, txid, txid - 1 or None, {"a": txid})
+        session.commit(prepared, checked=True)
+    table = DeltaTable(harness.delta_path)
+    (lost,) = table.file_uris()
+    Path(lost).unlink()
+    assert session.restore_lost(prepared) is not None
+    assert DeltaLog(str(harness.delta_path)).file_format(table.version() + 1)["options"] == OPTIONS
+    assert harness.rows() == {("a", 1): 1}
+    assert session.commit(prepared, checked=True).outcome is CommitOutcome.APPLIED
+    assert harness.rows() == {("a", 3): 1}
+
+
+def test_a_restore_whose_own_files_are_gone_is_refused(tmp_path: Path) -> None:
+    harness = SinkHarness("delta-fold", tmp_path, None)
+    session = harness.open()
+    for txid in (1, 2):
+        prepared = harness.prepare(session, txid, txid - 1 or None, {"a": txid})
+        session.commit(prepared, checked=True)
+    for file in harness.delta_path.glob("*.parquet"):
+        file.unlink()
+    version = DeltaTable(harness.delta_path).version()
+    with pytest.raises(SinkRefused, match=r"cannot be restored: .*parquet is missing"):
+        session.restore_lost(prepared)
+    assert DeltaTable(harness.delta_path).version() == version
+
+
+def test_columns_are_not_added_where_they_would_be_lost(tmp_path: Path) -> None:
+    with_options(tmp_path / "t")
+    more = pa.schema([*SCHEMA, ("more", pa.int64())])
+    identity = SinkIdentity("topology", "inc-1", "t")
+    sink = DeltaSink(tmp_path / "t", schema_contract="evolve")
+    with pytest.raises(SinkRefused, match=r"options \(compression\).*add .*more.* with ALTER TABLE"):
+        sink.open(identity, SinkInput(more), 1)
+    sink.open(identity, SinkInput(SCHEMA), 1).close()

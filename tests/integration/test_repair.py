@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +27,6 @@ from support.doubled_keys import (
 )
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof import Lineage
 from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.abilities import Repair
@@ -172,15 +170,12 @@ FOLDS: Final[Mapping[str, tuple[Mapping[str, AnyFold], Mapping[str, pa.DataType]
 }
 
 
-@pytest.mark.parametrize("lineage", [False, True])
 @pytest.mark.parametrize("kind", FOLDS)
-def test_rows_of_one_key_are_merged_as_a_merge_folds_them(tmp_path: Path, kind: str, lineage: bool) -> None:
+def test_rows_of_one_key_are_merged_as_a_merge_folds_them(tmp_path: Path, kind: str) -> None:
     folds, types, told = FOLDS[kind]
-    schema = pa.schema([("k", KIND), *types.items(), *(Lineage().columns if lineage else ())])
-    input_ = replace(SinkInput.for_fold(schema, ("k",), folds), lineage=Lineage() if lineage else None)
-    values = [
-        {"k": key, **row, "_txid": txid, "_message_id": f"m{txid}"} for txid, row in enumerate(told, 1) for key in LARGE
-    ]
+    schema = pa.schema([("k", KIND), *types.items()])
+    input_ = SinkInput.for_fold(schema, ("k",), folds)
+    values = [{"k": key, **row} for row in told for key in LARGE]
     rows = pa.Table.from_pylist(values, schema)
     right, wrong = DeltaSink(tmp_path / "right", name="t"), DeltaSink(tmp_path / "t", name="t")
     for txid in range(1, 4):

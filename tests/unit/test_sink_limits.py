@@ -39,6 +39,14 @@ def test_what_names_no_folder_is_no_partition(kind: pa.DataType) -> None:
         assert [row for row, _ in check(ColumnLimit("x", "", path_bytes_max=90), pa.array([b"a", b"\xff"]))] == [1]
 
 
+def test_a_decimal_below_zero_that_delta_rs_cannot_read_is_no_partition() -> None:
+    limit = ColumnLimit("x", "a partition column", path_bytes_max=90)
+    values = [Decimal("-0.5"), Decimal(0), None, Decimal("1.25"), Decimal(-9)]
+    assert [row for row, _ in check(limit, pa.array(values, pa.decimal128(38, 30)))] == [0, 4]
+    assert check(limit, pa.array([Decimal(-9), None], pa.decimal128(38, 0))) == []
+    assert check(ColumnLimit("x", "decimal"), pa.array(values, pa.decimal128(9, 2))) == []
+
+
 def test_integers_out_of_range() -> None:
     limit = ColumnLimit("x", "smallint", low=-(2**15), high=2**15 - 1)
     found = check(limit, pa.array([0, 2**15, -(2**15) - 1, None], pa.int64()))
