@@ -115,7 +115,7 @@ class SumsAlone(Kept):
 
     @property
     def fold_kinds(self) -> frozenset[type[AnyFold]]:
-        return super(MemorySink, self).fold_kinds
+        return frozenset({Fold})
 
 
 def test_a_fold_that_a_sink_does_not_know_is_refused_by_name() -> None:

@@ -10,6 +10,7 @@
 | `verify_rows` | are the rows in the tables those that were written (`--deep`) |
 | `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
 | `batches`, `figures`, `letters` | the list of batches; a graph with its figures; one failed message with its payload |
+| `holdings` | which sinks hold a batch, and since when |
 | `components` | what did each component do; how many tuples went over each edge |
 | `questions` | the questions that a view of the ledger answers: filters, groups, limits |
 | `verdicts` | how is a verdict kept |
