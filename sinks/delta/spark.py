@@ -114,7 +114,7 @@ class SparkCommitter:
         for name in table.metadata().partition_columns:
             if name not in frame.columns and GENERATED not in kinds[name].metadata:
                 frame = frame.withColumn(name, lit(None).cast(self.no_rows([name]).schema[name].dataType))
-        with self._labelled(label):
+        with self.labelled(label):
             frame.write.format("delta").mode("append").save(self._log.table)
 
     def merge(self, frame: DataFrame, input_: SinkInput, label: Label) -> None:
@@ -131,7 +131,7 @@ class SparkCommitter:
         }
         same = same_key(input_, spark_quoted)
         more = {_REPARTITIONS: "false"} if self._has_odd_partition() else {}
-        with self._labelled(label, None, more) as session:
+        with self.labelled(label, None, more) as session:
             merge = DeltaTable.forPath(session, self._log.table).alias("t").merge(frame.alias("s"), same)
             if changed:
                 merge = merge.whenMatchedUpdate(condition=later_condition(input_, spark_quoted), set=changed)
@@ -147,7 +147,7 @@ class SparkCommitter:
         """RESTORE the table to a version."""
         from delta.tables import DeltaTable
 
-        with self._labelled(None, metadata) as session:
+        with self.labelled(None, metadata) as session:
             DeltaTable.forPath(session, self._log.table).restoreToVersion(version)
 
     def compact(self, metadata: Mapping[str, str], target_bytes: int | None) -> None:
@@ -155,7 +155,7 @@ class SparkCommitter:
         from delta.tables import DeltaTable
 
         sizes: dict[str, str] = {} if target_bytes is None else {name: str(target_bytes) for name in _SIZES}
-        with self._labelled(None, metadata, sizes) as session:
+        with self.labelled(None, metadata, sizes) as session:
             DeltaTable.forPath(session, self._log.table).optimize().executeCompaction()
 
     def vacuum(self, retained_hours: int | None, *, dry_run: bool) -> list[str]:
@@ -163,7 +163,7 @@ class SparkCommitter:
         hours = "" if retained_hours is None else f" RETAIN {retained_hours} HOURS"
         tasks = str(4 * self.start().sparkContext.defaultParallelism)
         more = {_RETENTION_CHECK: "false", _LISTING_TASKS: tasks, _SHUFFLE_TASKS: tasks}
-        with self._labelled(None, {}, more) as session:
+        with self.labelled(None, {}, more) as session:
             found = session.sql(f"VACUUM {self._sql_name}{hours} DRY RUN").collect()
             if not dry_run:
                 session.sql(f"VACUUM {self._sql_name}{hours}").collect()
@@ -171,7 +171,7 @@ class SparkCommitter:
 
     def set_property(self, name: str, value: str) -> None:
         """Set a table property."""
-        with self._labelled(None, {}) as session:
+        with self.labelled(None, {}) as session:
             session.sql(
                 f"ALTER TABLE {self._sql_name} SET TBLPROPERTIES ({spark_literal(name)} = {spark_literal(value)})"
             )
@@ -238,7 +238,7 @@ class SparkCommitter:
         return f"delta.{spark_quoted(self._log.table)}"
 
     @contextmanager
-    def _labelled(
+    def labelled(
         self, label: Label | None, metadata: Mapping[str, str] | None = None, more: Mapping[str, str] | None = None
     ) -> Generator[SparkSession]:
         """The session, in which Delta writes the label into the commit, with `more` settings.

@@ -56,7 +56,7 @@ def test_an_interrupted_use_of_the_committer_asks_the_jvm_nothing_and_the_next_o
     session = harness.open()
     assert isinstance(session, DeltaSession)
     committer = session.committers.spark
-    with pytest.raises(KeyboardInterrupt), committer._labelled(None, {"by": "test"}) as used:
+    with pytest.raises(KeyboardInterrupt), committer.labelled(None, {"by": "test"}) as used:
         raise KeyboardInterrupt
     assert used.conf.get(METADATA, None) == '{"by": "test"}'
     session.commit(harness.prepare(session, 1, None, {"w": 1}), checked=True)

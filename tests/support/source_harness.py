@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -167,3 +168,6 @@ class FileHarness(PendingSourceHarness[FileSource]):
         (row,) = unpack([stored])
         payload: bytes = row[0].as_py()["payload"]
         return payload
+
+    def edited(self, payload: bytes) -> bytes:
+        return json.dumps({"payload": payload.decode()}).encode() if self.format == "parquet" else payload

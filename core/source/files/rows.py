@@ -170,7 +170,7 @@ def editable(payload: bytes) -> bytes:
     """A stored payload in the form that a person edits: a Parquet row as a JSON object, any other payload as it came.
 
     A row with a single column of text or bytes is that text or those bytes. Columns whose value JSON cannot hold, such as
-    bytes, are left out; `edited` keeps them as they are.
+    bytes that are not UTF-8, are left out; `edited` keeps them as they are.
     """
     row = _row_of(payload)
     if row is None:
@@ -181,8 +181,9 @@ def editable(payload: bytes) -> bytes:
         return b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
     shown: dict[str, object] = {}
     for field in row.type:
-        with suppress(_NotJson):
-            shown[field.name] = _json_of(row.field(field.name)[0].as_py())
+        with suppress(_NotJson, UnicodeDecodeError):
+            value = row.field(field.name)[0].as_py()
+            shown[field.name] = value.decode() if isinstance(value, bytes) else _json_of(value)
     return json.dumps(shown, ensure_ascii=False).encode()
 
 
@@ -222,10 +223,11 @@ def edited(stored: bytes, given: bytes) -> bytes:
     for field in row.type:
         column = row.field(field.name)
         if field.name in parts:
-            made = JsonDecoder(pa.schema([field])).decode(pa.array([given], pa.binary()))
+            as_text = pa.field(field.name, pa.string()) if pa.types.is_binary(field.type) else field
+            made = JsonDecoder(pa.schema([as_text])).decode(pa.array([given], pa.binary()))
             if made.failed:
                 raise UsageError(f"column {field.name!r}: {made.failed[0][1]}", column=field.name)
-            column = made.rows.column(0)
+            column = made.rows.column(0).cast(field.type)
         columns.append(column)
     return pack(pa.StructArray.from_arrays(columns, fields=list(row.type)))[0]
 

@@ -209,8 +209,8 @@ class FailureCases:
         source = harness.view()
         (dead,) = source.dead_letters()
         assert not source.edit("1-999", b"mended", by="ann", why="no such message")
-        assert source.edit(shown, b"mended", by="ann", why="a typo")
-        assert not source.edit(shown, b"again", by="bob", why="too late")
+        assert source.edit(shown, harness.edited(b"mended"), by="ann", why="a typo")
+        assert not source.edit(shown, harness.edited(b"again"), by="bob", why="too late")
         assert source.requeue([shown], by="bob", why="too late") == ()
         (letter,) = source.dead_letters()
         assert letter.new_payload is not None
@@ -230,7 +230,7 @@ class FailureCases:
         (entry,) = [entry for entry in second.history if entry["reason"] == "edit"]
         assert entry["payload_sha256"] == hashlib.sha256(letter.payload).hexdigest()
         assert entry["new_payload_sha256"] == hashlib.sha256(letter.new_payload).hexdigest()
-        assert source.edit(shown, b"at last", by="ann", why="")
+        assert source.edit(shown, harness.edited(b"at last"), by="ann", why="")
         slice_ = open_slice(source, "last")
         assert payloads_of(messages_of(source, slice_)) == [b"at last"]
         source.confirm(lease_of("last"))

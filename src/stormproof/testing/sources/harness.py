@@ -60,6 +60,10 @@ class SourceHarness(ABC):
         """The payload that was put, from what a dead letter has stored of it."""
         return payload_in(stored)
 
+    def edited(self, payload: bytes) -> bytes:
+        """What `edit` is given so that this payload takes a dead letter's place."""
+        return payload
+
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
         """Release what the views hold; called by whoever made the harness."""
 
