@@ -70,7 +70,7 @@ class Totals:
         begins = not self.commits and self.rows == 0
         sums = added_up(added if begins else self.sums, dict.fromkeys(added, Sum()) if begins else added)
         before = NOTHING if begins else self.content
-        content = None if before is None or change is None else _sum_of_contents(before, change)
+        content = None if before is None or change is None else _changed(before, change)
         return Totals(self.with_rows(inserted).rows, sums, self.commits + 1, content)
 
     def sum_of(self, name: str) -> Sum | None:
@@ -100,11 +100,11 @@ class Totals:
         return Totals(said["rows"], sums, int(said["commits"]), Content.of_text(said.get("content")))
 
 
-def _sum_of_contents(one: Content, other: Content) -> Content | None:
-    try:
-        return one + other
-    except ValueError:  # a column has another type than it had
-        return None
+def _changed(before: Content, change: Content) -> Content | None:
+    """None where the change does not cover a column, or by another type: the rows that it replaced were hashed with it."""
+    if not change.kinds:  # no row
+        return before
+    return before + change if {*before.kinds} <= {*change.kinds} else None
 
 
 def _sum_of(parts: Sequence[str]) -> Sum:

@@ -308,7 +308,10 @@ class _PreparedRows(RowsToPut):
         added = pa.Table.from_batches(list(batches)).cast(input_.schema)
         held, kinds = rows_of_keys(table, added, input_), kinds_of(input_.schema)
         folds = input_.mode is SinkMode.FOLD
-        after = fold_tables(held, added, input_, self.where) if folds else put_rows(held, added, input_)[0]
+        try:
+            after = fold_tables(held, added, input_, self.where) if folds else put_rows(held, added, input_)[0]
+        except SinkRefused:  # a sum does not fit: the MERGE refuses it, too, and is asked for which groups
+            return None
         return content_of(after, kinds) + -content_of(held, kinds)
 
     def _leave_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.grouping import counts_of, taken
 from support.operated import Operated
 from support.topologies import source_of
 
-from stormproof import DeltaSink, Topology, count, max_, sum_
+from stormproof import DeltaSink, Lineage, Topology, count, max_, sum_
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.sinks.delta import asked_rows
 
@@ -107,22 +108,25 @@ def test_a_constraint_that_came_while_a_driver_ran_is_kept(lake: Operated) -> No
     require(lake, [b"a"], LINES, taken(LINES, more_than(2), counts_of([b"a"])))
 
 
-def build_sums(cell: Cell) -> Topology:
+def build_sums(cell: Cell, lineage: Lineage | bool = False) -> Topology:
     """The sum of the numbers behind each word."""
     t = Topology(NAME)
     lines = t.stream("lines", source_of(cell.queue, cell.database))
     pairs = lines.map(lambda line: (line.split()[0], int(line.split()[1])), "line", schema="word string, size long")
-    pairs.group_by("word").persistent_aggregate(n=sum_("size")).into(DeltaSink(str(place(cell.folder)), name="totals"))
+    sums = pairs.group_by("word").persistent_aggregate(n=sum_("size"))
+    sums.into(DeltaSink(str(place(cell.folder)), name="totals", lineage=lineage))
     return t
 
 
-def test_a_sum_that_its_column_cannot_hold_takes_its_own_messages(lake: Operated) -> None:
+@pytest.mark.parametrize("lineage", [False, Lineage(message=None)], ids=["plain", "lineage"])
+def test_a_sum_that_its_column_cannot_hold_takes_its_own_messages(lake: Operated, lineage: Lineage | bool) -> None:
     half = 2**62
-    lake = replace(lake, cell=replace(lake.cell, build=build_sums))
+    build = partial(build_sums, lineage=lineage)
+    lake = replace(lake, cell=replace(lake.cell, build=build))
     lake.put(f"a {half}".encode(), b"b 1")
-    lake.run(build_sums(lake.cell))
+    lake.run(build(lake.cell))
     lake.put(f"a {half}".encode(), b"b 2", b"c 3")
-    assert lake.run(build_sums(lake.cell)).rejected == 1
+    assert lake.run(build(lake.cell)).rejected == 1
     assert totals(lake) == Counter(a=half, b=3, c=3)
     ((error,),) = lake.sql("select error from stormproof.reject")
     assert "the range of its column 'n'" in error

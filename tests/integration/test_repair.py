@@ -27,12 +27,14 @@ from support.doubled_keys import (
 )
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
+from stormproof import Lineage
 from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.abilities import Repair
 from stormproof.sinks.comparison import RowProblem
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.live_adds import live_adds
+from stormproof.sinks.lineage import with_lineage
 from stormproof.sinks.protocol import SinkIdentity
 
 
@@ -170,12 +172,13 @@ FOLDS: Final[Mapping[str, tuple[Mapping[str, AnyFold], Mapping[str, pa.DataType]
 }
 
 
+@pytest.mark.parametrize("lineage", [None, Lineage(message=None)], ids=["plain", "lineage"])
 @pytest.mark.parametrize("kind", FOLDS)
-def test_rows_of_one_key_are_merged_as_a_merge_folds_them(tmp_path: Path, kind: str) -> None:
+def test_rows_of_one_key_are_merged_as_a_merge_folds_them(tmp_path: Path, kind: str, lineage: Lineage | None) -> None:
     folds, types, told = FOLDS[kind]
-    schema = pa.schema([("k", KIND), *types.items()])
-    input_ = SinkInput.for_fold(schema, ("k",), folds)
-    values = [{"k": key, **row} for row in told for key in LARGE]
+    input_ = with_lineage(SinkInput.for_fold(pa.schema([("k", KIND), *types.items()]), ("k",), folds), lineage, "t")
+    schema = input_.schema
+    values = [{"k": key, "_txid": txid, **row} for txid, row in enumerate(told, 1) for key in LARGE]
     rows = pa.Table.from_pylist(values, schema)
     right, wrong = DeltaSink(tmp_path / "right", name="t"), DeltaSink(tmp_path / "t", name="t")
     for txid in range(1, 4):
