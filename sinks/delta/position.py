@@ -120,7 +120,10 @@ def _others_changed(log: DeltaLog, version: int, commit: OurCommit, application:
         ours = entry.ours(application)
         if ours is not None and ours.version < commit.version:
             return False
-        if ours is None and entry.undo(application) is None and entry.changes_content:
+        if ours is not None or entry.undo(application) is not None:
+            continue
+        whole = log.entry(entry.version)
+        if whole is None or whole.changes_content:  # None: a clean-up has removed it meanwhile
             return True
     return False
 

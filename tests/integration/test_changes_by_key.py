@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from support.typed_rows import IDENTITY, put
 
 from stormproof import DeltaSink, Lineage, PostgresSink
@@ -21,6 +22,7 @@ from stormproof.core.folds import ByOrder, End, Fold
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.comparison import Comparison, RowsOnRecord, SupportsCompareRows
+from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.lineage import with_lineage
 from stormproof.sinks.protocol import Sink, SinkIdentity
 
@@ -57,6 +59,21 @@ def test_columns_that_come_and_go_and_come_again_are_no_alarm(sink: Sink) -> Non
     upserted(sink, [{"k": "a", "n": 7}], 3, "n")
     input_ = upserted(sink, [{"k": "b", "n": 8, "more": 9}], 4, "n", "more")
     assert compared(sink, input_, 4).wrong == ()
+
+
+def test_what_another_writer_changed_is_no_alarm_where_the_log_has_been_cleaned_up(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "t", name="t", lineage=TRACED)
+    upserted(sink, [{"k": "a", "n": 1}, {"k": "b", "n": 2}], 1, "n")
+    DeltaTable(tmp_path / "t").update(predicate="k = 'a'", updates={"n": "7"})
+    for txid in (2, 3):
+        input_ = upserted(sink, [{"k": "b", "n": txid}], txid, "n")
+    log, newest = DeltaLog(str(tmp_path / "t")), DeltaTable(tmp_path / "t").version()
+    DeltaTable(tmp_path / "t", newest - 1).create_checkpoint()
+    for version in range(newest - 1):
+        Path(log.entry_path(version)).unlink()
+    found = compared(sink, input_, 3)
+    assert found.wrong == ()
+    assert any("what each commit replaced is not on record" in text for text in found.left_out)
 
 
 def test_a_fold_is_compared_with_its_lineage_column(sink: Sink) -> None:
