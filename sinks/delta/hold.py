@@ -259,7 +259,10 @@ class TableHold(StoreRecord):
                 f"{where}: the table's features changed meanwhile, and nothing was written; try again"
             )
         if whole is not None:
+            seen = whole.transaction_version(self._application)
             table = whole = self.narrowed(self._evolved(whole, transaction, where), committer, where)
+            if whole.transaction_version(self._application) != seen:  # another driver has committed meanwhile
+                return self._commit(transaction, committer, checked=checked, here=here)
         self._rows.check(table, transaction, where)
         left_out = None if whole is None else self._rows.left_out(whole, transaction, where)
         failpoint("delta.after_check")

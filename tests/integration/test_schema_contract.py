@@ -19,6 +19,7 @@ from support.typed_rows import IDENTITY
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
 from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.folds import Fold
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract import SchemaContract
@@ -116,6 +117,28 @@ def test_evolve_is_repeated_after_a_crash_and_still_says_what_it_did(made: Made)
     assert first.changed == again.changed
     assert len(first.changed) == 2
     assert len(made.rows()) == 2
+
+
+def test_a_fold_that_another_driver_commits_behind_the_new_columns_is_folded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = pa.table({"word": ["a"], "n": [1]}), pa.table({"word": ["a"], "n": [1], "more": [1]})
+    inputs = [SinkInput.for_fold(t.schema, ("word",), dict.fromkeys(t.schema.names[1:], Fold.SUM)) for t in (old, new)]
+    sink = DeltaSink(tmp_path / "t", name="t", schema_contract="evolve")
+    with closing(sink.open(IDENTITY, inputs[0], 1)) as session:
+        session.commit(prepared(session, old, 1), checked=True)
+    with closing(sink.open(IDENTITY, inputs[1], 2)) as session, closing(sink.open(IDENTITY, inputs[1], 2)) as other:
+        transaction = prepared(session, new, 2)
+
+        def and_then_the_other(*given: Any) -> Any:
+            changed = add_columns(*given)
+            monkeypatch.undo()
+            other.commit(transaction, checked=True)
+            return changed
+
+        monkeypatch.setattr("stormproof.sinks.delta.hold.add_columns", and_then_the_other)
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
+    assert DeltaTable(tmp_path / "t").to_pyarrow_table().to_pylist() == [{"word": "a", "n": 2, "more": 1}]
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["at once", "after a crash behind the change"])
