@@ -226,7 +226,7 @@ lines of 100 bytes.
 | Postgres, append, without it | all rows of the table as one sum, if every batch has a digest; a difference cannot be laid to a txid |
 | upsert, fold and map, in either store | that no key is twice; the number of rows with the keys that the commits inserted by their own record; of a fold, each column that is summed (counts, sums, means) with what the txids added to it |
 | map (state), in either store | the values of all rows, too: value, value before, txid and life, with what the txids put. Of a key-value store of yours, and of a state class of yours, nothing: it cannot be read back |
-| upsert and fold, with `lineage=True` | the values of all rows, too, among them the txid and the message that each row names; that no txid has more rows than it wrote, and no row a txid that is not on record. Not where Spark commits, nor behind a batch of more than 1,000,000 rows (Delta), or one whose rows have other columns than those before: in Delta lack one, in Postgres lack one or have one more |
+| upsert and fold, with `lineage=True` | the values of all rows, too, among them the txid and the message that each row names; that no txid has more rows than it wrote, and no row a txid that is not on record. Not where Spark commits, nor behind a batch of more than 1,000,000 rows (Delta), or one whose rows have other columns than those before: in Delta lack one, in Postgres lack one or have one more; nor of a Postgres table with triggers AFTER UPDATE, or a reference to itself ON UPDATE CASCADE: they may change other rows |
 | upsert and fold, without it | not the values of other columns |
 
 Values of rows that are overwritten are compared as one sum of hashes: each commit records the hashes of the rows that it put, less those of the

@@ -13,7 +13,7 @@ import psycopg
 
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres.durable import VOLATILE
-from stormproof.sinks.postgres.refusals import CHANGING, DROPPING, RIVALS
+from stormproof.sinks.postgres.refusals import CHANGING, DROPPING, REACHING, RIVALS
 from stormproof.sinks.postgres.table import TABLE, Table, TableName, table_of
 
 _OID: Final = "to_regclass(%(name)s::text)::oid"
@@ -26,7 +26,7 @@ def _listed(query: str) -> str:
 
 _FACTS: Final = f"""
     select {_listed(VOLATILE)}, row_security_active({{oid}}), {_listed(DROPPING)}, {_listed(CHANGING)},
-           {_listed(RIVALS)}, t.*
+           {_listed(REACHING)}, {_listed(RIVALS)}, t.*
     from ({TABLE}) as t
 """.replace("{oid}", _OID)
 
@@ -54,6 +54,8 @@ class Facts:
     """The triggers that may drop a row without an error."""
     changing: tuple[str, ...]
     """The triggers that may change what is inserted."""
+    reaching: tuple[str, ...]
+    """The triggers that, behind an update, may change other rows."""
     rivals: tuple[Rival, ...]
     """The unique and exclusion constraints by which rows of several keys exclude each other."""
 
@@ -69,13 +71,14 @@ def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> Facts | None:
     row = asked.fetchone()
     if row is None:
         return None
-    volatile, row_security, dropping, changing, rivals, *table = row
+    volatile, row_security, dropping, changing, reaching, rivals, *table = row
     return Facts(
         table_of(table),
         tuple((str(name), str(what)) for name, what in map(dict.values, volatile or ())),
         bool(row_security),
         tuple(str(name) for (name,) in map(dict.values, dropping or ())),
         tuple(str(name) for (name,) in map(dict.values, changing or ())),
+        tuple(str(name) for (name,) in map(dict.values, reaching or ())),
         tuple(
             Rival(str(name), bool(at_once), None if columns is None else tuple(columns))
             for name, at_once, columns in map(dict.values, rivals or ())

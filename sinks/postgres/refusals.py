@@ -63,6 +63,13 @@ CHANGING: Final = DROPPING.replace(
     "t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0))", "t.tgtype & 4 <> 0"
 )
 
+# What may change other rows of the table: its triggers AFTER an update, and what updates those that refer to a row.
+REACHING: Final = CHANGING.replace("t.tgtype & 4 <> 0", "t.tgtype & 18 = 16").replace(
+    "not t.tgisinternal",
+    """(not t.tgisinternal or t.tgfoid in ('"RI_FKey_cascade_upd"'::regproc, '"RI_FKey_setnull_upd"'::regproc,
+      '"RI_FKey_setdefault_upd"'::regproc) and t.tgconstrrelid in (select oid from tree))""",
+)
+
 _REFERS_TO_ITSELF: Final = f"""{_TREE_OF_OID}
     select exists (
         select from tree join pg_constraint c on c.conrelid = tree.oid and c.contype = 'f'

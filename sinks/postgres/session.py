@@ -284,7 +284,7 @@ class PostgresSession(TableHold, SinkSession):
 
     def _change(self, facts: Facts, moved: Moved) -> Content | None:
         """What a commit by key added to the table's content, less what it replaced, where rows name who wrote them."""
-        if self.input.lineage is None:
+        if self.input.lineage is None or facts.reaching:
             return None
         _, kinds = row_hash(facts.table.columns, self.input.schema.names)
         return Content(moved.inserted, moved.change % MODULUS, kinds)

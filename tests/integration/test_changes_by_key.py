@@ -12,6 +12,7 @@ from math import nan as NAN
 from pathlib import Path
 from typing import Any, Final
 
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -59,6 +60,35 @@ def test_columns_that_come_and_go_and_come_again_are_no_alarm(sink: Sink) -> Non
     upserted(sink, [{"k": "a", "n": 7}], 3, "n")
     input_ = upserted(sink, [{"k": "b", "n": 8, "more": 9}], 4, "n", "more")
     assert compared(sink, input_, 4).wrong == ()
+
+
+ALTERED: Final[Mapping[str, Sequence[str]]] = {
+    "trigger": (
+        "create function others() returns trigger language plpgsql as "
+        "'begin update t set n = n + 1 where k <> new.k; return null; end'",
+        "create trigger others after update on t for each row when (pg_trigger_depth() = 0) execute function others()",
+    ),
+    "reference": ("alter table t add unique (n), add foreign key (of) references t (n) on update cascade",),
+}
+
+
+@pytest.mark.parametrize("by", ALTERED)
+def test_rows_that_the_table_itself_changes_beside_those_of_a_batch_are_no_alarm(
+    database: Database, tmp_path: Path, by: str
+) -> None:
+    sink = PostgresSink("t", name="t", database=database, staging=tmp_path, lineage=TRACED)
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        upserted(sink, [], 1, "n", "of")
+        for statement in ALTERED[by]:
+            connection.execute(statement.encode())
+        upserted(sink, [{"k": "a", "n": 1}, {"k": "b", "n": 2, "of": 1}], 2, "n", "of")
+        input_ = upserted(sink, [{"k": "a", "n": 5}], 3, "n", "of")
+        assert connection.execute("select n, of from t where k = 'b'").fetchone() == (
+            (3, 1) if by == "trigger" else (2, 5)
+        )
+    found = compared(sink, input_, 3)
+    assert found.wrong == ()
+    assert any("what each commit replaced is not on record" in text for text in found.left_out)
 
 
 def test_what_another_writer_changed_is_no_alarm_where_the_log_has_been_cleaned_up(tmp_path: Path) -> None:
