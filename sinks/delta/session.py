@@ -300,7 +300,9 @@ class _PreparedRows(RowsToPut):
     def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
         """By the rules of an upsert and a fold in memory, from the rows that the table has of these keys."""
         input_ = self.input
-        if input_.lineage is None or not all_hashable(input_) or transaction.rows > MERGE_ROWS_IN_MEMORY_MAX:
+        if not input_.is_by_key or input_.lineage is None:
+            return None
+        if not all_hashable(input_) or transaction.rows > MERGE_ROWS_IN_MEMORY_MAX:
             return None
         if not transaction.rows:
             return NOTHING

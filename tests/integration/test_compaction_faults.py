@@ -19,7 +19,7 @@ from typing import Final
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from support.at_steps import at_line, failing, interrupt, steps
+from support.at_steps import at_line, failing, interrupt, interrupted_at, steps
 from support.brokers.object_store import ObjectStore
 from support.lossy_store import Loss, LossyStore
 from support.sink_harness import SCHEMA, ObjectStoreHarness, SinkHarness
@@ -96,8 +96,8 @@ def lines_of(table: Table) -> int:
 
 
 def interrupted(table: Table, step: int) -> None:
-    with suppress(KeyboardInterrupt), at_line(step, interrupt, MODULES):
-        table.compact()
+    with suppress(KeyboardInterrupt):
+        interrupted_at(table.compact, step, MODULES)
     table.require_whole()
 
 

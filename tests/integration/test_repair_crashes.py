@@ -13,12 +13,13 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from deltalake import DeltaTable
-from support.at_steps import at_line, failing, interrupt, steps
+from support.at_steps import at_line, failing, interrupt, interrupted_at, steps
 from support.brokers.object_store import ObjectStore
 from support.doubled_keys import LARGE, compared, opened, repaired, written_before
 
@@ -140,8 +141,8 @@ def test_an_interrupt_at_any_line_leaves_the_table_old_or_mended(
     for step in steps(number, seed, pytestconfig):
         where = another(tmp_path)
         before = held(where)
-        with suppress(KeyboardInterrupt), at_line(step, interrupt, MODULES):
-            repaired(where, how)
+        with suppress(KeyboardInterrupt):
+            interrupted_at(partial(repaired, where, how), step, MODULES)
         assert left_over(where) == set()
         found[require_old_or_mended(where, how, before)] += 1
     assert found[False] > 0

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
@@ -43,6 +44,24 @@ def at_line(number: int, act: Callable[[], None], modules: tuple[str, ...]) -> G
 def interrupt() -> None:
     """As Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def interrupted_at(run: Callable[[], object], number: int, modules: tuple[str, ...]) -> None:
+    """Run it with an interrupt before that line.
+
+    In a thread of its own: an exception that was handled at that line stays the one that the thread handles, for good
+    (CPython 3.11), and would be the context of all that is raised later.
+
+    Raises:
+        KeyboardInterrupt: that line was reached, and the interrupt went through.
+    """
+
+    def traced() -> None:
+        with at_line(number, interrupt, modules):
+            run()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(traced).result()
 
 
 @contextmanager
