@@ -220,9 +220,10 @@ def without_its_constraint(database: Database) -> None:
 def test_a_server_that_is_told_before_the_commit_loses(
     postgres: EmbeddedPostgres, broker: tuple[str, Any], tmp_path: Path, seed: int
 ) -> None:
+    # The entries of a Redis stream are counted, too: where the next driver finds them gone, it ends by name.
     with (
         stand_on(postgres, broker, tmp_path, seed, "first") as stand,
-        pytest.raises(AssertionError, match=r"too much, too little: .*\(\{\}, \{'"),
+        pytest.raises(AssertionError, match=r"too much, too little: .*\(\{\}, \{'|a driver ended with 1"),
     ):
         Chain(stand, shape_of(TELLS_FIRST[broker[0]])).undergo(
             ordeal(FAILPOINTS["journal.in_transaction"], Action.KILL)
