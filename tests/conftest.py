@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(f"broker {mark.args[0]}"))
 
 
-SHARES: Final = {"conformance": 0.13, "integration": 0.19, "property": 0.25}
+SHARES: Final = {"conformance": 0.1, "integration": 0.14, "property": 0.2}
 """The share of a folder's tests that a run takes, unless they are marked otherwise, or their file is named."""
 
 
