@@ -19,6 +19,9 @@ Every command, its arguments and options. Made by `tools/cli_doc.py` from the pr
 What a command has found goes to standard output; progress and errors go to standard error. With `--json` standard output
 is one JSON document. Commands use the settings of the working folder: see [settings.md](settings.md).
 
+The Tab key completes commands and options after `stormproof --install-completion`, typed in the shell that is meant: bash, zsh, fish
+or PowerShell. It adds lines to that shell's start-up files; `--show-completion` prints the script instead.
+
 | exit status | meaning |
 | --- | --- |
 | 0 | done |

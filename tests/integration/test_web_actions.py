@@ -23,7 +23,7 @@ from support.web import OPERATOR, READER, page_of, post, signed_in
 from stormproof.core.errors import SinkRefused
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.stores import Stores
-from stormproof.trident.web.app import WebApp
+from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.decide.action import Given
 from stormproof.trident.web.decide.pages import act
 from stormproof.trident.web.decide.proposals import Outcome

@@ -17,7 +17,7 @@ from support.web import OPERATOR, READER, Elements, client, inert_faults, page_o
 
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit.questions import Question
-from stormproof.trident.web.app import WebApp
+from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.options import WebOptions
 from stormproof.trident.web.people import WebUser
 from stormproof.trident.web.routes import ROUTES

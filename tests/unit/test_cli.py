@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -54,6 +55,27 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_bytes(
+        subprocess.check_output(
+            [sys.executable, "-m", "stormproof"], env={**os.environ, "_STORMPROOF_COMPLETE": "source_bash"}
+        )
+    )
+    program = tmp_path / "stormproof"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stormproof "$@"\n')
+    program.chmod(0o755)
+
+    def completed(*words: str) -> set[str]:
+        typed = f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}"
+        shell = f'source "{script}"; {typed}; _stormproof_completion "{program}"; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        return set(subprocess.check_output(["bash", "-c", shell], text=True).split())
+
+    assert completed("stormproof", "dead-le") == {"dead-letters"}
+    assert {"list", "requeue"} <= completed("stormproof", "dead-letters", "")
+    assert completed("stormproof", "run", "--until") == {"--until-idle"}
 
 
 def test_an_interrupt_while_the_command_line_is_imported_is_one_line() -> None:

@@ -50,6 +50,13 @@ def test_the_wheel_has_the_tracked_files_under_one_name(tmp_path: Path) -> None:
     assert files == expected
     assert text == (ROOT / "LICENSE").read_bytes()
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert "\nKeywords: " in metadata
+    for classifier in (
+        "Typing :: Typed",
+        "Programming Language :: Python :: 3.11",
+        "Operating System :: POSIX :: Linux",
+    ):
+        assert f"\nClassifier: {classifier}\n" in metadata
 
 
 @pytest.mark.timeout(60)

@@ -7,10 +7,13 @@ import inspect
 import pickle
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import stormproof
 from stormproof.core import errors
@@ -82,6 +85,32 @@ def test_importing_the_package_imports_no_engine() -> None:
         "import sys, stormproof, stormproof.testing; print([m for m in ('pyspark', 'sqlalchemy') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+def modules_of_extras() -> set[str]:
+    """The top-level modules that only an optional dependency brings."""
+    requirements = [Requirement(text) for text in metadata.requires("stormproof") or ()]
+    optional = {canonicalize_name(r.name) for r in requirements if r.marker is not None} | {"hiredis"}
+    base = {canonicalize_name(r.name) for r in requirements if r.marker is None}
+    homes = metadata.packages_distributions().items()
+    return {m for m, of in homes if {canonicalize_name(name) for name in of} <= optional - base}
+
+
+def test_import_star_and_help_need_no_extra() -> None:
+    blocked = modules_of_extras()
+    assert {"starlette", "jinja2", "confluent_kafka", "pika", "obstore", "openlineage"} <= blocked
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({sorted(blocked)!r}))\n"
+        "import stormproof\n"
+        "from stormproof import *\n"
+        "missing = set(stormproof.__all__) - set(globals())\n"
+        "assert not missing, missing\n"
+        "help(stormproof)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert all(f"class {name}(" in ended.stdout for name in ("Topology", "WebUser", "DeltaSink"))
+    assert "\nFUNCTIONS\n" in ended.stdout
 
 
 def test_an_unknown_name_is_refused_by_name() -> None:

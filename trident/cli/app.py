@@ -34,7 +34,6 @@ app = typer.Typer(
     "tell: the evidence is gone; 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 db_app = typer.Typer(help="The database that the settings name.", no_args_is_help=True)
 app.add_typer(queue_app.app, name="queue")

@@ -2,7 +2,7 @@
 
 | module | what is it |
 | --- | --- |
-| `mount`, `app` | `web_app`: the page as an ASGI application, alone or mounted in a user's own |
+| `mount`, `application`, `app` | `web_app`: the page as an ASGI application, alone or mounted in a user's own |
 | `server`, `options` | `stormproof web`: the page on a port of its own; how it is set up |
 | `routes`, `route` | `ROUTES`: each address with the role that it needs |
 | `views` | what is shown: one module and one template a view |

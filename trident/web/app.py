@@ -1,4 +1,4 @@
-"""The page as an ASGI application."""
+"""The page's application put together: its routes, its assets, and what answers for an address that is none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stormproof.core.clock import Clock
 from stormproof.core.errors import UsageError
 from stormproof.trident.web import assets
+from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.decide.proposals import Proposals
 from stormproof.trident.web.guard import serve
 from stormproof.trident.web.options import WebOptions
-from stormproof.trident.web.people import WebUser
 from stormproof.trident.web.reading import LedgerReader, Opened
 from stormproof.trident.web.render import rendered
 from stormproof.trident.web.route import Route
@@ -26,31 +26,6 @@ from stormproof.trident.web.sessions import NewSecret, Sessions, new_secret
 from stormproof.trident.web.shield import Shield
 from stormproof.trident.web.site import Site
 from stormproof.trident.web.visit import Visit
-
-
-class WebApp:
-    """The page. An ASGI application: serve it by itself, or mount it below any path of another one.
-
-    Threads and event loops: any number. Processes: with `identify` any number, if they share a `secret`; sessions of
-    one-time tokens are known to one process alone.
-    """
-
-    def __init__(self, site: Site, routes: Sequence[Route] = ROUTES) -> None:
-        self.site = site
-        self._served = Shield(_router(site, routes), site.options.hosts, _unexpected)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        await self._served(scope, receive, send)
-
-    def offer(self, user: WebUser) -> str:
-        """A path below the page's own that begins a session of this user's once; to be told to nobody else."""
-        return f"{self.site.path_of('enter')}?token={self.site.sessions.offer(user)}"
-
-    def close(self) -> None:
-        """Close the connections to the ledger. Canaries hand out no further wave."""
-        self.site.proposals.close()
-        self.site.reader.close()
 
 
 def app_of(
@@ -66,9 +41,8 @@ def app_of(
     reader = LedgerReader(open_, clock) if shared_s is None else LedgerReader(open_, clock, shared_s=shared_s)
     paths = {route.name: route.path for route in routes}
     values: dict[str, Any] = {"nav": NAVIGATION, "topology_name": None}
-    return WebApp(
-        Site(options, clock, reader, Sessions(clock, secrets), paths, Proposals(clock, secrets), values), routes
-    )
+    site = Site(options, clock, reader, Sessions(clock, secrets), paths, Proposals(clock, secrets), values)
+    return WebApp(site, Shield(_router(site, routes), options.hosts, _unexpected))
 
 
 def _router(site: Site, routes: Sequence[Route]) -> ASGIApp:

@@ -12,7 +12,7 @@ from stormproof.trident.web.people import Identify
 
 if TYPE_CHECKING:
     from stormproof.core.settings import Settings
-    from stormproof.trident.web.app import WebApp
+    from stormproof.trident.web.application import WebApp
 
 
 def web_app(
