@@ -16,7 +16,7 @@ from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, unopened
 from stormproof.core.source.postgres_queue.numbering import standing
 from stormproof.core.source.postgres_queue.position import Place, Position, Snapshot, Span
-from stormproof.core.source.postgres_queue.spans import CONTENT, ids_of
+from stormproof.core.source.postgres_queue.spans import content, ids_of
 
 _NOWHERE: Final = Place(0, 0)
 
@@ -115,16 +115,17 @@ class QueueAudit:
         partitions that are there, none may lack.
         """
         wrong, undigested, whole = list[Finding](), 0, 0
+        hashed = content(self._cursor)
         with index_ranges_only(self._cursor):
             for one in slices:
-                span, content = span_of(one.at), one.at.get("content")
-                if span is None or not isinstance(content, int):
+                span, recorded = span_of(one.at), one.at.get("content")
+                if span is None or not isinstance(recorded, int):
                     undigested += 1
                     continue
                 low, high, messages = ids_of(one.at)
-                counted = f"select count(*), {CONTENT} from ({self._table.select('id, payload', span.conditions())}) m"
+                counted = f"select count(*), {hashed} from ({self._table.select('id, payload', span.conditions())}) m"
                 found = query(self._cursor, counted).fetchone() or (0, 0)
-                if found == (messages, content):
+                if found == (messages, recorded):
                     whole += messages
                 elif found[0] < messages and not self._keeps(low, high):
                     continue

@@ -20,10 +20,6 @@ BULK: Final = 5_000
 """From so many messages in a slice on it pays to ask whether one transaction put all of them."""
 
 
-CONTENT: Final = "coalesce(bit_xor(hash_record_extended(row(m.id, m.payload), 0)), 0)"
-"""Of messages `m`: ids are unique, so none goes out against another."""
-
-
 class Totals(NamedTuple):
     """What messages there are, counted by the database; `xor` is of the tokens under one seed, `content` of the messages'
     hashes, with their payloads.
@@ -62,6 +58,17 @@ class _First(NamedTuple):
     xid: int | None
 
 
+def content(cursor: Cursor[Any]) -> str:
+    """The XOR of the payloads' hashes of messages `m`, each seeded with its id, so that none goes out against another.
+
+    The hash of a record of one column is that of the column: both ways give the same number. Postgres has the faster one,
+    a third of the time, since version 18.
+    """
+    since_18 = cursor.connection.info.server_version >= 180_000
+    hashed = "hashbyteaextended(m.payload, m.id)" if since_18 else "hash_record_extended(row(m.payload), m.id)"
+    return f"coalesce(bit_xor({hashed}), 0)"
+
+
 def first_of(cursor: Cursor[Any], table: MessageTable, span: Span, limit: Limit, seed: int) -> Piece:
     """The first messages of a span, as many as the limit admits; at least one where it holds any."""
     found = _first(cursor, table, span, max(1, limit.messages), seed)
@@ -85,10 +92,10 @@ def _first(cursor: Cursor[Any], table: MessageTable, span: Span, messages: int, 
     Postgres sorts everything that lies ahead.
     """
     have, xids, ranges = Totals(0, 0, 0, 0, 0, 0), set[int | None](), deque(span.ranges())
-    tries_one = messages >= BULK
+    tries_one, hashed = messages >= BULK, content(cursor)
     while ranges:
         range_ = ranges.popleft()
-        walk = _Walk(table.sql, span, range_, messages - have.messages, seed)
+        walk = _Walk(table.sql, span, range_, messages - have.messages, seed, hashed)
         row = first_by_index(cursor, walk.of_one_or_all if tries_one else walk.of_all)
         totals = Totals(*row[:6])
         xid, id_, is_more, is_of_one = row[6:]
@@ -122,6 +129,7 @@ class _Walk(NamedTuple):
     range_: Range
     want: int
     seed: int
+    content: str
 
     @property
     def of_all(self) -> str:
@@ -165,7 +173,7 @@ class _Walk(NamedTuple):
         return (
             "count(*) as messages, coalesce(sum(octet_length(m.payload)), 0)::bigint as bytes,"
             f" coalesce(bit_xor(hashint8extended(m.id, {self.seed})), 0) as xor,"
-            f" coalesce(min(m.id), 0) as low, coalesce(max(m.id), 0) as high, {CONTENT} as content"
+            f" coalesce(min(m.id), 0) as low, coalesce(max(m.id), 0) as high, {self.content} as content"
         )
 
     def _has_beyond(self, xid: str, id_: str) -> str:
