@@ -10,13 +10,21 @@ from typing import Any, Final, Literal, cast
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+from pydantic_settings import SettingsError as UnparsedSettings
 
 from stormproof.core import failpoint
 from stormproof.core.arguments import shown
 from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import embedded_database
+from stormproof.core.secrets import FILE, secret_in_file
 from stormproof.core.storage.address import absolute, default_storage, is_url, refusal_of_url, shown_url
 from stormproof.core.trusted_paths import require_trusted
 
@@ -235,6 +243,11 @@ class Settings(BaseSettings):
             ) from error
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path} is not TOML: {error}", setting=TOML_FILE) from error
+        except UnparsedSettings as error:
+            name = str(error).split('"')[1]
+            raise SettingsError(
+                f'variable {_variable(name)} is no JSON object, as {{"name": "value"}}', setting=name
+            ) from None  # the cause has the value
         except ValidationError as error:
             problems = "; ".join(_problem(e, arguments) for e in error.errors(include_input=False, include_url=False))
         else:
@@ -251,7 +264,10 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then the file, then variables: the first that has a name wins."""
-        return init_settings, TomlConfigSettingsSource(settings_cls), env_settings
+        files = EnvSettingsSource(settings_cls)
+        variables = ((name, secret_in_file(f"{PREFIX}{name}".upper())) for name in secret_settings())
+        files.env_vars = {f"{PREFIX}{name}".lower(): text for name, text in variables if text is not None}
+        return init_settings, TomlConfigSettingsSource(settings_cls), files, env_settings
 
     @field_validator("spark", mode="before")
     @classmethod
@@ -334,6 +350,12 @@ class Settings(BaseSettings):
         return embedded_database(self.home)
 
 
+def secret_settings() -> tuple[str, ...]:
+    """Settings that hold secrets. Each may be in a file that a variable names, as STORMPROOF_DATABASE_URL_FILE."""
+    fields = Settings.model_fields.items()
+    return tuple(name for name, field in fields if not field.repr or field.annotation == SecretStr | None)
+
+
 def _known() -> str:
     return ", ".join(sorted(Settings.model_fields))
 
@@ -362,6 +384,7 @@ def spark_names(table: Mapping[Any, object], prefix: str = "spark") -> dict[str,
 def _check_variables(environment: Mapping[str, str]) -> None:
     """Raise SettingsError for a mistyped variable, which would otherwise have no effect."""
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | NOT_SETTINGS
+    known |= {f"{PREFIX}{name}{FILE}".upper() for name in secret_settings()}
     unknown = sorted(name for name in environment if name.upper().startswith(PREFIX) and name.upper() not in known)
     if unknown:
         raise SettingsError(
@@ -381,8 +404,14 @@ def _problem(error: ErrorDetails, arguments: Mapping[str, object]) -> str:
     elif _in_file(name):
         place = f"{name} in {Path(TOML_FILE).absolute()}"
     else:
-        place = f"variable {PREFIX}{name.upper()}"
+        place = f"variable {_variable(name)}"
     return f"{place}: {message}"
+
+
+def _variable(name: str) -> str:
+    """The variable that has a setting, or names the file with it."""
+    variable = f"{PREFIX}{name.upper()}"
+    return variable + FILE if os.environ.get(variable + FILE) else variable
 
 
 def _in_file(name: str) -> bool:

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from stormproof.core import failpoint
-from stormproof.core.settings import NOT_SETTINGS, PREFIX, TOML_FILE, Settings
+from stormproof.core.settings import NOT_SETTINGS, PREFIX, TOML_FILE, Settings, secret_settings
 
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD: Final = f"""# Settings
@@ -32,7 +32,27 @@ and which database the settings lead to.
 | setting | type | default | what it is |
 | --- | --- | --- | --- |
 """
-TAIL: Final = """
+TAIL: Final = f"""
+## Secrets
+
+{", ".join(f"`{name}`" for name in secret_settings())} may be in a file each, as a container's secrets are mounted: the variable with `_FILE` at
+its end names it, as `{PREFIX}DATABASE_URL_FILE=/run/secrets/database-url`. The file holds what the variable would; the end of its last line
+does not count. One that cannot be read or is empty is an error, and so are both variables at once.
+
+What your own code passes, as a broker's URL or a store's key, `secret` finds in the same two ways:
+
+```python
+from stormproof import KafkaSource, RabbitMQSource, secret
+
+orders = RabbitMQSource("orders", url=secret("ORDERS_URL"))  # ORDERS_URL, or the file that ORDERS_URL_FILE names
+paid = KafkaSource("paid", servers="kafka:9093", client={{"sasl.username": "shop", "sasl.password": secret("KAFKA_PASSWORD")}})
+```
+
+Better than a key is none: without `storage_options` the store's client takes the platform's own credentials (the machine's or the pod's role,
+workload identity, the cloud's variables and files), and libpq reads `PGPASSFILE`. A file is read when a run starts: after a change start it anew.
+
+Pass none by `--conf` or `--param`: every user of the machine sees a command's arguments.
+
 ## Which Postgres
 
 1. `database_url`, where it is set.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from stormproof import secret
 from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import NOT_SETTINGS, Settings
+from stormproof.core.settings import NOT_SETTINGS, Settings, secret_settings
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +105,85 @@ def test_a_url_in_an_error_names_its_setting() -> None:
     with pytest.raises(SettingsError, match="STORMPROOF_DATABASE_URL"):
         Settings(database_url="mysql://me:hunter2@h/d").resolve_database()
     assert Database.of({}).redacted == "postgresql:///"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("database_url", "postgresql://me:hunter2@there/db", SecretStr("postgresql://me:hunter2@there/db")),
+        ("lineage_url", "http://me:hunter2@there", SecretStr("http://me:hunter2@there")),
+        ("lineage_api_key", "hunter2", SecretStr("hunter2")),
+        ("storage_options", '{"aws_secret_access_key": "hunter2"}', {"aws_secret_access_key": "hunter2"}),
+        ("spark", '{"spark.ssl.keyPassword": "hunter2"}', {"spark.ssl.keyPassword": "hunter2"}),
+    ],
+)
+def test_each_secret_setting_may_be_in_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
+) -> None:
+    (folder / "mounted").write_text(f"{text}\n")
+    monkeypatch.setenv(f"STORMPROOF_{name.upper()}_FILE", "mounted")
+    assert getattr(Settings(), name) == value
+    assert "hunter2" not in repr(Settings())
+    (folder / "stormproof.toml").write_text("log_level = 'debug'\n")
+    assert getattr(Settings(), name) == value
+    monkeypatch.setenv(f"STORMPROOF_{name.upper()}", text)
+    with pytest.raises(
+        SettingsError, match=f"both STORMPROOF_{name.upper()} and STORMPROOF_{name.upper()}_FILE are set"
+    ):
+        Settings()
+
+
+def test_every_secret_setting_is_known() -> None:
+    assert set(secret_settings()) == {"database_url", "storage_options", "spark", "lineage_url", "lineage_api_key"}
+
+
+def test_a_setting_that_is_no_secret_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORMPROOF_MASTER_FILE", "mounted")
+    with pytest.raises(SettingsError, match="unknown variable STORMPROOF_MASTER_FILE; known: "):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        (b"", "is empty"),
+        (b"\n", "is empty"),
+        (b"hunter2\xff", "not UTF-8"),
+        ("folder", "Is a dir"),
+    ],
+)
+def test_a_file_without_a_secret_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | str | None, says: str
+) -> None:
+    """It is no unset setting: that would start another, empty database."""
+    path = folder / "mounted"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL_FILE", str(path))
+    with pytest.raises(SettingsError, match=f"{path}, which STORMPROOF_DATABASE_URL_FILE names, .*{says}") as refused:
+        Settings()
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_file_with_a_wrong_value_is_named_and_not_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in (("STORAGE_OPTIONS_FILE", "mounted"), ("STORAGE_OPTIONS", "hunter2"), ("SPARK", "[hunter2")):
+        (folder / "mounted").write_text("hunter2")
+        with monkeypatch.context() as patch:
+            patch.setenv(f"STORMPROOF_{variable}", value)
+            with pytest.raises(SettingsError, match=f"variable STORMPROOF_{variable} is no JSON object") as refused:
+                Settings()
+        assert "hunter2" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_secret_of_a_program_is_in_a_variable_or_in_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match=r"set the variable ORDERS_URL, or ORDERS_URL_FILE to a file"):
+        secret("ORDERS_URL")
+    monkeypatch.setenv("ORDERS_URL", "amqp://me:hunter2@there/")
+    assert secret("ORDERS_URL") == "amqp://me:hunter2@there/"
+    monkeypatch.delenv("ORDERS_URL")
+    (folder / "mounted").write_text("amqp://me:other@there/\n")
+    monkeypatch.setenv("ORDERS_URL_FILE", "mounted")
+    assert secret("ORDERS_URL") == "amqp://me:other@there/"
