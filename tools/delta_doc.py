@@ -29,7 +29,8 @@ and `stormproof audit verify` reads them there. `DeltaSink(path, committer="delt
 ## A table that is made
 
 `DeltaSink(path, partition_by=["day"], properties={"delta.appendOnly": "true"})` makes a missing table so. A table
-that is there keeps its own partitions and properties. A value of a column by which the table is partitioned
+that is there keeps its own partitions and properties. `partition_by` is a column or a list of columns of the
+stream. A value of a column by which the table is partitioned
 becomes part of files' paths. So a message fails with one that is empty, or `__HIVE_DEFAULT_PARTITION__`, which stand for NULL
 there; that has a NUL; of bytes, that is not UTF-8; a decimal with a scale that is below zero, which delta-rs cannot read; or that takes too long a name: `name=value` has 255 bytes at most, where
 each byte of the value counts three times but letters, digits, `.`, `_`, `~` and `-` of ASCII. Several such columns share the
