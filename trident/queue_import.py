@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import Final
 
 import pyarrow as pa
 
 from stormproof.core.errors import UsageError
-from stormproof.core.graph.checks import NAME_MAX_CHARACTERS
+from stormproof.core.graph.checks import fitting_name
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
@@ -18,8 +16,6 @@ from stormproof.sinks.postgres import PostgresSink
 from stormproof.trident.stream import Topology
 
 PAYLOAD: Final = "payload"
-_UNFIT: Final = re.compile(r"[^A-Za-z0-9_.-]")
-_DIGITS: Final = 8
 SCHEMA: Final = pa.schema([pa.field(PAYLOAD, pa.binary())])
 
 
@@ -34,7 +30,7 @@ def import_topology(queue: str, source: Source, name: str | None = None) -> Topo
         TopologyError: it is no source.
     """
     MessageTable(queue)  # refuses what is no queue's name
-    made = Topology(name or _fitting(f"import-{source.name}-into-{queue}"))
+    made = Topology(name or fitting_name(f"import-{source.name}-into-{queue}"))
     stream = made.stream("messages", source)
     found = source.decoder.schema
     if found.names != SCHEMA.names or found.field(0).type not in (pa.binary(), pa.large_binary()):
@@ -45,14 +41,5 @@ def import_topology(queue: str, source: Source, name: str | None = None) -> Topo
         )
     if isinstance(source, PostgresQueue) and source.queue == queue:
         raise UsageError(f"queue {queue} cannot be imported into itself", queue=queue)
-    stream.into(PostgresSink(f'{MESSAGE_SCHEMA}."{queue}"', name=_fitting(f"queue.{queue}")))
+    stream.into(PostgresSink(f'{MESSAGE_SCHEMA}."{queue}"', name=fitting_name(f"queue.{queue}")))
     return made
-
-
-def _fitting(text: str) -> str:
-    """The text as a name; where it cannot be one, what can of it, and a hash of the whole."""
-    fit = _UNFIT.sub("-", text)
-    if fit == text and len(text) <= NAME_MAX_CHARACTERS:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-    return f"{fit[: NAME_MAX_CHARACTERS - _DIGITS - 1]}-{digest}"

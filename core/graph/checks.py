@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -25,6 +26,8 @@ from stormproof.core.user_functions import never_begins, refuse_unfit_call
 NAME_MAX_CHARACTERS: Final = 64
 TASKS_MAX: Final = 1_024
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9_.-]")
+_HASH_DIGITS: Final = 8
 _OF_FIELDS: Final = {UserKind.COMBINER: "init", UserKind.REDUCER: "reduce", UserKind.AGGREGATOR: "aggregate"}
 """Which call of a user's aggregate gets a tuple's fields."""
 
@@ -72,6 +75,17 @@ def checked_name(name: str, what: str) -> str:
             f"{NAME_MAX_CHARACTERS} characters"
         )
     return name
+
+
+def fitting_name(text: str) -> str:
+    """The text as a name, of one that begins with a letter or digit; where it cannot be one, what can of it, and a hash of
+    the whole, so that other texts have other names.
+    """
+    fit = _UNFIT.sub("-", text)
+    if fit == text and len(text) <= NAME_MAX_CHARACTERS:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_HASH_DIGITS]
+    return f"{fit[: NAME_MAX_CHARACTERS - _HASH_DIGITS - 1]}-{digest}"
 
 
 def as_guarantee(guarantee: Guarantee | str, where: str | None = None) -> Guarantee:

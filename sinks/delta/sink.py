@@ -16,6 +16,7 @@ from stormproof.core.arguments import require_flag, require_path, shown
 from stormproof.core.arguments import require_whole as require_number
 from stormproof.core.dataset import DatasetName, at_path
 from stormproof.core.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
+from stormproof.core.graph.checks import fitting_name
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
@@ -145,7 +146,7 @@ class DeltaSink(TableSink):
         if self._table is None:
             self._take(text.rstrip("/") if is_url(text) else str(Path(text).absolute()))
         own_name = Path(text).name if self._table is None else self._table.table
-        self._name = f"delta.{own_name}" if name is None else name
+        self._name = fitting_name(f"delta.{own_name}") if name is None else name
         self._partition_by = () if partition_by in ((), []) else column_names(where, "partition_by", partition_by)
         self._properties = {} if properties is None else _table_properties(where, properties)
         self._committer: AskedCommitter = committer

@@ -8,6 +8,7 @@ from pathlib import Path
 from stormproof.core.arguments import require_flag, require_path, require_whole
 from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import Json, SettingsError, TopologyError
+from stormproof.core.graph.checks import fitting_name
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
@@ -84,7 +85,7 @@ class PostgresSink(TableSink):
             )
         if staging is not None:
             require_path(where, "staging", staging)
-        self._name = f"postgres.{table}" if name is None else name
+        self._name = fitting_name(f"postgres.{self._table}") if name is None else name
         self._database = Database.given(where, database)
         require_flag(where, "content_digests", content_digests)
         self._content_digests = content_digests

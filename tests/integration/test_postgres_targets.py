@@ -110,6 +110,18 @@ def test_a_name_of_any_kind_is_written_and_opened_again_from_its_record(
         assert reader.evidence(0, None).last_txid == 1
 
 
+def test_a_sink_of_a_table_of_any_name_runs_without_a_name_of_its_own(operated: Operated) -> None:
+    names = ['public."a.b"', "Mixed Case", 'say "hi"', "x" * 63, "ж" * 31]
+    t = Topology(NAME)
+    lines = t.stream("lines", source_of(NAME, operated.cell.database))
+    lines.flat_map(str.split, "line", schema="word string").into(*(PostgresSink(name) for name in names))
+    operated.put(b"a b c b")
+    operated.run(t)
+    for name in names:
+        assert operated.sql(f"select count(*) from {TableName.parse(name).quoted}") == [(4,)]
+    assert operated.verify()["violations"] == []
+
+
 @pytest.mark.parametrize("name", ['"a', '"a"b', '""', 'a."', '"a".', '"a"."b"."c"', "a..b", "x\0"])
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(TopologyError, match="name"):
