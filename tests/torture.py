@@ -15,8 +15,8 @@ In this order, each part checked after every misfortune, with a line each (``--o
 ``environment`` every fault of docs/faults.md, in a random order, those on Spark among them
 ``servers`` NATS, Redis, Kafka and RabbitMQ streams, 20 seeds each: the server loses its tail, removes what nobody read,
            gives numbers again, is made again, is restored; what is on record is added up
-``verify`` 10,000 verifications, deep and not deep, of all txids and of the last ones, beside drivers that commit, are killed,
-           fail messages, compact: none may raise an alarm
+``verify`` 10,000 verifications, deep and not deep, of all txids and of the last ones, beside drivers that commit,
+           are killed, fail messages, compact: none may raise an alarm
 ``rows``   500 random Delta tables under 30 random steps each, read by delta-rs, DuckDB and Spark, against a plain model
 
 What is random comes from the seed, which is printed. A round that failed is run again by ``SEED=s ARGS='--only rounds
