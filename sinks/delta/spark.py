@@ -264,7 +264,8 @@ class SparkCommitter:
             self._before = {name: session.conf.get(name, None) for name in settings}
             for name, value in settings.items():
                 session.conf.set(name, value)
-            yield session
+            with _active(session):
+                yield session
 
 
 def spark_runs() -> bool:
@@ -307,6 +308,31 @@ def _new_session(where: str) -> SparkSession:
         session.conf.set(name, value)
     session.conf.set("spark.sql.shuffle.partitions", str(started.sparkContext.defaultParallelism))
     return session
+
+
+@contextmanager
+def _active(session: SparkSession) -> Generator[None]:
+    """Have this thread's active session be this one: under its settings the builder of a MERGE reads its expressions. Under
+    those of the user's session a sum may wrap, or lose digits.
+
+    It is not put back where a signal has cut a call short: see `labelled`.
+    """
+    from pyspark.sql import SparkSession
+
+    jvm: Any = session._jvm  # pyright: ignore[reportPrivateUsage]
+    sessions: Any = SparkSession._get_j_spark_session_class(jvm)  # pyright: ignore[reportPrivateUsage]
+    before = sessions.getActiveSession()
+
+    def put_back() -> None:
+        sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
+
+    sessions.setActiveSession(session._jsparkSession)  # pyright: ignore[reportPrivateUsage]
+    try:
+        yield
+    except Exception:
+        put_back()
+        raise
+    put_back()
 
 
 def spark_literal(text: str) -> str:

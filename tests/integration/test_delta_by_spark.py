@@ -10,6 +10,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from support.delta_tables import BY_SPARK
 from support.sink_harness import SinkHarness
 from support.typed_rows import put
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import SinkMode
+from stormproof.core.errors import SinkRefused, StormproofError
+from stormproof.core.folds import Fold
+from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import FEATURES, Committer
 from stormproof.sinks.delta.session import DeltaSession
@@ -129,3 +131,32 @@ def test_readers_find_the_first_and_the_last_timestamp_that_spark_writes(spark: 
     assert DeltaTable(tmp_path / "t").to_pyarrow_table().cast(rows.schema).sort_by("moment").equals(rows)
     found = duck.connected().execute(f"select * from delta_scan('{tmp_path / 't'}') order by moment").arrow()
     assert pa.table(found).cast(rows.schema).equals(rows)
+
+
+def test_sums_are_exact_whatever_session_of_the_user_is_active(spark: SparkSession, tmp_path: Path) -> None:
+    """One whose sums wrap, and lose digits: with the settings of Spark 3, and with its default of decimals."""
+    from pyspark.sql import SparkSession as Sessions
+
+    users = spark.newSession()
+    users.conf.set("spark.sql.ansi.enabled", "false")
+    value, schema = Decimal("12345678901234567.0123456789"), pa.schema({"w": "string", "n": "int64"})
+    schema = schema.append(pa.field("total", pa.decimal128(38, 10)))
+    input_ = SinkInput(schema, ("w",), {"n": Fold.SUM, "total": Fold.SUM}, SinkMode.FOLD)
+    sink = DeltaSink(tmp_path / "t", name="t", committer="spark")
+
+    def fold(n: int, txid: int) -> None:
+        users.createDataFrame([(1,)], "a int")  # makes their session the active one
+        put(sink, pa.table({"w": ["a"], "n": [n], "total": [value]}, schema=schema), input_, txid=txid)
+
+    try:
+        fold(2**62, 1)
+        fold(1, 2)
+        with pytest.raises(StormproofError):
+            fold(2**62, 3)
+        active = Sessions.getActiveSession()
+        assert active is not None
+        assert active.conf.get("spark.sql.ansi.enabled") == "false"  # theirs again
+    finally:
+        spark.createDataFrame([(1,)], "a int")
+    found = DeltaTable(tmp_path / "t").to_pyarrow_table().select(schema.names).to_pylist()
+    assert found == [{"w": "a", "n": 2**62 + 1, "total": 2 * value}]
