@@ -18,7 +18,8 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | module | question that it answers |
 | --- | --- |
 | `errors`, `guarantee`, `message` | which errors are there; what is promised; what is a message, and why did it fail |
-| `settings`, `arguments`, `schema` | what can be set; is an argument valid; how is a schema read |
+| `settings`, `secrets` | what can be set; is a secret in a variable or in a file |
+| `arguments`, `schema` | is an argument valid; how is a schema read |
 | `user_functions`, `user_errors` | can a user's function be called; what does its exception mean for the message |
 | `machine_faults`, `preflight` | is the machine to blame and not a message; can every machine run a task |
 | `object_probe` | can every machine read and write a folder in an object store |
