@@ -135,8 +135,6 @@ def test_readers_find_the_first_and_the_last_timestamp_that_spark_writes(spark: 
 
 def test_sums_are_exact_whatever_session_of_the_user_is_active(spark: SparkSession, tmp_path: Path) -> None:
     """One whose sums wrap, and lose digits: with the settings of Spark 3, and with its default of decimals."""
-    from pyspark.sql import SparkSession as Sessions
-
     users = spark.newSession()
     users.conf.set("spark.sql.ansi.enabled", "false")
     value, schema = Decimal("12345678901234567.0123456789"), pa.schema({"w": "string", "n": "int64"})
@@ -153,7 +151,7 @@ def test_sums_are_exact_whatever_session_of_the_user_is_active(spark: SparkSessi
         fold(1, 2)
         with pytest.raises(StormproofError):
             fold(2**62, 3)
-        active = Sessions.getActiveSession()
+        active = type(spark).getActiveSession()
         assert active is not None
         assert active.conf.get("spark.sql.ansi.enabled") == "false"  # theirs again
     finally:

@@ -92,7 +92,6 @@ class Life:
     stand: Stand
     rng: random.Random
     name: str
-    outputs: tuple[str, ...]
     told: Counter[str] = field(default_factory=Counter[str])
     newest: int = 0
 
@@ -170,7 +169,7 @@ def beside(server: EmbeddedPostgres, seed: int, number: int) -> Iterator[str]:
             stand.cell = replace(
                 stand.cell, build=made, batch_messages=rng.choice([3, 10]), in_flight=rng.choice([1, 4])
             )
-            one = Life(stand, rng, what, outputs, told)
+            one = Life(stand, rng, what, told)
             before = done
             done += sum(one.run(number - done))
         yield f"{done}/{number} verifications, {done - before} beside {what}"
