@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
 from stormproof.trident.audit.questions import Asked, Question, answered
-from stormproof.trident.audit.source import SourceReader, stored_source
+from stormproof.trident.audit.source import SourceReader, server_ids, stored_source
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
@@ -64,6 +65,8 @@ class ReplaysReport:
     suppressed: tuple[Suppressed, ...]
     left_out: dict[str, int] = field(default_factory=dict[str, int])
     """How many of each a limit left out."""
+    server_ids: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What their server calls messages, by their ids here, where that is on record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ def replays_in(
         ),
         suppressed=tuple(Suppressed(e.txid or 0, e.sink or "", e.at, _micro_batch(e), _key(e)) for e in suppressed),
         left_out=left_out,
+        server_ids=server_ids(snapshot, row, wanted),
     )
 
 

@@ -168,6 +168,7 @@ def history(found: MessageReport) -> Json:
     return plain(
         {
             "message": found.message,
+            "server_id": found.server_id,
             "end": found.end,
             "openings": found.openings,
             "failures": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from stormproof.trident import audit
@@ -216,7 +217,7 @@ def _replays_text(report: ReplaysReport) -> None:
             ["message", "failed", "returned", "reasons", "components", "replayed in", "end", "last error"],
             [
                 (
-                    m.message,
+                    _with_server_id(m.message, report.server_ids),
                     m.times_failed,
                     len(m.returned),
                     ", ".join(sorted({f.reason for f in m.failures})),
@@ -249,6 +250,11 @@ def _replays_text(report: ReplaysReport) -> None:
         say(
             f"older ones are left out (--limit): {', '.join(f'{number} {name}' for name, number in more.items() if number)}"
         )
+
+
+def _with_server_id(message: str, server_ids: Mapping[str, str]) -> str:
+    known = server_ids.get(message)
+    return message if known is None else f"{message} (its server: {known})"
 
 
 def end_text(end: EndState) -> str:
@@ -302,11 +308,13 @@ def _txn_text(report: TxnReport) -> None:
         [(a.attempt, a.epoch, a.expected_messages, len(a.excluded), a.outcome, a.error) for a in report.attempts],
     )
     for row in report.failures:
-        say(f"failed: {row.message} in {row.failure.component}: {row.failure.reason}: {row.failure.error[:200]}")
+        message = _with_server_id(row.message, report.server_ids)
+        say(f"failed: {message} in {row.failure.component}: {row.failure.reason}: {row.failure.error[:200]}")
     for row in report.returned:
-        say(f"returned, no failure counted: {row.message}: {row.failure.error[:200]}")
+        message = _with_server_id(row.message, report.server_ids)
+        say(f"returned, no failure counted: {message}: {row.failure.error[:200]}")
     if report.replayed:
-        say(f"replayed: {', '.join(report.replayed)}")
+        say(f"replayed: {', '.join(_with_server_id(one, report.server_ids) for one in report.replayed)}")
     for event in report.events:
         at = None if event.at is None else cell_text(event.at)
         say(" ".join(str(part) for part in (at, event.kind, event.sink, event.message, event.text) if part))
