@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 
 import pytest
 from support.brokers import until
@@ -14,7 +15,7 @@ from support.source_harness import messages_of
 
 from stormproof import KafkaSource
 from stormproof.core.errors import PositionMismatch, StoreUnavailable
-from stormproof.core.pending.continuity import looks_in
+from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka.scout import SAMPLE
 from stormproof.core.source.protocol import Lease, Limit
@@ -22,6 +23,7 @@ from stormproof.core.source.protocol import Lease, Limit
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sampled(0.05), pytest.mark.timeout(300)]
 
 ANY = Limit(10_000)
+EPOCHS = count(1)
 
 
 @pytest.fixture
@@ -67,6 +69,75 @@ def test_a_partition_that_lost_its_end_and_was_filled_again_is_refused(
     for epoch in (2, 3):
         with pytest.raises(PositionMismatch, match=r"the cluster lost messages that it had given out.* another name"):
             everything(harness.view(epoch=epoch), epoch)
+
+
+def removed_unread(harness: KafkaHarness) -> None:
+    assert len(driven(harness)) == 5
+    harness.put([b"unread"])
+    harness.broker.remove_below(harness.name, 0, 6)
+
+
+def aborted(harness: KafkaHarness) -> None:
+    with harness.broker.transaction(commit=False) as producer:
+        producer.produce(harness.name, b"aborted", partition=0)
+    harness.broker.until_stable(harness.name, 1)
+    assert len(driven(harness)) == 5
+    # As where the markers are counted with the messages before them, which they are if they come soon enough.
+    harness.execute("update stormproof.pending_subscription set position = jsonb_set(position, '{places,0,3}', '7')")
+
+
+def driven(harness: KafkaHarness) -> list[bytes]:
+    """What a driver of its own finds."""
+    harness.views.clear()
+    epoch = next(EPOCHS)
+    source = harness.view(epoch=epoch, on_gap="record")
+    try:
+        return everything(source, epoch)
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize(("end", "is_whole"), [(removed_unread, False), (removed_unread, True), (aborted, False)])
+def test_an_end_without_a_message_that_was_opened_is_not_filled_again_unseen(
+    harness: KafkaHarness, end: Callable[[KafkaHarness], None], is_whole: bool
+) -> None:
+    """The last message that was opened is still the same then."""
+    filled(harness, 5)
+    harness.broker.save(harness.name)
+    end(harness)
+    driven(harness)
+    harness.broker.set_back(harness.name, "" if is_whole else f"data/{harness.name}-0")
+    harness.put([b"new"] * 9)
+    with pytest.raises(PositionMismatch, match="the cluster lost messages that it had given out"):
+        driven(harness)
+
+
+@pytest.mark.parametrize("end", [removed_unread, aborted])
+def test_a_restart_behind_an_end_without_a_message_that_was_opened_is_no_alarm(
+    harness: KafkaHarness, end: Callable[[KafkaHarness], None]
+) -> None:
+    """Negative control."""
+    filled(harness, 5)
+    end(harness)
+    driven(harness)
+    harness.broker.restart()
+    harness.put([b"new"])
+    assert driven(harness) == [b"new"]
+    ((position,),) = harness.execute("select position from stormproof.pending_subscription")
+    assert {one.verdict for one in looks_in(position)} <= {Continuity.REMOVED}
+
+
+def test_a_subscription_that_began_at_an_end_that_was_lost_since_is_refused(harness: KafkaHarness) -> None:
+    filled(harness, 5)
+    harness.broker.save(harness.name)
+    harness.put([b"old"] * 3)
+    source = harness.view(start="latest")
+    assert everything(source, 1) == []
+    source.close()
+    harness.broker.set_back(harness.name, f"data/{harness.name}-0")
+    harness.put([b"new"] * 9)
+    with pytest.raises(PositionMismatch, match="the cluster lost messages that it had given out"):
+        everything(harness.view(epoch=2, start="latest"), 2)
 
 
 def test_it_is_seen_while_a_driver_runs(harness: KafkaHarness) -> None:

@@ -16,7 +16,7 @@ from stormproof.core.pending.continuity import Continuity, Look, Rules
 from stormproof.core.source.kafka.arguments import Start, Topics, start_offset
 from stormproof.core.source.kafka.cluster import Asking, Cluster, Feed, OffsetGone, Partition, Topic
 from stormproof.core.source.kafka.offsets import PLACES_MAX, OffsetRange
-from stormproof.core.source.kafka.position import NOTHING, KafkaPosition, Place, Waits
+from stormproof.core.source.kafka.position import GONE, NOTHING, KafkaPosition, Place, Waits
 from stormproof.core.source.kafka.reader import messages_in, runs_of
 from stormproof.core.source.kafka.scout import Scout
 from stormproof.core.source.protocol import Limit
@@ -72,6 +72,8 @@ class Lookout:
         self._cluster_id = ""
         self._found: dict[str, Topic | None] = {}
         self._noted: list[Look] = []
+        self._removed_in: dict[int, int] = {}
+        """The leader epochs when messages were seen to be removed, by place."""
         self._compared: dict[Partition, int] = {}
         """The leader epochs under which partitions were compared with what was opened of them."""
         self._open: dict[Partition, _Open] = {}
@@ -117,7 +119,9 @@ class Lookout:
         found = {topic: about for topic, about in self._found.items() if about is not None}
         partitions = [(topic, number) for topic, about in sorted(found.items()) for number in about.partitions]
         first = self._first(partitions)
-        places = tuple(Place(*one, first[one], first[one]) for one in partitions)
+        self.asking.ends(partitions)  # for their leader epochs
+        epochs = self.asking.epochs
+        places = tuple(Place(*one, first[one], first[one], epoch=epochs.get(one, NOTHING)) for one in partitions)
         topics = {topic: about.id for topic, about in found.items()}
         return KafkaPosition(self._cluster_id, topics, places)
 
@@ -226,7 +230,7 @@ class Lookout:
                 raise OffsetGone((place.topic, place.partition))
 
     def _compare(self, position: KafkaPosition) -> None:
-        """See that partitions still have the last message that was opened: once a run, and where their leader changed or a
+        """See that partitions still have what lies before their places: once a run, and where their leader changed or a
         connection ended.
         """
         if self.asking.was_cut():
@@ -238,7 +242,7 @@ class Lookout:
             if (partition := (place.topic, place.partition)) in self.ends
             and self._compared.get(partition) != epochs.get(partition, NOTHING)
         }
-        marked = {number: place for number, place in due.items() if place.last != NOTHING}
+        marked = {number: place for number, place in due.items() if place.is_marked}
         if marked:
             self._require_within(marked)
             self._noted += self._rules.decided(self._told(marked))
@@ -247,25 +251,32 @@ class Lookout:
             self._compared[partition] = epochs.get(partition, NOTHING)
 
     def _told(self, marked: Mapping[int, Place]) -> list[Look]:
-        """What the last message that was opened tells of a partition; where it is gone, the broker's leader epochs do."""
-        found = self._last_of({number: place for number, place in marked.items() if place.checksum != NOTHING})
-        rewound = [number for number, checksum in found.items() if checksum != marked[number].checksum]
-        left = {number: place for number, place in marked.items() if number not in found}
-        rewound += self._truncated({number: place for number, place in left.items() if place.epoch != NOTHING})
+        """What the last message tells of a partition; where it is gone, or not right before the place, leader epochs do."""
+        first = self.asking.earliest((place.topic, place.partition) for place in marked.values())
+        kept = {n: place for n, place in marked.items() if first[place.topic, place.partition] <= place.last}
+        found = self._last_of({n: place for n, place in kept.items() if place.checksum >= 0})
+        rewound = {n for n, checksum in found.items() if checksum != marked[n].checksum}
+        # A leader's log never begins earlier than it did.
+        rewound |= {n for n, place in kept.items() if place.checksum == GONE and self._is_leader_of(place)}
+        left = {
+            n: place for n, place in marked.items() if n not in rewound and not (n in found and place.is_behind_last)
+        }
+        known = {n: place for n, place in left.items() if place.epoch != NOTHING}
+        rewound.update(self._truncated({n: p for n, p in known.items() if first[p.topic, p.partition] <= p.next}))
         looks = [
             Look(
                 Continuity.REWOUND,
-                f"{_named(marked[number])} has other messages than were opened up to offset {marked[number].last}: the "
+                f"{_named(marked[number])} has other messages than were there up to offset {marked[number].next - 1}: the "
                 "cluster lost messages that it had given out, and gives their offsets again",
                 place=number,
             )
-            for number in rewound
+            for number in sorted(rewound)
         ]
         return looks + [
             Look(
                 Continuity.UNKNOWN,
                 f"{_named(place)}: whether the cluster lost messages and gave their offsets again cannot be told: the one "
-                f"at offset {place.last} was removed, and the broker tells no leader epochs",
+                f"at offset {place.next - 1} is not there, and the broker tells no leader epochs",
                 behind=str(place.last),
                 place=number,
             )
@@ -273,14 +284,12 @@ class Lookout:
             if place.epoch == NOTHING
         ]
 
+    def _is_leader_of(self, place: Place) -> bool:
+        return self.asking.epochs.get((place.topic, place.partition), NOTHING) == place.epoch != NOTHING
+
     def _truncated(self, places: Mapping[int, Place]) -> list[int]:
         """The places before which the broker's log was cut, by its history of leader epochs."""
-        first = self.asking.earliest((place.topic, place.partition) for place in places.values())
-        left = {
-            one: number
-            for number, place in places.items()
-            if first[one := (place.topic, place.partition)] <= place.next
-        }
+        left = {(place.topic, place.partition): number for number, place in places.items()}
         cut: list[int] = []
         if not left:
             return cut
@@ -305,11 +314,9 @@ class Lookout:
 
     def _last_of(self, places: Mapping[int, Place]) -> dict[int, int]:
         """Checksums of the last messages that were opened, by place; of those that are there."""
-        first = self.asking.earliest((place.topic, place.partition) for place in places.values())
         ranges = [
             OffsetRange(place.topic, place.partition, number, place.last, place.last + 1, 1, 0)
             for number, place in places.items()
-            if first[place.topic, place.partition] <= place.last
         ]
         read = messages_in(self._cluster, ranges)
         return {number: _checksum(messages[0]) for number, messages in read.items() if messages}
@@ -323,6 +330,8 @@ class Lookout:
         }
         if not missing:
             return position
+        first = self.asking.earliest((place.topic, place.partition) for place in missing.values())
+        missing = {n: place for n, place in missing.items() if first[place.topic, place.partition] <= place.last}
         found = self._last_of(missing)
         return position.with_places({n: replace(missing[n], checksum=checksum) for n, checksum in found.items()})
 
@@ -388,12 +397,16 @@ class Lookout:
             )
         topics = {**position.topics, **{place.topic: _id_of(self._found, place.topic) for place in new}}
         grown = replace(position, places=(*position.places, *new), topics=topics)
-        return grown.noted([one for one in self._noted if _is_next(one, grown)])
+        return grown.noted([one for one in self._noted if _is_next(one, grown)], self._removed_in)
 
     def _missing(self, place: Place, position: KafkaPosition) -> None:
         """An offset to read is not there: retention took it, which is refused or put on record."""
         partition = (place.topic, place.partition)
+        epoch = self.asking.epochs.get(partition, NOTHING)
         first = self.asking.earliest([partition])[partition]
+        self.asking.ends([partition])
+        if self.asking.epochs.get(partition, NOTHING) != epoch:
+            return  # the leader changed meanwhile: which of them has removed what is not known; the next look asks again
         if first <= place.next:  # the topic is another one by now, or ends before the position
             self.search()
             self.as_found(position)
@@ -413,6 +426,7 @@ class Lookout:
         behind, number = str(place.next - 1), position.places.index(place)
         look = Look(Continuity.REMOVED, text, first - place.next, behind, str(first), number)
         self._noted += self._rules.decided([look])
+        self._removed_in[number] = epoch
 
 
 def _named(place: Place) -> str:

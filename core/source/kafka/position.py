@@ -11,14 +11,17 @@ from stormproof.core.pending.continuity import Continuity, Look, looks_in, with_
 from stormproof.core.pending.rows import At
 
 NOTHING: Final = -1
+GONE: Final = -2
+"""In place of a checksum: the message was removed before it was opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """One partition: the offset that the subscription began with, and the first one that was never opened.
 
-    `last` is the offset of the last message that was opened, `checksum` that message's, and `epoch` the partition's leader
-    epoch when it was opened; `NOTHING` where it is not known. They tell a partition that lost its end and was filled again.
+    `last` is the offset of the last message that was opened, or was seen to be removed, `checksum` that message's, and
+    `epoch` the partition's leader epoch when the place came to `next`; `NOTHING` where it is not known. They tell a
+    partition that lost its end and was filled again.
     """
 
     topic: str
@@ -28,6 +31,16 @@ class Place:
     last: int = NOTHING
     checksum: int = NOTHING
     epoch: int = NOTHING
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether something that was seen of the partition lies before the place, which it has to have still."""
+        return self.next > 0 and (self.last, self.epoch) != (NOTHING, NOTHING)
+
+    @property
+    def is_behind_last(self) -> bool:
+        """Whether `last` is right before the place. A transaction's marker may be between, of which `last` says nothing."""
+        return self.last != NOTHING and self.next == self.last + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +77,22 @@ class KafkaPosition:
         """Offsets between what was opened and the ends; those without a message are among them."""
         return sum(max(0, end - place.next) for place, end in zip(self.places, self.ends, strict=False))
 
-    def moved(self, to: Mapping[int, int]) -> KafkaPosition:
-        """With other offsets to open next, by place; behind messages that were not opened."""
-        return self.with_places(
-            {
-                n: Place(was.topic, was.partition, was.first, next_)
-                for n, next_ in to.items()
-                for was in [self.places[n]]
-            }
-        )
-
     def with_places(self, changed: Mapping[int, Place]) -> KafkaPosition:
         """With these places in place of those of their numbers."""
         return replace(self, places=tuple(changed.get(number, place) for number, place in enumerate(self.places)))
 
-    def noted(self, looks: Sequence[Look]) -> KafkaPosition:
-        """With these on record, and places behind what was removed."""
+    def noted(self, looks: Sequence[Look], epochs: Mapping[int, int]) -> KafkaPosition:
+        """With these on record, and places behind what was removed; `epochs` are the leader epochs then, by place."""
         on_record = looks_in(with_looks(self.to_json(), looks))
-        stops = {one.place: int(one.before) for one in looks if one.verdict is Continuity.REMOVED}
-        return replace(self.moved(stops), looks=tuple(on_record))
+        moved = {
+            one.place: replace(
+                self.places[one.place], next=next_, last=next_ - 1, checksum=GONE, epoch=epochs[one.place]
+            )
+            for one in looks
+            if one.verdict is Continuity.REMOVED
+            for next_ in [int(one.before)]
+        }
+        return replace(self.with_places(moved), looks=tuple(on_record))
 
     def to_json(self) -> At:
         """For the store."""
