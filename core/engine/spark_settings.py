@@ -74,8 +74,23 @@ ELSEWHERE: Final = {
 LISTS: Final = ("spark.jars", "spark.jars.packages", "spark.sql.extensions")
 """A user's values of these are added to ours."""
 
-REDACTED: Final = "(?i)secret|password|token|access[.]?key"
-"""Spark's own default of `spark.redaction.regex`: names of what it hides in its page and its logs."""
+HIDDEN_NAMES: Final = (
+    r"secret|passw|passphrase|token|[._]sas[._]|(?:access|account|api|encryption|private|shared|storage)[._-]?key"
+    r"|database_url|storage_options|stormproof_spark|connection[._]?string"
+)
+"""Settings with such names hold secrets: Spark's own default, what stores' keys are called, and variables of executors."""
+
+HIDDEN_VALUES: Final = (
+    r"(?<!abfss|wasbs)(?<!abfs|wasb)://[^\s/@]+@"  # before the @ of an address of Azure's stands a container
+    r"|(?:password|passwd|pwd|sig|AccountKey|SharedAccessKey)="
+)
+"""Values with secrets: an address with a password or a token, a signed query, a connection string."""
+
+REDACTION: Final = "spark.redaction.regex"
+"""Spark's setting for what it hides in its page and its logs: where this is found, in a name or in a value."""
+
+AT_START: Final = ("spark.driver.", "spark.jars", "spark.submit.")
+"""What Spark reads while its JVM starts, from the command line alone: hidden there by their names, not by their values."""
 
 
 def is_local(master: str) -> bool:
@@ -92,8 +107,8 @@ def session_settings(
     variables (default: this process's).
 
     Raises:
-        SettingsError: a setting that exactly-once rests on has another value; the master is given as one; or they ask for
-            Spark Connect, or for a driver elsewhere.
+        SettingsError: a setting that exactly-once rests on has another value; the master is given as one; they ask for Spark
+            Connect, or for a driver elsewhere; or `spark.redaction.regex` is no regular expression.
     """
     environment = os.environ if environment is None else environment
     if "spark.master" in settings.spark:
@@ -126,23 +141,33 @@ def session_settings(
         parts = [part.strip() for part in (*ours.get(name, "").split(","), *theirs.get(name, "").split(","))]
         if name in theirs:
             theirs[name] = ",".join(dict.fromkeys(part for part in parts if part))
-    return {**ours, **theirs, "spark.master": master}
+    return {**ours, **theirs, REDACTION: _redaction(theirs.get(REDACTION)), "spark.master": master}
+
+
+def _redaction(theirs: str | None) -> str:
+    """What Spark hides: what we know of, and what the user's own expression finds."""
+    ours = f"(?i:{HIDDEN_NAMES}|{HIDDEN_VALUES})"
+    try:
+        return ours if theirs is None else re.compile(f"{re.compile(theirs).pattern}|{ours}").pattern
+    except re.error as error:
+        raise SettingsError(
+            f"{REDACTION} is no regular expression that Python reads, too: {error}", setting=REDACTION
+        ) from error
 
 
 def without_secrets(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings without those that Spark itself would hide, which no command line may have: everybody sees those.
+    """The settings that may be on a command line, which everybody on a machine sees.
 
-    Raises:
-        SettingsError: `spark.redaction.regex` is no regular expression.
+    Left out are those whose name `spark.redaction.regex` matches, and those whose value has a secret, but for what Spark
+    reads from the command line alone (`AT_START`).
     """
-    try:
-        secret = re.compile(settings.get("spark.redaction.regex", REDACTED))
-    except re.error as error:
-        raise SettingsError(
-            f"spark.redaction.regex is no regular expression that Python reads, too: {error}",
-            setting="spark.redaction.regex",
-        ) from error
-    return {name: value for name, value in settings.items() if not secret.search(name)}
+    hidden = re.compile(settings[REDACTION])
+    secret = re.compile(HIDDEN_VALUES, re.IGNORECASE)
+    return {
+        name: value
+        for name, value in settings.items()
+        if not hidden.search(name) and (name.startswith(AT_START) or not secret.search(value))
+    }
 
 
 def _refuse_spark_connect(master: str, theirs: Mapping[str, str], environment: Mapping[str, str]) -> None:

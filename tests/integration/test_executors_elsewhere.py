@@ -133,26 +133,46 @@ def test_tables_in_an_object_store_outlive_an_executor_that_dies(
 
 
 SHOWS: Final = """
-import json, psutil
+import json, urllib.request
+from pathlib import Path
+import psutil
 from stormproof.core.engine.spark import spark_session
 from stormproof.core.settings import Settings
-session = spark_session(Settings(master="local[1]", spark={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.mine": "shown"}))
-known = session.sparkContext.getConf().get("spark.hadoop.fs.s3a.secret.key")
-hadoop = session.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.secret.key")
+secrets = {
+    "spark.hadoop.fs.s3a.secret.key": "hush",
+    "spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net": "hush",
+    "spark.hadoop.fs.azure.sas.orders.shop.blob.core.windows.net": "hush",
+    "spark.executorEnv.STORMPROOF_DATABASE_URL": "postgresql://shop:hush@db/shop",
+    "spark.executorEnv.BROKER": "nats://hush@broker:4222",
+    "spark.mine.blob": "https://shop.blob.core.windows.net/orders?sig=hush",
+    "spark.mine.hidden": "hush",
+}
+others = {"spark.mine": "shown", "spark.redaction.regex": "hidden", "spark.ui.enabled": "true", "spark.ui.port": "0"}
+session = spark_session(Settings(master="local[1]", spark=secrets | others))
+context = session.sparkContext
+conf = context.getConf()
 def line(process):
     try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return Path(f"/proc/{process.pid}/cmdline").read_text() if Path("/proc").exists() else " ".join(process.cmdline())
+    except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):  # it has ended meanwhile
         return ""
 lines = [line(process) for process in psutil.Process().children(recursive=True)]
-print(json.dumps([known, hadoop, any("hush" in line for line in lines), any("spark.mine=shown" in line for line in lines)]))
+page = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/environment"
+with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(page, timeout=60) as answer:
+    environment = answer.read().decode()
+print(json.dumps({
+    "known": [conf.get(name) == value for name, value in secrets.items()],
+    "hadoop": context._jsc.hadoopConfiguration().get("fs.s3a.secret.key"),
+    "command lines": [any(word in line for line in lines) for word in ("hush", "spark.mine=shown")],
+    "page": [word in environment for word in ("hush", '"shown"')],
+}))
 session.stop()
 """
 
 
-def test_a_secret_among_sparks_settings_is_on_no_command_line() -> None:
+def test_a_secret_among_sparks_settings_is_on_no_command_line_and_not_in_its_page() -> None:
     shown, _ = ended([sys.executable, "-c", SHOWS])
-    assert shown == ["hush", "hush", False, True]
+    assert shown == {"known": [True] * 7, "hadoop": "hush", "command lines": [False, True], "page": [False, True]}
 
 
 def test_spark_submit_gives_its_settings(words: Callable[..., CommandLine], database: Database, tmp_path: Path) -> None:

@@ -57,18 +57,61 @@ def test_secrets_among_them_are_not_shown() -> None:
     assert "hush" not in repr(settings) + str(settings)
 
 
-def test_secrets_are_told_from_the_others_as_spark_does() -> None:
-    keys = {
-        "spark.hadoop.fs.s3a.secret.key": "hush",
-        "spark.hadoop.fs.s3a.access.key": "hush",
-        "spark.ssl.keyPassword": "hush",
-    }
-    public = {"spark.executor.memory": "4g"}
-    assert without_secrets(keys | public) == public
-    own = {"spark.redaction.regex": "mine", "spark.mine": "hush", "spark.token": "shown"}
-    assert without_secrets(own).keys() == {"spark.redaction.regex", "spark.token"}
+HIDDEN = {
+    "spark.hadoop.fs.s3a.secret.key": "hush",
+    "spark.hadoop.fs.s3a.access.key": "hush",
+    "spark.hadoop.fs.s3a.session.token": "hush",
+    "spark.hadoop.fs.s3a.encryption.key": "hush",
+    "spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net": "hush",
+    "spark.hadoop.fs.azure.sas.orders.shop.blob.core.windows.net": "hush",
+    "spark.hadoop.fs.azure.sas.fixed.token.shop.dfs.core.windows.net": "hush",
+    "spark.hadoop.fs.azure.account.oauth2.client.secret": "hush",
+    "spark.hadoop.google.cloud.auth.service.account.private.key": "hush",
+    "spark.ssl.keyPassword": "hush",
+    "spark.executorEnv.STORMPROOF_DATABASE_URL": "hush",
+    "spark.executorEnv.STORMPROOF_LINEAGE_API_KEY": "hush",
+    "spark.executorEnv.STORMPROOF_STORAGE_OPTIONS": '{"AWS_SESSION": "hush"}',
+    "spark.executorEnv.PGPASSWORD": "hush",
+    "spark.executorEnv.AWS_SECRET_ACCESS_KEY": "hush",
+    "spark.executorEnv.AZURE_STORAGE_KEY": "hush",
+    "spark.executorEnv.AZURE_STORAGE_CONNECTION_STRING": "hush",
+    "spark.executorEnv.LEDGER": "postgresql://shop:hush@db/shop",
+    "spark.executorEnv.BROKER": "nats://hush@broker:4222",
+    "spark.mine.jdbc": "jdbc:postgresql://db/shop?user=shop&password=hush",
+    "spark.mine.blob": "https://shop.blob.core.windows.net/orders?sv=2024&sig=hush",
+    "spark.mine.bus": "Endpoint=sb://shop/;SharedAccessKeyName=all;SharedAccessKey=hush",
+}
+PUBLIC = {
+    "spark.executor.memory": "4g",
+    "spark.eventLog.dir": "abfss://logs@shop.dfs.core.windows.net/spark",
+    "spark.jars": "/home/token/a.jar",
+    "spark.driver.extraJavaOptions": "-Djavax.net.ssl.trustStorePassword=changeit",  # the JVM reads it there alone
+    "spark.kubernetes.container.image": "registry.example/shop@sha256:00",
+    "spark.hadoop.fs.s3a.endpoint": "https://s3.example:9000",
+}
+
+
+def test_secrets_are_told_from_the_others_by_name_and_by_value() -> None:
+    found = session_settings(Settings(spark=HIDDEN | PUBLIC), [], {})
+    shown = without_secrets(found)
+    assert found.items() >= HIDDEN.items()
+    assert "hush" not in str(shown)
+    assert shown.keys() == found.keys() - HIDDEN.keys()
+
+
+@pytest.mark.parametrize("own", ["mine", "(?i)MINE", "(?:mine)|yours"])
+def test_an_own_expression_for_secrets_is_added_to_ours(own: str) -> None:
+    theirs = {"spark.redaction.regex": own, "spark.mine": "hush", "spark.token": "hush", "spark.a": "shown"}
+    for found in (session_settings(Settings(spark=theirs), JARS, {}), session_settings(Settings(), JARS, theirs)):
+        assert found["spark.redaction.regex"].startswith(own)
+        assert "hush" not in str(without_secrets(found))
+        assert without_secrets(found)["spark.a"] == "shown"
+
+
+@pytest.mark.parametrize("own", ["(", "[", "*"])
+def test_an_own_expression_that_is_none_is_refused(own: str) -> None:
     with pytest.raises(SettingsError, match=r"spark\.redaction\.regex"):
-        without_secrets({"spark.redaction.regex": "("})
+        session_settings(Settings(spark={"spark.redaction.regex": own}), JARS, {})
 
 
 def test_a_users_setting_goes_before_ours_and_lists_are_joined() -> None:
