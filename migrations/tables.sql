@@ -46,6 +46,31 @@ COMMENT ON COLUMN stormproof.event.error IS 'class and text of the exception';
 COMMENT ON COLUMN stormproof.event.input IS 'the beginning of the message''s payload';
 COMMENT ON COLUMN stormproof.event.detail IS 'what else there is to know of this kind of event';
 
+CREATE TABLE stormproof.forgotten (
+  number BIGSERIAL NOT NULL,
+  what TEXT NOT NULL,
+  name TEXT NOT NULL,
+  life TEXT NOT NULL,
+  at TIMESTAMP WITH TIME ZONE NOT NULL,
+  by TEXT NOT NULL,
+  why TEXT NOT NULL,
+  removed JSONB NOT NULL,
+  kept JSONB NOT NULL,
+  CONSTRAINT pk_forgotten PRIMARY KEY (number),
+  CONSTRAINT ck_forgotten_what_known CHECK (what in ('topology', 'subscription'))
+);
+CREATE INDEX ix_forgotten_life ON stormproof.forgotten (life);
+COMMENT ON TABLE stormproof.forgotten IS 'one row a topology or subscription that an operator had the ledger forget';
+COMMENT ON COLUMN stormproof.forgotten.number IS 'later ones are higher';
+COMMENT ON COLUMN stormproof.forgotten.what IS 'topology, or subscription: of a queue';
+COMMENT ON COLUMN stormproof.forgotten.name IS 'the topology''s, or the queue''s';
+COMMENT ON COLUMN stormproof.forgotten.life IS 'the topology''s incarnation, or the subscription';
+COMMENT ON COLUMN stormproof.forgotten.at IS 'when';
+COMMENT ON COLUMN stormproof.forgotten.by IS 'who';
+COMMENT ON COLUMN stormproof.forgotten.why IS 'why, in that person''s words';
+COMMENT ON COLUMN stormproof.forgotten.removed IS 'rows that were removed, by table';
+COMMENT ON COLUMN stormproof.forgotten.kept IS 'what stayed outside of the ledger, as it was shown';
+
 CREATE TABLE stormproof.reject (
   id BIGSERIAL NOT NULL,
   incarnation TEXT NOT NULL,
@@ -74,7 +99,7 @@ CREATE TABLE stormproof.reject (
 CREATE INDEX ix_reject_incarnation_message ON stormproof.reject (incarnation, message);
 CREATE INDEX ix_reject_incarnation_txid_sink ON stormproof.reject (incarnation, txid, sink);
 CREATE INDEX ix_reject_open ON stormproof.reject (incarnation) WHERE state = 'open';
-COMMENT ON TABLE stormproof.reject IS 'messages that a sink does not hold, since its table refuses a row of theirs; never removed by the library';
+COMMENT ON TABLE stormproof.reject IS 'messages that a sink does not hold, since its table refuses a row of theirs; removed with their topology alone';
 COMMENT ON COLUMN stormproof.reject.id IS 'later ones are higher';
 COMMENT ON COLUMN stormproof.reject.incarnation IS 'of the topology';
 COMMENT ON COLUMN stormproof.reject.txid IS 'the batch in which the sink rejected it';
@@ -528,6 +553,7 @@ CREATE TABLE stormproof.queue (
   server TEXT NOT NULL,
   timeline BIGINT NOT NULL,
   xid_shift BIGINT DEFAULT 0 NOT NULL,
+  schema TEXT,
   PRIMARY KEY (queue)
 );
 COMMENT ON TABLE stormproof.queue IS 'one row a queue';
@@ -537,6 +563,7 @@ COMMENT ON COLUMN stormproof.queue.created_at IS 'when it was made';
 COMMENT ON COLUMN stormproof.queue.server IS 'system identifier of the server whose numbers the messages carry';
 COMMENT ON COLUMN stormproof.queue.timeline IS 'and its timeline';
 COMMENT ON COLUMN stormproof.queue.xid_shift IS 'added to the server''s own transaction numbers: restored messages stay below new ones';
+COMMENT ON COLUMN stormproof.queue.schema IS 'what its messages are, as its maker said; null: that was not said';
 
 CREATE TABLE stormproof.queue_adoption (
   number BIGINT GENERATED ALWAYS AS IDENTITY,
@@ -617,7 +644,7 @@ CREATE TABLE stormproof.dead_letter (
   CONSTRAINT dead_letter_edited CHECK ((new_payload is not null) = (disposal is not distinct from 'edit'))
 );
 CREATE INDEX dead_letter_waiting ON stormproof.dead_letter (kind, source, subscription, id) WHERE disposal is null;
-COMMENT ON TABLE stormproof.dead_letter IS 'messages that failed too often; never removed by the library';
+COMMENT ON TABLE stormproof.dead_letter IS 'messages that failed too often; removed with their reader alone';
 COMMENT ON COLUMN stormproof.dead_letter.number IS 'later ones are higher';
 COMMENT ON COLUMN stormproof.dead_letter.kind IS 'the connector''s: queue, files, ...';
 COMMENT ON COLUMN stormproof.dead_letter.source IS 'the source''s name among its kind';

@@ -245,12 +245,14 @@ class PendingSource(Connector):
 
         Raises:
             Fenced: the lease lapsed and its messages were handed to another, or it belongs to another epoch.
-            UsageError: a message that is named as failed is not in the slice; nothing was changed.
+            UsageError: a message that is named as failed is not in the slice, or the subscription was removed meanwhile;
+                nothing was changed.
         """
         who = self._who()
         with self._store.rows(who, tx) as rows:
             row = rows.take(lease, delete=True)
             if row is None:
+                self._locked(rows, who, lease.epoch)
                 self._explain(rows.fate(lease), who, lease)
                 return Resolution()
             resolution = self._failed(rows, row, failed) if failed else Resolution()

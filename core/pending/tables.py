@@ -187,5 +187,5 @@ dead_letter = Table(
     ),
     CheckConstraint("(new_payload is not null) = (disposal is not distinct from 'edit')", name="dead_letter_edited"),
     Index("dead_letter_waiting", "kind", "source", "subscription", "id", postgresql_where=text("disposal is null")),
-    comment="messages that failed too often; never removed by the library",
+    comment="messages that failed too often; removed with their reader alone",
 )

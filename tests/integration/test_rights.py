@@ -45,6 +45,8 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "queue peek": (NAME,),
     "queue stats": (NAME,),
     "queue list": (),
+    "queue create": (NAME, "--schema", "line string"),
+    "queue unsubscribe": (NAME, "a reader", "--by", "ann"),
     "queue adopt": (NAME,),
     "audit verify": (NAME,),
     "audit replays": (NAME,),
@@ -82,6 +84,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "ledger accept-loss": (NAME,),
     "ledger adopt-table": (NAME, "postgres-append"),
     "ledger prune": (NAME, "--older-than", "1d"),
+    "forget": (NAME, "--by", "ann"),
 }
 """Commands that reach the database, with arguments with which an owner gets past the rights."""
 OTHERS: Final = {
@@ -135,7 +138,7 @@ DENIED: Final = {
     RoleKind.PRODUCER: set(COMMANDS) - PUTS - {"ledger migrate"},
     RoleKind.AUDITOR: set(COMMANDS)
     - READS
-    - {"ledger migrate", "queue adopt", "retry", "ledger retry", "rejects retry", "rejects drop"}
+    - {"ledger migrate", "queue adopt", "queue unsubscribe", "retry", "ledger retry", "rejects retry", "rejects drop"}
     - {"resume", "drain", "stop"},
     RoleKind.DRIVER: set[str](),
 }

@@ -1,4 +1,4 @@
-"""Everything that a folder and a database hold, so that two looks tell whether anything at all was changed between them."""
+"""All that a folder and a database hold: whether anything was changed between two looks, and which tables name something."""
 
 from __future__ import annotations
 
@@ -39,3 +39,18 @@ def everything(folder: Path, database: Database) -> Held:
                 )
                 held[f"{schema}.{name}: rows"] = (columns, connection.execute(query).fetchall())
     return held
+
+
+def rows_that_name(database: Database, name: str) -> dict[str, int]:
+    """Each table of the database that has a row in which the text stands anywhere, with the number of such rows."""
+    found = dict[str, int]()
+    with at(database) as connection:
+        for schema, table, kind, *_ in connection.execute(_RELATIONS).fetchall():
+            if kind == "r":
+                query = sql.SQL("select count(*) from {} t where strpos(t::text, %s) > 0").format(
+                    sql.Identifier(schema, table)
+                )
+                ((count,),) = connection.execute(query, (name,)).fetchall()
+                if count:
+                    found[f"{schema}.{table}"] = count
+    return found

@@ -131,6 +131,8 @@ def test_every_persons_decision_is_on_the_page_or_says_why_not() -> None:
         *("ledger accept-change", "ledger accept-loss", "ledger adopt-table", "ledger release-table", "ledger prune"),
     }
     assert len(ACTIONS) == len(commands)
-    assert set(ON_THE_COMMAND_LINE) == {"compact", "vacuum", "repair", "queue adopt", "ledger migrate"}
+    assert set(ON_THE_COMMAND_LINE) == {
+        *("compact", "vacuum", "repair", "queue adopt", "ledger migrate", "forget", "queue unsubscribe"),
+    }
     with pytest.raises(UsageError, match="there is no decision"):
         action_of("explode")

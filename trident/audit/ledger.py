@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.sink import PreparedFile
+from stormproof.trident.ledger import forgetting
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.database import known_error
@@ -142,7 +143,9 @@ class LedgerSnapshot:
         row = self.connection.execute(sa.select(t.topology).where(t.topology.c.name == name)).one_or_none()
         if row is None:
             known = ", ".join(topology.name for topology in self.topologies()) or "none; it was never run here"
-            raise UsageError(f"the ledger knows no topology {name!r}; known: {known}", topology=name)
+            gone = forgetting.of_name(self.connection, name)
+            why = "" if gone is None else f" (it was {gone})"
+            raise UsageError(f"the ledger knows no topology {name!r}{why}; known: {known}", topology=name)
         return _to_topology(row)
 
     def sinks(self, incarnation: str) -> tuple[SinkBinding, ...]:

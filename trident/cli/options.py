@@ -45,6 +45,7 @@ QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's nam
 By = Annotated[
     str, typer.Option(callback=operator, help="Who decides, for the records; default: the user at the keyboard.")
 ]
+ByWhom = Annotated[str, typer.Option("--by", callback=operator, help="Who decides, for the records.")]
 Why = Annotated[str, typer.Option(callback=_storable, help="Why, for the records.")]
 Txid = Annotated[int, typer.Argument(metavar="TXID", help="The batch's number, as `status` and `audit` show it.")]
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name, as `status` shows it.")]

@@ -1,4 +1,4 @@
-"""`queue put|peek|stats|list|adopt`."""
+"""`queue create|put|peek|stats|list|adopt`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,31 @@ def put_lines(queue: str, source: str, *, as_json: bool) -> None:
     emit(report, as_json=as_json, text=lambda: say(f"{queue}: {counted(receipt.messages, 'message')} put{ids}"))
 
 
+def create(queue: str, schema: str | None, *, as_json: bool) -> None:
+    """Make a queue, and keep what its messages are."""
+    with (
+        opened(makes=True) as stores,
+        closing(PostgresQueue(queue, schema or "line string", database=stores.database)) as made,
+    ):
+        made.make_ready()
+        with stores.engine.begin() as connection:
+            named = {"queue": queue, "schema": schema}
+            connection.execute(
+                sa.text("update stormproof.queue set schema = :schema where queue = :queue and schema is null"), named
+            )
+            kept = connection.execute(
+                sa.text("select schema from stormproof.queue where queue = :queue"), named
+            ).scalar_one()
+    if schema not in (None, kept):
+        raise UsageError(
+            f"queue {queue} was made with the schema {kept!r}; nothing was changed", queue=queue, schema=kept
+        )
+    code = f"PostgresQueue({queue!r})" if kept is None else f"PostgresQueue({queue!r}, {kept!r})"
+    report = {"queue": queue, "schema": kept, "table": made.table.sql}
+    text = f"{queue} is there: its messages lie in {made.table.sql} (column payload, bytea); it is read by {code}"
+    emit(report, as_json=as_json, text=lambda: say(text))
+
+
 def peek(queue: str, count: int, *, as_json: bool) -> None:
     """Show the first messages."""
     with opened() as stores, closing(PostgresQueue(queue, database=stores.database)) as of:
@@ -60,7 +85,7 @@ def stats(queue: str, *, as_json: bool) -> None:
     def text() -> None:
         say(
             f"{queue}: {counted(found.messages_put, 'id')} given out, {counted(found.partitions, 'partition')}, "
-            f"{counted(found.bytes_on_disk, 'byte')}"
+            f"{counted(found.bytes_on_disk, 'byte')}" + (f", of {found.schema}" if found.schema else "")
         )
         table(
             ["topology", "subscription", "ready", "pending", "waiting", "dead"],

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stormproof.trident.cli.options import AsJson, By, QueueName, Why
+from stormproof.trident.cli.options import AsJson, By, ByWhom, QueueName, Why
 
 app = typer.Typer(help="Put messages into a queue, and look at it.", no_args_is_help=True)
 
@@ -24,6 +24,27 @@ def queue_put(
     from stormproof.trident.cli.queue import put_lines
 
     put_lines(queue, lines, as_json=as_json)
+
+
+@app.command("create")
+def queue_create(
+    queue: QueueName,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCHEMA", help="What its messages are, as its readers declare it: kept, and shown by stats."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a queue before its first message or reader: for producers in SQL, an outbox, or another role.
+
+    One that is there stays as it is; a schema that differs from the one on record is refused.
+    Example: stormproof queue create orders --schema "order_id long, total decimal(10, 2)"
+    """
+    from stormproof.trident.cli.queue import create
+
+    create(queue, schema, as_json=as_json)
 
 
 @app.command("import")
@@ -92,6 +113,28 @@ def queue_list(as_json: AsJson = False) -> None:
     from stormproof.trident.cli.queue import list_queues
 
     list_queues(as_json=as_json)
+
+
+@app.command("unsubscribe")
+def queue_unsubscribe(
+    queue: QueueName,
+    subscription: Annotated[
+        str, typer.Argument(metavar="SUBSCRIPTION", help="The reader's name, as `queue stats` shows it.")
+    ],
+    *,
+    by: ByWhom,
+    why: Why = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a queue's reader that belongs to no topology here; what was pending, waiting or dead of it is removed, too.
+
+    The queue keeps nothing back for it any more. A topology's reader goes with it: stormproof forget. A program that
+    subscribes under the name again reads the queue from its start. Example: stormproof queue unsubscribe orders old --by ann
+    """
+    from stormproof.trident.cli.operate import unsubscribe
+
+    unsubscribe(queue, subscription, dry_run=dry_run, by=by, why=why, as_json=as_json)
 
 
 @app.command("adopt")

@@ -12,5 +12,6 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 | `blocked`, `skips` | retry a blocked batch; give up its rows at a sink |
 | `losses` | accept what a source's server removed, or may have |
 | `starts` | adopt another incarnation's rows; accept a changed graph |
+| `forget` | what the ledger forgets: a topology, a queue's subscription |
 | `adopt_table`, `release_table` | which table is a sink's own |
 """

@@ -58,11 +58,20 @@ def release_table(stores: Stores, topology: str, sink: str, *, by: str, why: str
         UsageError: as `require_releasable`.
     """
     row, binding = require_releasable(stores, topology, sink)
+    return release_unused(stores, row, binding, by=by, why=why)
+
+
+def release_unused(stores: Stores, row: TopologyRow, binding: SinkBinding, *, by: str, why: str) -> TableReleased:
+    """The same, of a topology whose driver is known to have ended.
+
+    Raises:
+        UsageError: something was written to the table, or is about to be.
+    """
     released = _release(stores, row, binding)
     with stores.transaction(row) as tx:
-        _require_unused(tx, topology, sink)
-        kept.unbind(tx, sink, by=by, why=why)
-    return TableReleased(topology, sink, binding.target, released, by, why)
+        _require_unused(tx, row.name, binding.sink)
+        kept.unbind(tx, binding.sink, by=by, why=why)
+    return TableReleased(row.name, binding.sink, binding.target, released, by, why)
 
 
 def _require_unused(tx: Tx, topology: str, sink: str) -> None:

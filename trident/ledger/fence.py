@@ -112,15 +112,20 @@ def raise_epoch(connection: sa.Connection, start: Start, clock: Clock, new_incar
 
 
 def life_of(connection: sa.Connection, topology: str, new_incarnation: Callable[[], str]) -> str:
-    """A new incarnation that no other topology has.
+    """A new incarnation that no other topology has, nor had before it was forgotten: tables still name that one.
 
-    Two functions of one streaming query ask for the same one; the later one's gets a suffix from its topology's name.
+    Two functions of one streaming query ask for the same one, and one that was forgotten asks for its old one; the later
+    one's gets a suffix from its topology's name.
     """
     made = new_incarnation()
     is_another = sa.select(t.topology.c.name).where(t.topology.c.incarnation == made)
-    if connection.execute(is_another).one_or_none() is None:
+    had = t.forgotten.c.life
+    before = sa.select(sa.func.count()).where((had == made) | had.startswith(f"{made}-", autoescape=True))
+    forgotten = connection.execute(before).scalar_one()
+    if not forgotten and connection.execute(is_another).one_or_none() is None:
         return made
-    return f"{made}-{hashlib.sha256(topology.encode()).hexdigest()[:LIFE_DIGITS]}"
+    unlike = f"{topology} {forgotten}" if forgotten else topology
+    return f"{made}-{hashlib.sha256(unlike.encode()).hexdigest()[:LIFE_DIGITS]}"
 
 
 _HELD: Final = Statement(

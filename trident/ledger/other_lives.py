@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from stormproof.core.errors import PositionMismatch
-from stormproof.trident.ledger import events
+from stormproof.trident.ledger import events, forgetting
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import EventKind, OperatorAction
@@ -27,12 +27,16 @@ def require_known(tx: Tx, sink: str, target: str, others: Sequence[str]) -> None
     if unknown:
         life = unknown[0]
         known = f"(it has {tx.run.topology}/{tx.run.incarnation})"
+        gone = forgetting.of_life(tx.connection, life.partition("/")[2] or life)
         why = (
             f"of topology {life.partition('/')[0]!r} {known}: this topology is that one under a new name, and would "
             "read its source from the start and write it all again, or two topologies share the table"
             if "/" in life
             else f"of incarnation {life}, which this ledger does not know {known}: the ledger was lost and made anew, "
             "or the table belongs to another ledger"
+            if gone is None
+            else f"of incarnation {life}, which was {gone}: this one would read its source from the start, and write "
+            "beside those rows what they have already"
         )
         raise PositionMismatch(
             f"sink {sink!r} of topology {tx.run.topology!r}: {target} holds transactions {why}. Nothing was written. "

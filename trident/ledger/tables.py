@@ -308,7 +308,7 @@ reject: Final = sa.Table(
     sa.Index(None, "incarnation", "txid", "sink"),
     sa.Index(None, "incarnation", "message"),
     sa.Index("ix_reject_open", "incarnation", postgresql_where=sa.text("state = 'open'")),
-    comment="messages that a sink does not hold, since its table refuses a row of theirs; never removed by the library",
+    comment="messages that a sink does not hold, since its table refuses a row of theirs; removed with their topology alone",
 )
 
 graph: Final = sa.Table(
@@ -416,4 +416,21 @@ confirmation: Final = sa.Table(
     sa.Column("click", sa.Text, nullable=False, comment="tells one sending of the form from another"),
     sa.Index(None, "incarnation", "at"),
     comment="forms of the page that were confirmed: each is good for one decision, whichever process gets it",
+)
+
+forgotten: Final = sa.Table(
+    "forgotten",
+    metadata,
+    sa.Column("number", _serial, primary_key=True, autoincrement=True, comment="later ones are higher"),
+    sa.Column("what", sa.Text, nullable=False, comment="topology, or subscription: of a queue"),
+    sa.Column("name", sa.Text, nullable=False, comment="the topology's, or the queue's"),
+    sa.Column("life", sa.Text, nullable=False, comment="the topology's incarnation, or the subscription"),
+    sa.Column("at", _time, nullable=False, comment="when"),
+    sa.Column("by", sa.Text, nullable=False, comment="who"),
+    sa.Column("why", sa.Text, nullable=False, comment="why, in that person's words"),
+    sa.Column("removed", _json, nullable=False, comment="rows that were removed, by table"),
+    sa.Column("kept", _json, nullable=False, comment="what stayed outside of the ledger, as it was shown"),
+    sa.CheckConstraint("what in ('topology', 'subscription')", name="what_known"),
+    sa.Index(None, "life"),
+    comment="one row a topology or subscription that an operator had the ledger forget",
 )

@@ -79,6 +79,8 @@ class QueueStats:
     bytes_on_disk: int
     subscriptions: dict[str, Backlog]
     refused: str | None = None
+    schema: str | None = None
+    """What its messages are, as `stormproof queue create` was told."""
 
 
 class PostgresQueue(PendingSource):
@@ -418,6 +420,7 @@ class PostgresQueue(PendingSource):
                 " where inhparent = %s::regclass",
                 self.table.sql,
             ).fetchone()
+            made = query(cursor, "select schema from stormproof.queue where queue = %s", self.queue).fetchone()
             return QueueStats(
                 queue=self.queue,
                 messages_put=self.table.last_id(cursor),
@@ -425,6 +428,7 @@ class PostgresQueue(PendingSource):
                 bytes_on_disk=size[0] if size else 0,
                 subscriptions={name: self._backlog(rows) for name, rows in self._readers(cursor)},
                 refused=self._refused(cursor),
+                schema=made[0] if made else None,
             )
 
     def _refused(self, cursor: psycopg.Cursor[Any]) -> str | None:

@@ -34,6 +34,7 @@ queue = Table(
         server_default=text("0"),
         comment="added to the server's own transaction numbers: restored messages stay below new ones",
     ),
+    Column("schema", Text, comment="what its messages are, as its maker said; null: that was not said"),
     comment="one row a queue",
 )
 

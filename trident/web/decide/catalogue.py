@@ -18,6 +18,8 @@ ON_THE_COMMAND_LINE: Final[Mapping[str, str]] = {
     "vacuum": "it decides nothing about messages, and may run for minutes",
     "repair": "it reads whole tables, and may run for minutes",
     "queue adopt": "it belongs to a restore, which is done at a shell, and reads every sink before it answers",
+    "forget": "the page itself forgets the topology, and has nowhere to show what stays",
+    "queue unsubscribe": "the page shows topologies, and the reader is none's",
     "ledger migrate": "the page needs a ledger to be there at all",
 }
 """What a person decides by a command alone, and why."""
