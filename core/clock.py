@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -32,7 +33,8 @@ class SystemClock:
     """The machine's clock."""
 
     def __init__(self) -> None:
-        self._woken = threading.Event()
+        # No Event: a signal handler that wakes the thread that it interrupts could wait for ever.
+        self._woken = queue.SimpleQueue[None]()
 
     def now(self) -> datetime:
         """The machine's time of day, in UTC."""
@@ -44,12 +46,14 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         """Wait for so long, or until `wake`."""
-        if self._woken.wait(max(0.0, seconds)):
-            self._woken.clear()
+        with suppress(queue.Empty):
+            self._woken.get(timeout=max(0.0, seconds))
+            while True:
+                self._woken.get_nowait()
 
     def wake(self) -> None:
         """End the wait."""
-        self._woken.set()
+        self._woken.put(None)
 
 
 class ManualClock:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from threading import Event, Thread
 from typing import Final, TypeVar, cast
 
 from stormproof.core.clock import Clock
@@ -50,6 +51,7 @@ from stormproof.trident.run_log import Accounts
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Opened, SinkAnswers, Steps
+from stormproof.trident.stopping import BY_SIGNAL
 from stormproof.trident.transaction_states import TxnCause, TxnState
 from stormproof.trident.tuning import AsSet, Setting, Tuner, in_flight_max
 from stormproof.trident.watched_job import Watch, run_watched
@@ -108,6 +110,7 @@ class Coordinator:
         preflight: Callable[[], None] | None = None,
         metrics: RunMetrics | None = None,
         observers: Sequence[Observer] = (),
+        stop: Event | None = None,
     ) -> None:
         self._plan = plan
         self._source = source
@@ -119,7 +122,7 @@ class Coordinator:
         self._rng = rng
         self._preflight = preflight
         self._machines_lacked = False
-        self._orders = Orders(clock.wake)
+        self._orders = Orders(clock.wake, stop)
         self._runner = BatchRunner(
             *(source, options.guarantee),
             component=plan.topology,
@@ -160,7 +163,12 @@ class Coordinator:
 
     def request_stop(self) -> None:
         """End the run after the batches in flight; a signal handler or another thread may call this."""
-        self._orders.stop("signal")
+        self._orders.stop(BY_SIGNAL)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Cancel the jobs, from another thread, and start none: for a signal handler that then raises this."""
+        self._orders.interrupt(error)
+        Thread(target=self._cancel_jobs, name="stormproof-interrupt", daemon=True).start()
 
     @property
     def orders(self) -> Orders:
@@ -424,6 +432,8 @@ class Coordinator:
 
     def _job_ended(self, batch: Flight, result: JobReport | JobDied) -> None:
         """Start the next attempt's job, or keep the outcome."""
+        if self._orders.interrupted is not None:  # Spark's answer to the cancelled job took the interrupt's place
+            raise self._orders.interrupted
         assert batch.attempts is not None
         batch.job = None
         if isinstance(result, JobReport):
@@ -506,7 +516,7 @@ class Coordinator:
         self._looked_at_s = None
 
     def _cancel_jobs(self) -> None:
-        for batch in self._in_flight.values():
+        for batch in list(self._in_flight.values()):
             if batch.job is not None:
                 self._engine.cancel(batch.job)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from threading import Event
 
 from stormproof.trident.ledger.control import Doing, Ending
 
@@ -11,22 +11,27 @@ from stormproof.trident.ledger.control import Doing, Ending
 class Orders:
     """What one run is asked to do. Any thread may ask, a signal handler, too; `wake` is called after each change.
 
-    An end that was asked for is not taken back. A stop goes before a drain.
+    An end that was asked for is not taken back. A stop goes before a drain. `event` stops the run, too, once it is set.
+
+    Nothing here takes a lock: the thread that a signal handler interrupts may hold it.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], event: Event | None = None) -> None:
         self._wake = wake
-        self._stopped = threading.Event()
+        self._event = event
         self._stopped_by = ""
+        self._interrupt: BaseException | None = None
         self._paused = False
         self._drains = False
 
     def stop(self, by: str) -> None:
         """End after the batches in flight; `by` is what `RunStatistics.stopped` says then."""
-        if not self._stopped.is_set():
-            self._stopped_by = by
-            self._stopped.set()
+        self._stopped_by = self._stopped_by or by
         self._wake()
+
+    def interrupt(self, error: BaseException) -> None:
+        """Start no further attempt, since this is about to be raised."""
+        self._interrupt = error
 
     def drain(self) -> None:
         """Open no new messages, and end once none is pending and none waits for a retry."""
@@ -42,12 +47,19 @@ class Orders:
     @property
     def stopped_by(self) -> str:
         """Who or what stopped it; empty: nobody."""
-        return self._stopped_by if self._stopped.is_set() else ""
+        if not self._stopped_by and self._event is not None and self._event.is_set():
+            self._stopped_by = "event"
+        return self._stopped_by
 
     @property
     def stops(self) -> bool:
         """Whether it is to end after the batches in flight."""
-        return self._stopped.is_set()
+        return bool(self.stopped_by)
+
+    @property
+    def interrupted(self) -> BaseException | None:
+        """What ends it without waiting for its jobs; None: nothing."""
+        return self._interrupt
 
     @property
     def pauses(self) -> bool:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Final, Literal, TypeAlias, TypedDict, Unpack
 
 from stormproof.core.arguments import lacks, shown
@@ -39,6 +40,7 @@ from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
 from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.stopping import BY_SIGNAL, Stopping
 from stormproof.trident.watched_job import Watch
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
@@ -61,7 +63,9 @@ class RunArguments(TypedDict, total=False):
     on_batch: Callable[[BatchResult], None] | None
     """Called in the driver's thread after each batch."""
     on_ready: Callable[[Coordinator], None] | None
-    """Called once, before the first batch: the place to install signal handlers, since PySpark installs its own."""
+    """Called once, before the first batch: the place to install signal handlers of your own."""
+    stop: Event | None
+    """Ends the run after the batches in flight, once it is set; outside the main thread no signal does."""
     metrics_port: int | None
     """Serve the run's metrics to Prometheus there; 0: at a free port. Default: as the settings say."""
     metrics_file: str | Path | None
@@ -142,6 +146,7 @@ def driver(
     rng: random.Random | None = None,
     on_batch: Callable[[BatchResult], None] | None = None,
     on_ready: Callable[[Coordinator], None] | None = None,
+    stop: Event | None = None,
     metrics_port: int | None = None,
     metrics_file: str | Path | None = None,
 ) -> Generator[Coordinator]:
@@ -213,6 +218,7 @@ def driver(
             preflight=preflight,
             metrics=metrics,
             observers=lineage,
+            stop=stop,
         )
         control_line = ControlLine(
             *(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight),
@@ -249,6 +255,9 @@ def run(
 ) -> RunStatistics:
     """Run a topology until it is stopped, idle (`until_idle`) or at `max_batches`; `RunArguments` has all arguments.
 
+    In the main thread SIGINT and SIGTERM end it after the batches in flight, and its statistics are returned; a second one
+    ends it at once. See `Stopping`.
+
     `guarantee` beats the topology's own, which beats exactly-once. See `driver` for the errors before the first batch, and
     `Coordinator.run` for those after it.
     """
@@ -256,5 +265,15 @@ def run(
     if unknown:  # type checkers know `RunArguments`, Python does not
         known = ", ".join(RunArguments.__annotations__)
         raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}; known: {known}")
-    with driver(topology, guarantee, **arguments) as coordinator:
-        return coordinator.run()
+    theirs = arguments.pop("on_ready", None)
+    with Stopping() as stopping:
+
+        def ready(coordinator: Coordinator) -> None:
+            stopping.attach(coordinator)
+            if theirs is not None:
+                theirs(coordinator)
+
+        arguments["on_ready"] = ready
+        with driver(topology, guarantee, **arguments) as coordinator:
+            found = coordinator.run()
+    return replace(found, stopped=BY_SIGNAL) if stopping.asked else found  # also where it came when all was done

@@ -125,7 +125,8 @@ class RunStatistics:
     recoveries: tuple[RecoveryReport, ...] = ()
     elapsed_s: float = 0.0
     stopped: str = "idle"
-    """Why the run ended: `idle`, `limit`, `signal`; `stop` or `drain`, if an operator asked for it; `error`."""
+    """Why the run ended: `idle`, `limit`, `signal`; `event`, if that of `run(stop=...)` was set; `stop` or `drain`, if an
+    operator asked for it; `error`."""
 
     tuning: Figures | None = None
     """The tuned size and number of batches at the end; None without a latency target."""

@@ -135,6 +135,16 @@ def _submitted() -> dict[str, str]:
     return {name: value for name, value in SparkConf().getAll() if name.startswith("spark.")}
 
 
+def drop_answer() -> None:
+    """Close this thread's connection to the JVM, for a signal handler that raises: the call that it cuts may be at work, and
+    this thread's next call would take that one's answer for its own. No effect without a connection.
+    """
+    gateway = SparkContext._gateway  # pyright: ignore[reportPrivateUsage] - there is no public way
+    connection = gateway and gateway._gateway_client.get_thread_connection()  # pyright: ignore[reportPrivateUsage]
+    if connection is not None:
+        connection.close()
+
+
 def require_settings(session: SparkSession) -> None:
     """Refuse a session without the settings that exactly-once rests on. A setting that is not given has Spark's default.
 

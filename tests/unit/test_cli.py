@@ -22,7 +22,7 @@ from stormproof.trident.cli.app import app
 from stormproof.trident.cli.loading import bind_parameters, load_topology, parse_parameters
 from stormproof.trident.cli.logs import JsonLines
 from stormproof.trident.cli.output import exit_status, guarded, json_text
-from stormproof.trident.cli.run import Stopping
+from stormproof.trident.stopping import Stopping
 
 FILE = """
 from stormproof import MemorySink, MemorySource, Topology
@@ -208,6 +208,9 @@ class _Asked:
 
     def request_stop(self) -> None:
         self.stops += 1
+
+    def interrupt(self, error: BaseException) -> None:
+        raise AssertionError("it was asked once") from error
 
 
 def test_the_first_signal_asks_and_the_handlers_are_given_back() -> None:

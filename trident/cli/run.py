@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from stormproof.core.errors import UsageError
 from stormproof.core.graph.checks import as_guarantee
@@ -21,19 +18,16 @@ from stormproof.trident.cli.run_text import Progress, run_text
 from stormproof.trident.dry_run import DryRunOutcome
 from stormproof.trident.run import EngineChoice, driver, options_of
 from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.stopping import BY_SIGNAL, Stopping, end_jvm
 from stormproof.trident.topology_rehearsal import rehearsed_topology
 
 if TYPE_CHECKING:
-    from types import FrameType, ModuleType
+    from types import ModuleType
 
     from stormproof.core.graph.topology import TopologyGraph
 
 ENGINES: Final = ("spark", "inline")
-STOPPED_BY_SIGNAL: Final = "signal"
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _DRY_RUN_ENDS: Final = {DryRunOutcome.REFUSE: Exit.FAILED, DryRunOutcome.CANNOT_TELL: Exit.CANNOT_TELL}
-ONE_SIGNAL_S: Final = 0.3
-"""Two signals within this time count as one: whoever ends a process group often signals process and group."""
 
 
 def run_topology(
@@ -73,7 +67,7 @@ def rehearse(topology: TopologyGraph, guarantee: Guarantee | None, settings: Set
 
 def ends_with(statistics: RunStatistics) -> Exit:
     """The exit status after a run."""
-    return Exit.INTERRUPTED if statistics.stopped == STOPPED_BY_SIGNAL else Exit.DONE
+    return Exit.INTERRUPTED if statistics.stopped == BY_SIGNAL else Exit.DONE
 
 
 def drive(
@@ -88,7 +82,10 @@ def drive(
     on_batch: Callable[[BatchResult], None] = lambda _: None,
 ) -> RunStatistics:
     """Run a topology of this module with progress and log lines; signals end it in order."""
-    with logging_to_stderr(settings.log_level, settings.log_format) as progress, Stopping() as stopping:
+    with (
+        logging_to_stderr(settings.log_level, settings.log_format) as progress,
+        Stopping(at_once=_end_process) as stopping,
+    ):
         if engine == "spark":
             _ship_by_value(module)
             note(f"starting Spark ({settings.master}) and reaching Postgres for topology {topology.name!r} ...")
@@ -144,69 +141,7 @@ def _progress_of(topology: str, progress: Callable[[str], None]) -> Callable[[Ba
     return on_batch
 
 
-class Stoppable(Protocol):
-    """What can be asked to stop."""
-
-    def request_stop(self) -> None:
-        """End after the batches in flight."""
-        ...
-
-
-class Stopping:
-    """SIGINT and SIGTERM stop the run after the batches in flight; a second one ends the process at once, as a crash does.
-
-    A signal during the start takes effect once everything has started: a JVM whose Python process dies before the two
-    are connected would stay for ever.
-    """
-
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
-        self._running: Stoppable | None = None
-        self._asked_at_s: float | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Stopping:
-        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def attach(self, running: Stoppable) -> None:
-        """Have signals stop this run, which has started. PySpark has meanwhile installed a handler of its own."""
-        self._running = running
-        for number in SIGNALS:
-            signal.signal(number, self._handle)
-        if self._asked_at_s is not None:
-            running.request_stop()
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        now_s = self._now_s()
-        if self._asked_at_s is not None:
-            if now_s - self._asked_at_s < ONE_SIGNAL_S:
-                return
-            os.write(sys.stderr.fileno(), b"stormproof: stopped at once; the next start recovers\n")
-            _end_jvm()
-            os._exit(Exit.INTERRUPTED)
-        self._asked_at_s = now_s
-        when = "as soon as everything has started" if self._running is None else "after the batches in flight"
-        os.write(
-            sys.stderr.fileno(),
-            f"stormproof: {signal.Signals(number).name}: stopping {when}; once more stops at once\n".encode(),
-        )
-        if self._running is not None:
-            self._running.request_stop()
-
-
-def _end_jvm() -> None:
-    """End Spark's JVM, which may not watch for our end yet. An embedded Postgres keeps running for its other users."""
-    import psutil
-
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if child.name() == "java":
-                child.kill()
-        except psutil.Error:
-            continue
+def _end_process() -> None:
+    """End as a crash does. An embedded Postgres keeps running for its other users."""
+    end_jvm()
+    os._exit(Exit.INTERRUPTED)

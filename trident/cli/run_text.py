@@ -150,6 +150,7 @@ _ENDS: Final = {
     "idle": "nothing is left to read",
     "limit": "the limit of batches is reached; the next run goes on from here",
     "signal": "stopped by a signal; nothing is left half done, and the next run goes on from here",
+    "event": "stopped by its program; nothing is left half done, and the next run goes on from here",
     "stop": "an operator stopped it; nothing is left half done, and the next run goes on from here",
     "drain": "an operator drained it; no message is pending, and the next run goes on from here",
 }
