@@ -23,7 +23,7 @@ from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.rights import note_statement
 from stormproof.core.postgres.store import query
-from stormproof.core.source.stored import sealed_payload
+from stormproof.core.source.stored import PAYLOAD_SQL
 
 STABLE_ID_MAX: Final = 1_000
 """Characters of a stable id."""
@@ -32,7 +32,6 @@ INDEXED_MAX: Final = 600
 PAYLOAD_KEPT_S: Final = 3_600
 """Seconds for which payloads stay once their messages are resolved: at-most-once confirms a slice before it is read."""
 
-_COMPARED_AT_ONCE: Final = 10_000
 _TABLE: Final = f"{SCHEMA}.pending_message"
 _RANGES: Final = "unnest(%s::bigint[], %s::bigint[]) as r (low, high)"
 """Numbers as `_ranges` gives them: a batch's are one range, or a few, where a list would be looked up number by number."""
@@ -117,9 +116,9 @@ class Journal:
             UsageError: an id is none; nothing was written.
             ReusedId: an id came before, or comes here, with another payload; nothing was written.
         """
+        self._check([message.stable_id for message in received])
         first_of: dict[str, Delivery] = {}
         for message in received:
-            self._check(message.stable_id)
             if first_of.setdefault(message.stable_id, message).payload != message.payload:
                 raise self._reused(message.stable_id)
         first = self.stop()
@@ -243,13 +242,15 @@ class Journal:
         )
         return found.fetchall()
 
-    def _check(self, id_: str) -> None:
-        if not id_ or len(id_) > STABLE_ID_MAX or "\0" in id_ or not id_.isprintable():
-            raise UsageError(
-                f"{self._where}: the server gave a message the id {id_[:50]!r}; a stable id has 1 to {STABLE_ID_MAX} "
-                "printable characters. Have the publisher set one for each message",
-                stable_id=id_[:50],
-            )
+    def _check(self, ids: Sequence[str]) -> None:
+        if all(ids) and all(map(str.isprintable, ids)) and max(map(len, ids), default=0) <= STABLE_ID_MAX:
+            return
+        id_ = next(one for one in ids if not one.isprintable() or not 0 < len(one) <= STABLE_ID_MAX)
+        raise UsageError(
+            f"{self._where}: the server gave a message the id {id_[:50]!r}; a stable id has 1 to {STABLE_ID_MAX} "
+            "printable characters. Have the publisher set one for each message",
+            stable_id=id_[:50],
+        )
 
     def _reused(self, id_: str) -> ReusedId:
         return ReusedId(
@@ -300,7 +301,7 @@ class Journal:
             first,
             stop,
         )
-        return [size for (size,) in found]
+        return [size for (size,) in found.fetchall()]
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """Payloads by number."""
@@ -398,15 +399,12 @@ class Journal:
             " count(*) filter (where is_resolved and not is_empty) from mine",
             *self._key,
         ).fetchone() or (0, 0, 0)
-        altered, behind = list[int](), -1
-        while rows := self._run(
-            f"select number, payload, digest from {_TABLE} where {MINE} and number > %s and resolved_at is not null"
-            " and payload is not null and digest <> sha256(payload) order by number limit %s",
-            *(*self._key, behind, _COMPARED_AT_ONCE),
-        ).fetchall():
-            behind = rows[-1][0]
-            pairs = ((number, hashlib.sha256(sealed_payload(bytes(p)) or b"").digest(), d) for number, p, d in rows)
-            altered += [number for number, found, digest in pairs if found != bytes(digest)]
+        found = self._run(
+            f"select number from {_TABLE} where {MINE} and resolved_at is not null and payload is not null"
+            f" and digest <> sha256({PAYLOAD_SQL.format('payload')}) and digest <> sha256(payload) order by number",
+            *self._key,
+        )
+        altered = [number for (number,) in found]
         texts = [
             f"message {number} of the journal of {self._where} is not the one that was received" for number in altered
         ]

@@ -19,7 +19,7 @@ from stormproof.core.errors import TopologyError
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.python_to_arrow import nulls_refused
 from stormproof.core.source.protocol import Decoded, Decoder
-from stormproof.core.source.stored import bytes_of, sealed, sealed_payload, unsealed
+from stormproof.core.source.stored import all_payloads, all_sealed, all_unsealed, bytes_of, sealed, unsealed
 
 PAYLOAD: Final = "$payload"
 """The field that has a message's payload."""
@@ -78,27 +78,25 @@ class Metadata:
 
     def stored(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> list[bytes]:
         """Messages as they are stored: a column for each name that is known."""
-        rows = zip(payloads, *columns, strict=True)
-        return [
-            sealed(payload, {name: value for name, value in zip(self.known, values, strict=True) if value is not None})
-            for payload, *values in rows
-        ]
+        return all_sealed(payloads, self.known, columns)
 
-    def kept(self, received: Sequence[Delivery], columns: Sequence[Sequence[object]]) -> Sequence[Delivery]:
-        """Messages with what is stored of them."""
-        stored = self.stored([message.payload for message in received], columns)
-        return [Delivery(*message[:3], one) for message, one in zip(received, stored, strict=True)]
+    def kept(
+        self, received: Sequence[tuple[str, Any, bytes]], columns: Sequence[Sequence[object]]
+    ) -> Sequence[Delivery]:
+        """Deliveries (stable id, handle, payload) with what is stored of them."""
+        stored = self.stored([payload for *_, payload in received], columns)
+        return [Delivery(*message, one) for message, one in zip(received, stored, strict=True)]
 
     def loaded(self, stored: Sequence[bytes]) -> list[pa.Array]:
         """What a reader gives of stored messages: payloads, or the struct where metadata is wanted."""
         if not self:
-            return [self.given(list(map(sealed_payload, stored)), ())]
-        messages = list(map(unsealed, stored))
+            return [self.given(all_payloads(stored), ())]
+        payloads, messages = all_unsealed(stored)
         columns = [
-            [_value_of(facts.get(name), field.type) for _, facts in messages]
+            [_value_of(facts.get(name), field.type) for facts in messages]
             for name, field in zip(self.names, self.fields, strict=True)
         ]
-        return [self.given([payload for payload, _ in messages], columns)]
+        return [self.given(payloads, columns)]
 
     def given(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> pa.Array:
         """What a reader gives: payloads alone, empty where there is none; or the struct, a column for each wanted name."""

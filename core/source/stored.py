@@ -6,9 +6,11 @@ Nothing of it depends on what a source was made with: fields, decoder and metada
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final
 
 from stormproof.core.errors import UsageError
 
@@ -16,8 +18,15 @@ _BEGIN: Final = b"\xff\xff\xff\xfe"
 """No text begins so, and no Arrow stream."""
 _BEGIN_EMPTY: Final = b"\xff\xff\xff\xfd"
 """Of a message without a payload (a tombstone)."""
-_FACTS_AT: Final = 8
-"""Behind the beginning, and the length of the facts in four bytes."""
+_HEAD: Final = struct.Struct(">4sI")
+"""The beginning, and the length of the facts."""
+PAYLOAD_SQL: Final = (
+    "case substr({0}, 1, 4)"
+    f" when '\\x{_BEGIN.hex()}' then substr({{0}}, {_HEAD.size + 1} + least(octet_length({{0}}),"
+    " ('x' || encode(substr({0}, 5, 4), 'hex'))::bit(32)::bigint)::int)"
+    f" when '\\x{_BEGIN_EMPTY.hex()}' then '' else {{0}} end"
+)
+"""The payload of what a column has, in Postgres; of what was not stored so, the whole."""
 
 
 def _text(value: object) -> str:
@@ -26,37 +35,78 @@ def _text(value: object) -> str:
 
 
 _encode: Final = json.JSONEncoder(default=_text, separators=(",", ":"), check_circular=False).encode
+_ENCODERS: Final[Mapping[type, Any]] = {str: encode_basestring_ascii, int: repr}
+"""What does the same as `_encode` for a column of one type, in a fifth of the time."""
+
+
+def all_sealed(
+    payloads: Sequence[bytes | None], names: Sequence[str], columns: Sequence[Sequence[object]]
+) -> list[bytes]:
+    """What is stored of messages: a column of values of one type for each fact's name. None: it is not known.
+
+    What all of them have in common is encoded once.
+    """
+    parts, varying = list[str](), list[Iterator[str]]()
+    for name, column in zip(names, columns, strict=True):
+        start, first = _encode(name) + ":", column[0] if column else None
+        if column.count(first) < len(column):
+            types = set(map(type, column))
+            varying.append(map(_ENCODERS.get(types.pop(), _encode) if len(types) == 1 else _encode, column))
+            parts.append(start.replace("%", "%%") + "%s")
+        elif first is not None:
+            parts.append((start + _encode(first)).replace("%", "%%"))
+    form = "{" + ",".join(parts) + "}"
+    rows = zip(*varying, strict=True) if varying else [()] * len(payloads)
+    return [
+        _HEAD.pack(_BEGIN_EMPTY if payload is None else _BEGIN, len(facts)) + facts.encode() + (payload or b"")
+        for payload, facts in zip(payloads, map(form.__mod__, rows), strict=True)
+    ]
 
 
 def sealed(payload: bytes | None, facts: Mapping[str, object]) -> bytes:
-    """What is stored. Facts are JSON values, or bytes, which come back as text (`bytes_of`)."""
-    text = _encode(facts).encode()
-    begin = _BEGIN_EMPTY if payload is None else _BEGIN
-    return b"%b%b%b%b" % (begin, len(text).to_bytes(_FACTS_AT - len(begin), "big"), text, payload or b"")
+    """The same of one message."""
+    return all_sealed([payload], list(facts), [[value] for value in facts.values()])[0]
 
 
-def sealed_payload(stored: bytes) -> bytes | None:
-    """The payload alone, of a message that was stored so."""
-    return None if stored.startswith(_BEGIN_EMPTY) else stored[_facts_end(stored) :]
+def _require(is_so: bool, stored: Sequence[bytes]) -> None:
+    if not is_so:
+        raise UsageError(f"one of {len(stored)} stored messages has not what its server said of it")
 
 
-def _facts_end(stored: bytes) -> int:
-    return _FACTS_AT + int.from_bytes(stored[len(_BEGIN) : _FACTS_AT], "big")
+def _facts_ends(stored: Sequence[bytes]) -> list[int]:
+    beginnings = (_BEGIN, _BEGIN_EMPTY)
+    _require(all(len(one) >= _HEAD.size and one.startswith(beginnings) for one in stored), stored)
+    return [_HEAD.size + length for _, length in map(_HEAD.unpack_from, stored)]
+
+
+def all_payloads(stored: Sequence[bytes]) -> list[bytes | None]:
+    """The payloads alone, of messages that were stored so.
+
+    Raises:
+        UsageError: one was not stored so.
+    """
+    ends = _facts_ends(stored)
+    return [None if one.startswith(_BEGIN_EMPTY) else one[end:] for one, end in zip(stored, ends, strict=True)]
+
+
+def all_unsealed(stored: Sequence[bytes]) -> tuple[list[bytes | None], list[dict[str, Any]]]:
+    """Payloads and facts again.
+
+    Raises:
+        UsageError: one was not stored so.
+    """
+    texts = [one[_HEAD.size : end] for one, end in zip(stored, _facts_ends(stored), strict=True)]
+    found: list[Any] = []
+    with suppress(ValueError):
+        found = json.loads(b"[%b]" % b",".join(texts))
+    _require(len(found) == len(stored) and set(map(type, found)) <= {dict}, stored)
+    return all_payloads(stored), found
 
 
 def unsealed(stored: bytes) -> tuple[bytes | None, dict[str, Any]]:
-    """Payload and facts again.
-
-    Raises:
-        UsageError: it was not stored so.
-    """
-    facts: object = None
-    if stored.startswith((_BEGIN, _BEGIN_EMPTY)):
-        with suppress(ValueError):
-            facts = json.loads(stored[_FACTS_AT : _facts_end(stored)])
-    if not isinstance(facts, dict):
-        raise UsageError(f"a stored message of {len(stored)} bytes has not what its server said of it")
-    return sealed_payload(stored), cast("dict[str, Any]", facts)
+    """The same of one message."""
+    (payload,), (facts,) = all_unsealed([stored])
+    return payload, facts
 
 
 def payload_in(stored: bytes) -> bytes:

@@ -14,7 +14,9 @@ from support.redelivering import ToyServer, ToySource
 from support.verdicts import verified
 
 from stormproof import PostgresSink, Topology
-from stormproof.core.pending.journal import JournalCounts
+from stormproof.core.pending.audit import Kept
+from stormproof.core.pending.journal import Journal, JournalCounts
+from stormproof.core.pending.rows import Subscriber
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.trident.audit import AuditLedger
@@ -111,6 +113,44 @@ def test_control_a_journal_that_contradicts_the_position_is_found(ended: Databas
 def test_control_a_journal_that_contradicts_a_slice_is_found(ended: Database, fault: str, says: str) -> None:
     run(ended, BEHIND, IN_SLICE, fault.replace("MESSAGE", MESSAGE))
     require_found(ended, says)
+
+
+SEALED = "'\\xfffffffe00000002'::bytea || '{}'"
+TOMBSTONE = "'\\xfffffffd00000002'::bytea || '{}'"
+
+
+def kept_in(database: Database) -> Kept:
+    with connect(database, application_name="tests") as connection, connection.cursor() as cursor:
+        cursor.execute(b"select kind, source, subscription from stormproof.pending_subscription")
+        (who,) = cursor.fetchall()
+        return Journal(cursor, Subscriber(*who), "source toy").kept()
+
+
+def test_a_payload_is_compared_without_what_its_server_said_of_it(ended: Database) -> None:
+    run(
+        ended,
+        f"update {MESSAGE} set payload = {SEALED} || payload where number < 3",
+        f"update {MESSAGE} set payload = {TOMBSTONE}, digest = sha256('') where number = 3",
+        f"update {MESSAGE} set payload = '\\xfffffffe', digest = sha256('\\xfffffffe') where number = 4",
+    )
+    assert kept_in(ended) == Kept(6, "the payloads of 6 messages that the journal still keeps", ())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        f"{SEALED} || '7'",
+        TOMBSTONE,
+        "'\\xfffffffe'",
+        "'\\xfffffffe0000'",
+        "'\\xfffffffeffffffff'",
+        "'\\xfffffffe7fffffff' || payload",
+    ],
+)
+def test_control_a_payload_that_was_changed_is_found_whatever_is_left_of_it(ended: Database, payload: str) -> None:
+    run(ended, f"update {MESSAGE} set payload = {payload} where number = 3")
+    text = "message 3 of the journal of source toy is not the one that was received"
+    assert [one.text for one in kept_in(ended).wrong] == [text]
 
 
 @pytest.fixture

@@ -176,13 +176,13 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         """Open items at every server in turn. An item that was not written down the last time is given back first."""
         received = [self._delivery(connection, item) for connection, item in self._servers.receive(limit)]
         self._is_empty = not received and self._servers.all_answered
-        return self._metadata.kept(received, [[message.handle.server for message in received]])
+        return self._metadata.kept(received, [[connection.server for _, connection, _ in received]])
 
-    def _delivery(self, connection: Connection, item: bytes) -> Delivery:
+    def _delivery(self, connection: Connection, item: bytes) -> tuple[str, Connection, bytes]:
         if self._id_from is None:
-            return Delivery(self._new_id(), connection, item)
+            return self._new_id(), connection, item
         id_, payload = self._id_from.identified(item)
-        return Delivery(id_, connection, payload)
+        return id_, connection, payload
 
     def reused(self, message: Delivery) -> Delivery | None:
         """A message that fails: its publisher gave an id twice."""

@@ -40,19 +40,20 @@ def us_of(text: str) -> int:
     return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)
 
 
-def _headers(message: Any) -> list[dict[str, str]]:
-    return [{"name": name, "value": value} for name, value in (message.headers or {}).items()]
+def _headers(one: Any) -> Sequence[dict[str, str]]:
+    headers = one.message.headers
+    return [{"name": name, "value": value} for name, value in headers.items()] if headers else ()
 
 
 _OF: Final[Mapping[str, Callable[[Any], object]]] = {
-    "subject": lambda message: message.subject,
-    "sequence": lambda message: message.metadata.sequence.stream,
-    "timestamp": lambda message: stored_us(message.reply),
+    "subject": lambda one: one.message.subject,
+    "sequence": lambda one: one.sequence,
+    "timestamp": lambda one: one.stored_us,
     "headers": _headers,
-    "delivered": lambda message: message.metadata.num_delivered,
+    "delivered": lambda one: one.message.metadata.num_delivered,
 }
 
 
-def columns_of(names: Sequence[str], messages: Sequence[Any]) -> list[list[object]]:
-    """A column for each name, of messages as the client gives them."""
-    return [[_OF[name](message) for message in messages] for name in names]
+def columns_of(names: Sequence[str], pulled: Sequence[Any]) -> list[list[object]]:
+    """A column for each name, of messages as they were pulled."""
+    return [[_OF[name](one) for one in pulled] for name in names]

@@ -80,11 +80,12 @@ class Sequences:
         while through + 1 in self.above:
             through += 1
             passed.append(through)
-        stored = [(one, self.above.pop(one)) for one in passed]
-        self.through, self.mark = (
-            max(self.through, through),
-            max([*stored, *([self.mark] if self.mark else [])], default=None),
-        )
+        if passed:
+            last = max(passed)
+            self.mark = max((last, self.above[last]), self.mark or (0, 0))
+        for one in passed:
+            del self.above[one]
+        self.through = max(self.through, through)
 
     def to_json(self) -> dict[str, Json]:
         """For the position."""

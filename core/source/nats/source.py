@@ -254,10 +254,8 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         counted, known = self._counted(pulled, facts, before if is_all else 0)
         self.saw(look, counted, **known.to_json())
         self._sequences = known
-        received = [
-            Delivery(f"{self._identity}/{one.stored_us}/{one.sequence}", one.reply, one.payload) for one in pulled
-        ]
-        return self._metadata.kept(received, columns_of(self._metadata.known, [one.message for one in pulled]))
+        received = [(f"{self._identity}/{one.stored_us}/{one.sequence}", one.reply, one.payload) for one in pulled]
+        return self._metadata.kept(received, columns_of(self._metadata.known, pulled))
 
     def _compared(self, facts: StreamFacts) -> Look:
         """Whether the stream has what was received of it: looked at behind each new connection."""
@@ -301,7 +299,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
     def _counted(self, pulled: Sequence[Pulled], facts: StreamFacts, upto: int) -> tuple[Look, Sequences]:
         """Whether sequences are missing between those that were received; all up to `upto` were delivered."""
         known = replace(self._sequences, above=dict(self._sequences.above))
-        known.received((one.sequence, one.stored_us) for one in pulled)
+        known.received([(one.sequence, one.stored_us) for one in pulled])
         known.end = facts.last
         top = max(upto, known.highest)
         behind = known.through

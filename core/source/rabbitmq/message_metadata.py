@@ -37,9 +37,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
 
 
-def _headers(method: Any, properties: Any) -> list[dict[str, str]]:
+def _headers(method: Any, properties: Any) -> Sequence[dict[str, str]]:
     del method
-    headers: Mapping[str, object] = properties.headers or {}
+    headers: Mapping[str, object] | None = properties.headers
+    if not headers:
+        return ()
     return [{"name": name, "value": _text(value)} for name, value in headers.items() if name not in _OURS]
 
 

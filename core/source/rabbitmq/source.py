@@ -198,13 +198,13 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         """What the queue has for somebody; what was delivered to other consumers is not in it."""
         return None if self._consumer is None else self._consumer.left
 
-    def _delivery(self, message: Arrived) -> Delivery:
+    def _delivery(self, message: Arrived) -> tuple[str, Handle, bytes]:
         handle = Handle(self._connection, message.tag)
         if self._id_from is None:
-            return Delivery(self._new_id(), handle, message.payload)
+            return self._new_id(), handle, message.payload
         properties = message.properties
         id_, payload = self._id_from.identified(message.payload, properties.message_id, properties.headers)
-        return Delivery(id_, handle, payload)
+        return id_, handle, payload
 
     def reused(self, message: Delivery) -> Delivery | None:
         """A message that fails: its publisher gave an id twice."""

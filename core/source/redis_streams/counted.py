@@ -7,6 +7,7 @@ not relied on: one XDEL makes it unknown. Servers before 7.0 do not count.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
@@ -67,8 +68,8 @@ class Counted:
         return not facts.first or order(facts.first) > order(self.last)
 
     def given(self, ids: Sequence[str]) -> Counted:
-        """These, in their order, were given to a driver, too; those that were given before do not count."""
-        new = [one for one in ids if order(one) > order(self.last)]
+        """These, ascending, were given to a driver, too; those that were given before do not count."""
+        new = ids[bisect_right(ids, order(self.last), key=order) :]
         if not new:
             return self
         return replace(self, read=self.read + len(new) if self.read >= 0 else -1, last=new[-1], anchor=new[-1])

@@ -21,26 +21,27 @@ Fields = Mapping[bytes, bytes]
 Payload = Callable[[Fields], bytes]
 
 
-def stored_entry(id_: str, fields: Fields) -> tuple[bytes, dict[str, str]]:
-    """Payload and facts to be stored: a single field's value and its name, or a JSON object of all fields, as they came.
+def stored_entry(fields: Fields) -> tuple[bytes, str | None]:
+    """Payload to be stored, and the name of its field: a single field's value, or a JSON object of all fields, as they came.
 
     Bytes that are no UTF-8 stay as they are.
     """
     if len(fields) == 1:
         ((name, value),) = fields.items()
-        return value, {"id": id_, "field": _readable(name)}
+        return value, _readable(name)
     text = {_readable(name): _readable(value) for name, value in fields.items()}
-    return bytes_of(json.dumps(text, ensure_ascii=False)), {"id": id_}
+    return bytes_of(json.dumps(text, ensure_ascii=False)), None
 
 
-def fields_in(payload: bytes, facts: Mapping[str, str]) -> Fields:
+def fields_in(payload: bytes, facts: Mapping[str, str | None]) -> Fields:
     """The fields again.
 
     Raises:
         UsageError: it is no JSON object of texts.
     """
-    if "field" in facts:
-        return {bytes_of(facts["field"]): payload}
+    field = facts.get("field")
+    if field is not None:
+        return {bytes_of(field): payload}
     try:
         found = json.loads(_readable(payload))
     except (ValueError, RecursionError):

@@ -29,7 +29,7 @@ from stormproof.core.source.redis_streams.counted import Counted, Facts
 from stormproof.core.source.redis_streams.entries import EntryDecoder, Payload, fields_in, payload_by, stored_entry
 from stormproof.core.source.redis_streams.entry_metadata import ENTRY, columns_of
 from stormproof.core.source.redis_streams.group import ANEW, CONSUMER, Entry, Group, dataset_at
-from stormproof.core.source.stored import sealed, unsealed
+from stormproof.core.source.stored import all_sealed, all_unsealed, sealed, unsealed
 
 log = logging.getLogger("stormproof.source")
 
@@ -266,11 +266,11 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         return self._counted.given(held).looked(facts, ids, is_all=is_all) if held else (look, counted)
 
     def _deliveries(self, entries: Sequence[Entry]) -> Sequence[Delivery]:
-        received: list[Delivery] = []
-        for entry in entries:
-            payload, facts = stored_entry(entry.id, entry.fields)
-            received.append(Delivery(self._stable_id(entry.id), entry.id, payload, sealed(payload, facts)))
-        return received
+        ids = [entry.id for entry in entries]
+        kept = [stored_entry(entry.fields) for entry in entries]
+        payloads = [payload for payload, _ in kept]
+        stored = all_sealed(payloads, ("id", "field"), (ids, [field for _, field in kept]))
+        return list(map(Delivery, map(self._stable_id, ids), ids, payloads, stored))
 
     def unpack(self) -> Callable[[Sequence[bytes]], Sequence[pa.Array]]:
         """What makes payloads of stored entries, by the fields that are wanted."""
@@ -349,6 +349,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
 
 
 def _loaded(payload: Payload, metadata: Metadata, stored: Sequence[bytes]) -> list[pa.Array]:
-    entries = [Entry(facts["id"], fields_in(one or b"", facts)) for one, facts in map(unsealed, stored)]
-    columns = columns_of(metadata.names, entries)
-    return [metadata.given([payload(entry.fields) for entry in entries], columns)]
+    payloads, facts = all_unsealed(stored)
+    fields = [fields_in(one or b"", said) for one, said in zip(payloads, facts, strict=True)]
+    entries = [Entry(said["id"], one) for said, one in zip(facts, fields, strict=True)] if metadata else ()
+    return [metadata.given(list(map(payload, fields)), columns_of(metadata.names, entries))]
