@@ -35,11 +35,14 @@ def at_path(path: str) -> DatasetName:
 def at_server(scheme: str, address: str, name: str, *, port: int, within: str = "") -> DatasetName:
     """Something at a server; of the address, a URL or ``host:port``, only host and port are shown, of several the first.
 
-    `port` is what its clients take where the address has none. `within` is the part of the server that the name is in, as a
-    virtual host; empty for the part that clients take by default.
+    Nothing is shown of one with an ``@`` behind the server: a password with a ``/`` or ``?`` in it stands there. `port` is
+    what its clients take where the address has none. `within` is the part of the server that the name is in, as a virtual
+    host; empty for the part that clients take by default.
     """
-    first = address.partition(",")[0].strip()
-    place = urlsplit(first if "://" in first else f"//{first}").netloc.rpartition("@")[2]
+    several = address.split(",")  # the comma may be one of a password
+    first = next((one for one in several if "@" in one), several[0]).strip()
+    place = urlsplit(first if "://" in first else f"//{first}").netloc
+    place = place.rpartition("@")[2] if "@" in place or "@" not in first else "unknown"
     if _PORT.search(place) is None:
         place = f"{place or 'localhost'}:{port}"
     return DatasetName(f"{scheme}://{place}", f"{within}/{name}" if within else name)

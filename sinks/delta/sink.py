@@ -21,7 +21,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode, TableKey
-from stormproof.core.storage.address import absolute, checked_options, is_url, use_storage
+from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.catalog import CatalogTable
@@ -130,6 +130,10 @@ class DeltaSink(TableSink):
         if not isinstance(path, CatalogTable):
             require_path("DeltaSink", "path", path)
         text = str(path) if isinstance(path, CatalogTable) else os.fspath(path)
+        if (
+            is_url(text) and (refusal := refusal_of_url(text)) is not None
+        ):  # no name and no text has what may be a secret
+            raise TopologyError(f"DeltaSink: {shown_url(text)}: {refusal}")
         where = f"DeltaSink({text!r})"
         if compact_every is not None:
             require_number(where, "compact_every", compact_every, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from stormproof.core.clock import Clock
 from stormproof.core.dataset import DatasetName
@@ -79,7 +80,7 @@ def lineage_transport(settings: Settings) -> Any:
 
     Raises:
         MachineUnfit: OpenLineage's client is not installed; says what installs it.
-        SettingsError: both a server and a file are named, or the file cannot be written.
+        SettingsError: both a server and a file are named, the server's URL cannot be read, or the file cannot be written.
     """
     if settings.lineage_url is None and settings.lineage_file is None:
         return None
@@ -97,9 +98,21 @@ def lineage_transport(settings: Settings) -> Any:
                 f"lineage_file {path} cannot be written: {error.strerror}; nothing was started", setting="lineage_file"
             ) from error
         return FileTransport(FileConfig(str(path), append=True))
+    import requests
     from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
 
     assert settings.lineage_url is not None
     key = settings.lineage_api_key
     auth = TokenProvider({}) if key is None else ApiKeyTokenProvider({"api_key": key.get_secret_value()})
-    return HttpTransport(HttpConfig(settings.lineage_url.get_secret_value(), timeout=TIMEOUT_S, auth=auth))
+    url = urlsplit(settings.lineage_url.get_secret_value())
+    session = requests.Session()
+    if url.username is not None:  # the client logs its URL, and quotes it in errors
+        session.auth = (unquote(url.username), unquote(url.password or ""))
+    public = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+    try:
+        return HttpTransport(HttpConfig(public, timeout=TIMEOUT_S, auth=auth, session=session))
+    except ValueError:  # whose text has the URL
+        raise SettingsError(
+            "lineage_url cannot be read; write https://HOST:PORT or https://USER:PASSWORD@HOST:PORT",
+            setting="lineage_url",
+        ) from None

@@ -161,16 +161,24 @@ class Consumer:
             raise self._away(error) from error
         except js_errors.BadRequestError as error:
             raise UsageError(f"{self._where}: the server refuses it: {_text(error)}", source=self._stream) from error
-        except (errors.AuthorizationError, errors.InvalidUserCredentialsError) as error:
-            raise MissingRight(
-                f"{self._where}: the server refuses the user; give url or connect= the right credentials, and let the "
-                f"user publish to $JS.API.> and $JS.ACK.{self._stream}.>, and subscribe to _INBOX.>",
-                source=self._stream,
-            ) from error
         except concurrent.futures.TimeoutError as error:
             waits.cancel()
             raise self._away(error) from error
         except (TimeoutError, errors.Error, OSError) as error:
+            self.close()
+            text = str(error).lower()
+            if "invalid connect url" in text:  # its cause may show the password
+                raise UsageError(
+                    f"{self._where}: the url cannot be read; write nats://HOST:PORT, nats://USER:PASSWORD@HOST:PORT or "
+                    "nats://TOKEN@HOST:PORT, with %40 for @ and %2F for /",
+                    source=self._stream,
+                ) from None
+            if isinstance(error, errors.InvalidUserCredentialsError) or "authorization" in text:
+                raise MissingRight(
+                    f"{self._where}: the server refuses the user; give url or connect= the right credentials, and let the "
+                    f"user publish to $JS.API.> and $JS.ACK.{self._stream}.>, and subscribe to _INBOX.>",
+                    source=self._stream,
+                ) from error
             raise self._away(error) from error
 
     def _away(self, error: Exception) -> StoreUnavailable:
@@ -189,19 +197,26 @@ class Consumer:
 
     async def _connected(self) -> Any:
         if self._connection is None or self._connection.is_closed:
-            self._connection = await self._nats.connect(
-                self._url,
-                **{
-                    "allow_reconnect": False,  # what was asked before would be forgotten
-                    "max_reconnect_attempts": 1,  # else a server that is away is tried for minutes
-                    "reconnect_time_wait": 0.1,
-                    "connect_timeout": TIMEOUT_S,
-                    "error_cb": _quiet,
-                    "name": "stormproof",
-                    **self._options,
-                    "closed_cb": self._lost,
-                },
-            )
+            connection = self._nats.NATS()
+            try:
+                await connection.connect(
+                    self._url,
+                    **{
+                        "allow_reconnect": False,  # what was asked before would be forgotten
+                        "max_reconnect_attempts": 1,  # else a server that is away is tried for minutes
+                        "reconnect_time_wait": 0.1,
+                        "connect_timeout": TIMEOUT_S,
+                        "error_cb": _quiet,
+                        "name": "stormproof",
+                        **self._options,
+                        "closed_cb": self._lost,
+                    },
+                )
+            except self._nats.errors.Error as error:
+                if "invalid connect url" not in str(error):  # it was never opened
+                    await connection.close()  # a socket on which the server refused the user is left open
+                raise
+            self._connection = connection
             self.connections += 1
             self._closed = asyncio.get_running_loop().create_future()
             self._inbox = _Inbox(self._connection.new_inbox())
