@@ -84,6 +84,14 @@ def to_ddl(schema: pa.Schema) -> str:
     )
 
 
+def type_name(type_: pa.DataType) -> str:
+    """Spark's name of a type, for people; Arrow's where Spark has none."""
+    try:
+        return _type_name(type_, "")
+    except TopologyError:
+        return str(type_)
+
+
 def _require_names(fields: list[pa.Field], where: str) -> None:
     """Raise TopologyError where a field has no name, or another field's name; fields of structs are checked, too."""
     seen: dict[str, str] = {}

@@ -174,6 +174,11 @@ class SinkSpec(Protocol):
         """Whether a row that its columns cannot hold rejects its message, rather than failing it."""
         return False
 
+    @property
+    def evolves(self) -> bool:
+        """Whether its table gets the columns that its rows have, and wider ones, by itself."""
+        return False
+
     def how(self, input_: SinkInput) -> str | None:
         """How its rows get into its table, in words for `explain`; None: as usual. No connection is made."""
         del input_

@@ -142,6 +142,11 @@ class TableSink(Sink):
         """By `schema_contract`."""
         return self._contract is SchemaContract.DISCARD_ROW
 
+    @property
+    def evolves(self) -> bool:
+        """By `schema_contract`."""
+        return self._contract is SchemaContract.EVOLVE
+
     def input_of(self, rows: SinkInput) -> SinkInput:
         """By `mode`."""
         return self._rule.applied(rows, f"sink {self._name!r}")

@@ -47,9 +47,15 @@ def sinks_of(plan: Plan) -> tuple[Sink, ...]:
 
 @contextmanager
 def attached(
-    plan: Plan, source: Source, ledger: Ledger, database: Database | None = None
+    plan: Plan,
+    source: Source,
+    ledger: Ledger,
+    database: Database | None = None,
+    accept_change: str | None = None,
 ) -> Generator[tuple[Run, Sessions]]:
     """Raise the topology's epoch, subscribe to its source and open its sinks under it; `database` is the ledger's.
+
+    `accept_change` is the fingerprint of a changed graph that is to be taken.
 
     Where the run raises, the ledger records that it has ended: its process may live on, as a notebook does.
 
@@ -69,6 +75,7 @@ def attached(
         guarantee=plan.guarantee,
         source=source.name,
         graph=graph_of(plan, source.name),
+        accept_change=accept_change,
     )
     sessions: Sessions | None = None
     try:

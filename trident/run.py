@@ -66,6 +66,9 @@ class RunArguments(TypedDict, total=False):
     """Called once, before the first batch: the place to install signal handlers of your own."""
     stop: Event | None
     """Ends the run after the batches in flight, once it is set; outside the main thread no signal does."""
+    accept_change: str | None
+    """Take the changed topology of this fingerprint, which a refused start or a dry run showed. It may stay: a later start
+    that has nothing to accept takes it as long as it was accepted once."""
     metrics_port: int | None
     """Serve the run's metrics to Prometheus there; 0: at a free port. Default: as the settings say."""
     metrics_file: str | Path | None
@@ -147,6 +150,7 @@ def driver(
     on_batch: Callable[[BatchResult], None] | None = None,
     on_ready: Callable[[Coordinator], None] | None = None,
     stop: Event | None = None,
+    accept_change: str | None = None,
     metrics_port: int | None = None,
     metrics_file: str | Path | None = None,
 ) -> Generator[Coordinator]:
@@ -161,7 +165,8 @@ def driver(
         MachineUnfit: a machine cannot run tasks; names it, and what to do.
         MachineUnavailable: a machine has lacked disk space or the like for `outage_s`.
         StoreUnavailable: a store cannot be reached.
-        PositionMismatch: the source or a sink is not the one that the ledger knows.
+        PositionMismatch: the source or a sink is not the one that the ledger knows, or is given other rows than before.
+        UsageError: `accept_change` is the fingerprint of no change.
     """
     chosen = as_guarantee(guarantee or topology.guarantee or Guarantee.EXACTLY_ONCE)
     plan = compile_topology(topology, chosen)
@@ -191,7 +196,7 @@ def driver(
         preflight = Preflight(running, plan, functions, source, settings.staging_address, listener)
         outlasting_outages(preflight, chosen_options, clock)
         # Postgres was reached just now; if it goes away again this early, the run waits for it as in any later step.
-        attach = partial(attached, plan, source, ledger, database)
+        attach = partial(attached, plan, source, ledger, database, accept_change)
         with own_faults():
             run, sessions = outlasting_outages(lambda: stack.enter_context(attach()), chosen_options, clock)
         if metrics is not None:

@@ -77,6 +77,9 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
                 b.sink: Bound(name, b.sink, b.target, b.table_id, ledger.last_held(incarnation, b.sink))
                 for b in ledger.sinks(incarnation)
             }
+            older = None if topology.stopped_at is not None else "the last driver"
+            run = Run(name, incarnation, topology.epoch + 1, older)
+            changes, refusal = _compared(Tx(ledger.connection, run, SystemClock()), graph)
             view = LedgerView(
                 incarnation,
                 None if key is None else job_keys.find(ledger.connection, incarnation, key),
@@ -84,10 +87,8 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
                 tuple(ledger.unresolved(incarnation)),
                 bound,
                 other_lives.adopted_by(ledger.connection, incarnation),
-                refusal=missing
-                or _refusal(
-                    Tx(ledger.connection, Run(name, incarnation, topology.epoch + 1, None), SystemClock()), graph
-                ),
+                changes,
+                refusal=missing or refusal,
                 may_run=topology.stopped_at is None,
             )
             return view, database
@@ -101,12 +102,13 @@ def _missing_rights(connection: sa.Connection, more: Sequence[tuple[sa.Table, st
     return "" if lacking is None else f"this role cannot write to the ledger: {lacking}; see: stormproof doctor"
 
 
-def _refusal(tx: Tx, graph: Graph) -> str:
+def _compared(tx: Tx, graph: Graph) -> tuple[tuple[str, ...], str]:
+    """What a start would say of the changed graph; and why it would be refused."""
     try:
-        compared(tx, graph)
+        news = compared(tx, graph)
     except PositionMismatch as mismatch:
-        return mismatch.message
-    return ""
+        return (), mismatch.message
+    return () if news is None else tuple(change.text for change in news.changes if change.is_loud), ""
 
 
 def sinks_told(

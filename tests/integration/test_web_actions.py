@@ -77,6 +77,14 @@ def dead(operated: Operated) -> Operated:
     return operated
 
 
+def refuse_start(dead: Operated, fingerprint: str) -> None:
+    """As if a start had been refused until this change is accepted."""
+    dead.sql(
+        "insert into stormproof.event (incarnation, at, kind, error, detail) select incarnation, now(), 'start_refused', "
+        f"'column n was added', json_build_object('fingerprint', '{fingerprint}') from stormproof.topology"
+    )
+
+
 def ids(dead: Operated) -> list[str]:
     return [one["id"] for one in dead.command("dead-letters", "list", NAME, "--undecided")["dead_letters"]]
 
@@ -265,8 +273,10 @@ def test_decisions_about_starts_and_tables_are_on_record(dead: Operated) -> None
     assert "Name the incarnation" in person.look("adopt").text
     assert "names no incarnation" in person.look("adopt", incarnation="no such/thing/at all").text
     assert "which stay as they are" in person.do("adopt", incarnation="old/0123abcd")
-    assert "is no fingerprint" in person.look("accept-change", fingerprint="xyz").text
-    assert "may start with the graph" in person.do("accept-change", fingerprint="0123456789ab")
+    assert "is the fingerprint of no change" in person.look("accept-change", fingerprint="xyz").text
+    refuse_start(dead, "0123456789ab")
+    assert "column n was added" in person.look("accept-change", fingerprint="0123456789ab").text
+    assert "may start with the change" in person.do("accept-change", fingerprint="0123456789ab")
     assert "is that of sink" in person.do("adopt-table", sink=APPEND)
     assert "its table is in use" in person.look("release-table", sink=APPEND).text
     assert "no table behind sink" in person.look("adopt-table", sink="nowhere").text
@@ -470,6 +480,7 @@ class TwoProcesses:
     """Two pages that have the same form in hand: as if each had shown it."""
 
     def __init__(self, operated: Operated) -> None:
+        refuse_start(operated, "0" * SHOWN_CHARACTERS)
         first, second = page(operated), page(operated)
         person = deciding(operated, app=first)
         self.shown = person.look("accept-change", fingerprint="0" * SHOWN_CHARACTERS)

@@ -160,7 +160,7 @@ def test_another_fold_of_the_same_column_is_another_graph() -> None:
     for how in (max_("size"), sum_("size")):
         change, *_ = changes(graph(min_("size")), graph(how))
         assert change.needs_acceptance
-        assert '{"x": "min"}' in change.text
+        assert "column x was bigint (folded by min), is bigint (folded by" in change.text
 
 
 def test_a_fingerprint_tells_shapes_apart_and_nothing_of_functions() -> None:

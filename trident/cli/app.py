@@ -96,6 +96,12 @@ def run(
         bool,
         typer.Option("--dry-run", help="Say what a start and its first batch would do, in this process; do nothing."),
     ] = False,
+    accept_change: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FINGERPRINT", help="Take this change of the topology, as a dry run or a refused start shows it."
+        ),
+    ] = None,
     log_format: Annotated[
         str | None,
         typer.Option(help="text: a short line a batch; json: one object a line; default: auto, by the terminal."),
@@ -129,6 +135,7 @@ def run(
         until_idle=until_idle,
         max_batches=max_batches,
         dry_run=dry_run,
+        accept_change=accept_change,
         as_json=as_json,
         batch_messages=max_messages,
         batch_bytes=max_bytes,

@@ -40,6 +40,7 @@ def run_topology(
     until_idle: bool,
     max_batches: int | None,
     dry_run: bool,
+    accept_change: str | None,
     as_json: bool,
     **chosen: float | str | None,
 ) -> None:
@@ -52,7 +53,10 @@ def run_topology(
         rehearse(topology, None if guarantee is None else as_guarantee(guarantee), settings, as_json=as_json)
     promised = as_guarantee(guarantee or topology.guarantee or "exactly-once")
     statistics = drive(
-        topology, module, promised, settings, engine_choice, until_idle=until_idle, max_batches=max_batches
+        *(topology, module, promised, settings, engine_choice),
+        until_idle=until_idle,
+        max_batches=max_batches,
+        accept_change=accept_change,
     )
     emit(statistics, as_json=as_json, text=lambda: say(run_text(statistics)))
     finish(ends_with(statistics))
@@ -79,6 +83,7 @@ def drive(
     *,
     until_idle: bool,
     max_batches: int | None = None,
+    accept_change: str | None = None,
     on_batch: Callable[[BatchResult], None] = lambda _: None,
 ) -> RunStatistics:
     """Run a topology of this module with progress and log lines; signals end it in order."""
@@ -105,6 +110,7 @@ def drive(
             max_batches=max_batches,
             on_batch=noted,
             on_ready=stopping.attach,
+            accept_change=accept_change,
         ) as coordinator:
             note(f"running {topology.name!r} {promised} on {engine}; Ctrl-C stops after what is in flight")
             if coordinator.metrics_url is not None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import UsageError
 from stormproof.trident.ledger import graphs, other_lives
-from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
@@ -34,17 +33,18 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class ChangeAccepted:
-    """The topology may start with the graph of this fingerprint."""
+    """The topology may start with the change of this fingerprint; `refused` is what a start said of it."""
 
     topology: str
     incarnation: str
     accepted: str
+    refused: str
     by: str
     why: str
 
     def lines(self) -> list[str]:
         """What was done, for people."""
-        return [f"{self.topology} may start with the graph {self.accepted}; what its tables hold stays as it is"]
+        return [f"{self.topology} may start with the change {self.accepted}; what its tables hold stays as it is"]
 
 
 def require_other_incarnation(stores: Stores, topology: str, incarnation: str) -> TopologyRow:
@@ -75,23 +75,31 @@ def adopt_incarnation(stores: Stores, topology: str, incarnation: str, *, by: st
     return Adopted(topology, row.incarnation, incarnation, by)
 
 
-def require_fingerprint(topology: str, fingerprint: str) -> None:
-    """Raise UsageError unless the text has the form of a graph's fingerprint."""
-    if len(fingerprint) != SHOWN_CHARACTERS or not set(fingerprint) <= set("0123456789abcdef"):
+def refused_change(stores: Stores, topology: str, fingerprint: str) -> str:
+    """What a refused start said of the change with this fingerprint.
+
+    Raises:
+        UsageError: there is no such topology, or no start was refused with it.
+    """
+    row = stores.topology(topology)
+    with stores.transaction(row) as tx:
+        refused = graphs.refusal_of(tx.connection, row.incarnation, fingerprint)
+    if refused is None:
         raise UsageError(
-            f"{fingerprint!r} is no fingerprint of a graph; the refused start of {topology!r} names it",
+            f"{fingerprint!r} is the fingerprint of no change for which a start of {topology!r} was refused; after a dry "
+            f"run: stormproof run FILE.py:NAME --accept-change {fingerprint}",
             fingerprint=fingerprint,
         )
+    return refused
 
 
 def accept_change(stores: Stores, topology: str, fingerprint: str, *, by: str, why: str) -> ChangeAccepted:
-    """Let a topology go on with a changed graph; the refused start named the graph's fingerprint.
+    """Let a topology go on with a changed graph; the refused start named the change's fingerprint.
 
     Raises:
-        UsageError: there is no such topology, or the text is no fingerprint.
+        UsageError: as `refused_change`.
     """
-    require_fingerprint(topology, fingerprint)
-    row = stores.topology(topology)
+    refused, row = refused_change(stores, topology, fingerprint), stores.topology(topology)
     with stores.transaction(row) as tx:
         graphs.accept(tx, fingerprint, by=by, why=why)
-    return ChangeAccepted(topology, row.incarnation, fingerprint, by, why)
+    return ChangeAccepted(topology, row.incarnation, fingerprint, refused, by, why)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json, PositionMismatch
+from stormproof.core.arguments import operator
+from stormproof.core.errors import Json, PositionMismatch, UsageError
+from stormproof.core.folds import fold_from_json
 from stormproof.core.graph.plan import (
     BoltNode,
     CombineNode,
@@ -25,6 +27,8 @@ from stormproof.core.graph.plan import (
     SendNode,
     WriteNode,
 )
+from stormproof.core.message import storable_text
+from stormproof.core.schema import type_name
 from stormproof.trident.ledger import bindings, events, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing
@@ -33,24 +37,25 @@ from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 SHOWN_CHARACTERS: Final = 12
-"""Leading characters of a fingerprint that are shown, and that an operator types to accept a change."""
+"""Characters of a change's fingerprint, which an operator types to accept it."""
+FINGERPRINT: Final = "fingerprint"
+"""The key of a change's fingerprint, in the detail of a `start_refused` event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph's canonical description: source, components, and sinks with their inputs. It has nothing of functions."""
+    """A graph's canonical description: source, components, and sinks with their inputs. It has nothing of functions.
+
+    `evolving` sinks take added columns and wider types by themselves; only a graph that is to run knows them.
+    """
 
     description: dict[str, Json]
+    evolving: frozenset[str] = frozenset()
 
     @property
     def fingerprint(self) -> str:
         """A hash of the description."""
         return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def shown(self) -> str:
-        """The fingerprint as people see it."""
-        return self.fingerprint[:SHOWN_CHARACTERS]
 
     @property
     def sinks(self) -> dict[str, dict[str, Json]]:
@@ -76,7 +81,7 @@ def graph_of(plan: Plan, source: str) -> Graph:
     sinks: dict[str, Json] = {
         name: {
             "target": targets.get(name, ""),
-            "columns": [[f.name, str(f.type), f.nullable] for f in input_.schema],
+            "columns": [[f.name, type_name(f.type), f.nullable] for f in input_.schema],
             "keys": [*input_.keys],
             "folds": input_.described_folds,
             **input_.upsert_rule,
@@ -90,7 +95,8 @@ def graph_of(plan: Plan, source: str) -> Graph:
             components[f"{entry.component}/{entry.stream}@{number}"] = {"stage": number, "feeds": [*entry.children]}
         for key, node in stage.nodes.items():
             components[key] = {"stage": number, "kind": type(node).__name__, "to": _children(node)}
-    return Graph({"source": source, "components": components, "sinks": sinks})
+    evolving = frozenset(spec.name for spec in plan.sink_specs if spec.evolves)
+    return Graph({"source": source, "components": components, "sinks": sinks}, evolving)
 
 
 def _children(node: Node) -> list[Json]:
@@ -124,11 +130,18 @@ class Change:
     sink: str | None = None
     missing: Missing | None = None
     """What a sink that joins does not have."""
+    was: Json = None
+    becomes: Json = None
+    """The sink's input before and after."""
+    grows: bool = False
+    """Whether the sink takes it by itself: columns are added, or widened, and its schema contract is to evolve."""
 
     @property
     def needs_acceptance(self) -> bool:
         """Whether an operator must accept it: the table would hold what no batches could have made."""
-        return self.kind is ChangeKind.SINK_CHANGED or (self.kind is ChangeKind.SINK_RETURNED and bool(self.missing))
+        if self.kind is ChangeKind.SINK_CHANGED:
+            return not self.grows
+        return self.kind is ChangeKind.SINK_RETURNED and bool(self.missing)
 
     @property
     def harm(self) -> str:
@@ -168,7 +181,11 @@ def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
     """The differences, sinks first."""
     found: list[Change] = []
     old, new = before.sinks, after.sinks
-    found += [Change(ChangeKind.SINK_ADDED, f"sink {name!r} is new", name) for name in new if name not in old]
+    found += [
+        Change(ChangeKind.SINK_ADDED, f"sink {name!r} is new", name, becomes=_as_json(_columns_of(new[name])))
+        for name in new
+        if name not in old
+    ]
     found += [Change(ChangeKind.SINK_REMOVED, f"sink {name!r} is gone", name) for name in old if name not in new]
     found += [change for name in new if name in old and (change := sink_change(name, before, after)) is not None]
     different = [
@@ -182,27 +199,101 @@ def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
 
 
 def sink_change(name: str, before: Graph, after: Graph) -> Change | None:
-    """How the input of a sink that both graphs have differs; None where it does not."""
+    """How the input of a sink that both graphs have differs; None where it does not. The order of columns says nothing."""
     old, new = before.sinks[name], after.sinks[name]
-    parts = [
-        f"{part} were {json.dumps(old.get(part))}, are {json.dumps(new.get(part))}"
-        if part.endswith("s")
-        else f"{part} was {json.dumps(old.get(part))}, is {json.dumps(new.get(part))}"
-        for part in ("columns", "keys", "folds", "mode", "order_by", "delete_when", "keep")
-        if old.get(part) != new.get(part)
+    was, becomes = _columns_of(old), _columns_of(new)
+    added = [column for column in becomes if column not in was]
+    changed = [column for column in becomes if column in was and was[column] != becomes[column]]
+    words = [
+        *(f"column {column} {_shown_column(becomes[column])} was added" for column in added),
+        *(f"column {c} was {_shown_column(was[c])}, is {_shown_column(becomes[c])}" for c in changed),
+        *(f"column {c} {_shown_column(was[c])} was removed" for c in was if c not in becomes),
     ]
-    return Change(ChangeKind.SINK_CHANGED, f"sink {name!r}: {'; '.join(parts)}", name) if parts else None
+    grown = len(added) + sum(_is_widened(was[column], becomes[column]) for column in changed)
+    rules = {part: (_rule(old, part), _rule(new, part)) for part in ("mode", "keys", "order_by", "delete_when", "keep")}
+    words += [
+        f"{part.replace('keys', 'key')} was {one}, is {other}" for part, (one, other) in rules.items() if one != other
+    ]
+    if not words:
+        return None
+    grows = name in after.evolving and grown == len(words)
+    taken = ", which its schema_contract='evolve' takes" if grows else ""
+    return Change(
+        ChangeKind.SINK_CHANGED,
+        f"sink {name!r}: {'; '.join(words)}{taken}",
+        name,
+        was={"columns": _as_json(was), **{part: one for part, (one, _) in rules.items()}},
+        becomes={"columns": _as_json(becomes), **{part: other for part, (_, other) in rules.items()}},
+        grows=grows,
+    )
 
 
-def keep_graph(tx: Tx, graph: Graph) -> Sequence[Change]:
-    """Record the graph if it is new or changed. Returns what changed.
+_Column: TypeAlias = tuple[str, str]
+"""A column's type; and what else holds for it, in words."""
+
+_WIDER: Final = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+
+
+def _columns_of(sink: Mapping[str, Any]) -> dict[str, _Column]:
+    folds = sink.get("folds") or {}
+    return {
+        name: (
+            kind,
+            ("" if nullable else " NOT NULL")
+            + (f" (folded by {fold_from_json(folds[name])})" if name in folds else ""),
+        )
+        for name, kind, nullable in sink["columns"]
+    }
+
+
+def _shown_column(column: _Column) -> str:
+    return "".join(column)
+
+
+def _as_json(columns: Mapping[str, _Column]) -> dict[str, Json]:
+    return {name: _shown_column(column) for name, column in columns.items()}
+
+
+def _is_widened(was: _Column, becomes: _Column) -> bool:
+    """Whether every value of the one type is one of the other; the sink says whether its table can follow."""
+    (old, told), (new, tells) = was, becomes
+    if told != tells:
+        return False
+    before, after = _DECIMAL.fullmatch(old), _DECIMAL.fullmatch(new)
+    if before is not None and after is not None:
+        (digits, scale), (more, finer) = map(int, before.groups()), map(int, after.groups())
+        return more - finer >= digits - scale and finer >= scale
+    return any(old in kinds and new in kinds and kinds.index(old) < kinds.index(new) for kinds in _WIDER)
+
+
+def _rule(sink: Mapping[str, Any], part: str) -> str:
+    """What a sink's input says of its mode, its key, and so on, in words."""
+    told = sink.get(part) or ("none" if part != "mode" else "fold" if sink.get("folds") else "append")
+    return told if isinstance(told, str) else ", ".join(told)
+
+
+def fingerprint_of(found: Sequence[Change]) -> str:
+    """What an operator types to accept these changes: the same wherever they are found, and for no others.
+
+    Targets are no part of it, which another machine may call otherwise; nor is how much a returning sink lacks by now.
+    """
+    said = [[c.kind.value, c.sink, c.was, c.becomes] for c in found if c.needs_acceptance]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:SHOWN_CHARACTERS]
+
+
+def keep_graph(tx: Tx, graph: Graph, accepted: str | None = None) -> Sequence[Change]:
+    """Record the graph if it is new or changed, and that its change was `accepted` by the caller. Returns what changed.
 
     Raises:
         PositionMismatch: an operator must accept the change, or a batch is prepared for a sink that is gone or changed.
+        UsageError: `accepted` is the fingerprint of no change.
     """
-    run, news = tx.run, compared(tx, graph)
+    run, news = tx.run, compared(tx, graph, accepted)
     if news is None:
         return ()
+    if news.accepts:
+        accept(tx, news.accepts, by=operator(), why="given to the run")
     found, after_txid = news.changes, news.after_txid
     tx.connection.execute(
         sa.insert(t.graph).values(
@@ -236,39 +327,65 @@ def keep_graph(tx: Tx, graph: Graph) -> Sequence[Change]:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A graph that the ledger does not have yet: what changed since the one before, and the last txid of that one."""
+    """A graph that the ledger does not have yet: what changed since the one before, and the last txid of that one.
+
+    `accepts` is the fingerprint that the caller gave for these changes, where they need one.
+    """
 
     changes: Sequence[Change]
     after_txid: int
+    accepts: str | None = None
 
 
-def compared(tx: Tx, graph: Graph) -> News | None:
-    """Compare a graph with the one that ran last, as `keep_graph` does; nothing is recorded. None: it is that one.
+def compared(tx: Tx, graph: Graph, accepted: str | None = None) -> News | None:
+    """Compare a graph with the last one by which a batch was prepared, as `keep_graph` does; nothing is recorded.
+
+    None: it is the graph that the ledger has last.
 
     Raises:
-        PositionMismatch: as `keep_graph`.
+        PositionMismatch, UsageError: as `keep_graph`.
     """
     connection, run = tx.connection, tx.run
     of_this = t.graph.c.incarnation == run.incarnation
     earlier = connection.execute(sa.select(t.graph).where(of_this).order_by(t.graph.c.epoch)).all()
-    known = earlier[-1] if earlier else None
-    if known is not None and known.fingerprint == graph.fingerprint:
+    if earlier and earlier[-1].fingerprint == graph.fingerprint:
+        _require_shown(tx, accepted)
         return None
     after_txid: int = connection.execute(
         sa.select(sa.func.coalesce(sa.func.max(t.txn.c.txid), 0)).where(t.txn.c.incarnation == run.incarnation)
     ).scalar_one()
-    if known is None:
-        return News((), after_txid)
-    found = _changes_with_missing(tx, earlier, graph, after_txid)
+    used = _used(tx, earlier)
+    found = _changes_with_missing(tx, earlier, used, graph, after_txid) if used else []
     _require_resolved(tx, found)
-    _require_accepted(tx, found, graph, known.at)
-    return News(found, after_txid)
+    accepts = _accepted(tx, found, used[-1].epoch, accepted) if any(c.needs_acceptance for c in found) else None
+    if accepts is None:
+        _require_shown(tx, accepted)
+    return News(found, after_txid, accepts)
 
 
-def _changes_with_missing(tx: Tx, earlier: Sequence[Any], graph: Graph, after_txid: int) -> list[Change]:
-    """What changed since the last of the earlier graphs; each sink that joins with what it lacks."""
-    graphs = [Graph(row.description) for row in earlier]
-    shapes = [Shape(row.epoch, row.after_txid, frozenset(g.sinks)) for row, g in zip(earlier, graphs, strict=True)]
+def _used(tx: Tx, earlier: Sequence[Any]) -> Sequence[Any]:
+    """The graphs up to the last one by which a batch was prepared: a start that came to none leaves nothing to compare. All
+    of them where the last driver has not ended: it may prepare one.
+    """
+    if tx.run.took_over_from is not None:
+        return earlier
+    c = t.txn_sink.c
+    newest = tx.connection.execute(
+        sa.select(sa.func.max(t.attempt.c.epoch))
+        .select_from(t.attempt)
+        .join(t.txn_sink, (c.incarnation == t.attempt.c.incarnation) & (c.txid == t.attempt.c.txid))
+        .where(c.incarnation == tx.run.incarnation)
+    ).scalar_one()
+    pruned = txns.pruned_upto(tx)
+    return [row for row in earlier if row.after_txid < pruned or (newest is not None and row.epoch <= newest)]
+
+
+def _changes_with_missing(
+    tx: Tx, earlier: Sequence[Any], used: Sequence[Any], graph: Graph, after_txid: int
+) -> list[Change]:
+    """What changed since the last graph that was used; each sink that joins with what it lacks."""
+    graphs = [Graph(row.description) for row in used]
+    shapes = [Shape(row.epoch, row.after_txid, frozenset(Graph(row.description).sinks)) for row in earlier]
     away = absences([*shapes, Shape(tx.run.epoch, after_txid, frozenset(graph.sinks))])
     pruned = txns.pruned_upto(tx)
     found: list[Change] = []
@@ -322,35 +439,74 @@ def _require_resolved(tx: Tx, found: Sequence[Change]) -> None:
         )
 
 
-def _require_accepted(tx: Tx, found: Sequence[Change], graph: Graph, since: datetime) -> None:
-    run = tx.run
+def _accepted(tx: Tx, found: Sequence[Change], since_epoch: int, given: str | None) -> str | None:
+    """The fingerprint of these changes where it is `given`; None where an operator accepted them before.
+
+    Raises:
+        PositionMismatch: neither; says what changed, and both ways to accept it.
+    """
+    run, fingerprint = tx.run, fingerprint_of(found)
+    if given == fingerprint:
+        return fingerprint
+    decided = t.event.c.detail["epoch"].as_integer()
+    if given is None and _acceptances(tx, fingerprint, decided >= since_epoch):
+        return None
     refused = [change for change in found if change.needs_acceptance]
-    if not refused:
-        return
-    accepted = tx.connection.execute(
-        sa.select(t.event.c.id)
-        .where(
-            t.event.c.incarnation == run.incarnation,
-            t.event.c.kind == EventKind.OPERATOR.value,
-            t.event.c.action == OperatorAction.ACCEPT_CHANGE.value,
-            t.event.c.message == graph.shown,
-            t.event.c.at >= since,
+    harm = " and ".join(dict.fromkeys(c.harm for c in refused))
+    remedy = " and ".join(dict.fromkeys(c.remedy for c in refused))
+    other = "" if given is None else f"{given!r} was accepted, which is not the fingerprint of this change. "
+    raise PositionMismatch(
+        f"topology {run.topology!r} has changed since its last run: {'; '.join(c.text for c in refused)}. {other}"
+        f"{harm[0].upper()}{harm[1:]}, and nothing was written. Give the topology, or the sink, a new name and a "
+        f"new table; or, {remedy}: stormproof run FILE.py:NAME --accept-change {fingerprint}, or for the next start: "
+        f"stormproof ledger accept-change {run.topology} {fingerprint}",
+        topology=run.topology,
+        fingerprint=fingerprint,
+        sinks=[c.sink for c in refused],
+    )
+
+
+def _require_shown(tx: Tx, given: str | None) -> None:
+    """Where nothing is to be accepted, take only what was accepted before: a deployment may go on naming it.
+
+    Raises:
+        UsageError: it is the fingerprint of no change.
+    """
+    if given is not None and not _acceptances(tx, given):
+        raise UsageError(
+            f"topology {tx.run.topology!r}: nothing is to be accepted, and {given!r} is the fingerprint of no change that "
+            "was shown. Start without it",
+            fingerprint=given,
         )
+
+
+def _acceptances(tx: Tx, fingerprint: str, *more: sa.ColumnElement[bool]) -> bool:
+    accepting = (t.event.c.action == OperatorAction.ACCEPT_CHANGE.value, t.event.c.message == fingerprint)
+    of_this = t.event.c.incarnation == tx.run.incarnation
+    return tx.connection.execute(sa.select(sa.exists().where(of_this, *accepting, *more))).scalar_one()
+
+
+def keep_refusal(tx: Tx, refusal: PositionMismatch) -> None:
+    """Record that a start was refused until its change is accepted, so that `accept-change` knows what it accepts."""
+    detail: dict[str, Json] = {FINGERPRINT: refusal.details[FINGERPRINT]}
+    events.record(tx, [Event(EventKind.START_REFUSED, error=storable_text(refusal.message), detail=detail)])
+
+
+def refusal_of(connection: sa.Connection, incarnation: str, fingerprint: str) -> str | None:
+    """Why the newest start with this change was refused; None: none was."""
+    c = t.event.c
+    return connection.execute(
+        sa.select(c.error)
+        .where(c.incarnation == incarnation, c.kind == EventKind.START_REFUSED.value)
+        .where(c.detail[FINGERPRINT].as_string() == fingerprint)
+        .order_by(c.id.desc())
         .limit(1)
-    ).one_or_none()
-    if accepted is None:
-        harm = " and ".join(dict.fromkeys(c.harm for c in refused))
-        remedy = " and ".join(dict.fromkeys(c.remedy for c in refused))
-        raise PositionMismatch(
-            f"topology {run.topology!r} has changed since its last run: {'; '.join(c.text for c in refused)}. "
-            f"{harm[0].upper()}{harm[1:]}, and nothing was written. Give the topology, or the sink, a new name and a "
-            f"new table; or, {remedy}: stormproof ledger accept-change {run.topology} {graph.shown}",
-            topology=run.topology,
-            fingerprint=graph.shown,
-            sinks=[c.sink for c in refused],
-        )
+    ).scalar_one_or_none()
 
 
 def accept(tx: Tx, fingerprint: str, *, by: str, why: str) -> None:
-    """Let the topology go on with the graph of this shown fingerprint, by an operator's decision."""
-    events.decided(tx, OperatorAction.ACCEPT_CHANGE, by=by, why=why, about=fingerprint, message=fingerprint)
+    """Let the topology go on with the change of this fingerprint, by an operator's decision."""
+    detail: dict[str, Json] = {"epoch": tx.run.epoch}
+    events.decided(
+        tx, OperatorAction.ACCEPT_CHANGE, by=by, why=why, about=fingerprint, message=fingerprint, detail=detail
+    )

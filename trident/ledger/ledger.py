@@ -15,14 +15,14 @@ from typing import Final
 import sqlalchemy as sa
 
 from stormproof.core.clock import Clock
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.confirmations import Confirmation
 from stormproof.trident.ledger.database import LedgerDatabase, LockTimeout
 from stormproof.trident.ledger.fence import Backends, DriverIdentity, MadeMeanwhile, Start
-from stormproof.trident.ledger.graphs import Graph, keep_graph
+from stormproof.trident.ledger.graphs import FINGERPRINT, Graph, keep_graph, keep_refusal
 from stormproof.trident.ledger.rights import require_rights
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.ledger.tx import Tx, UnfencedTx
@@ -66,13 +66,16 @@ class Ledger:
         source: str,
         driver: DriverIdentity | None = None,
         graph: Graph | None = None,
+        accept_change: str | None = None,
     ) -> Run:
         """Raise the topology's epoch, which fences every older driver; insert the topology where it is new.
 
         The older epochs' server processes are ended first, since a suspended driver may hold the fence's lock. `graph` is
-        compared with the one that ran last: a change is recorded, or refused before any driver is fenced.
+        compared with the last one by which a batch was prepared: a change is recorded, or refused before any driver is
+        fenced. `accept_change` is the fingerprint with which such a refusal showed it.
 
         Raises:
+            UsageError: `accept_change` is the fingerprint of no change.
             StoreUnavailable: the database cannot be reached, or the fence's lock could not be had.
             MissingRight: the role could not record a batch; no driver was fenced.
             PositionMismatch: the topology reads another source than the one of the ledger's positions; or its graph changed
@@ -88,9 +91,14 @@ class Ledger:
                     if self._database.is_postgres:
                         connection.execute(sa.text(f"set local lock_timeout = {TAKE_OVER_LOCK_TIMEOUT_MS}"))
                     run = fence.raise_epoch(connection, start, self.clock, self._new_incarnation)
-                    found = () if graph is None else keep_graph(Tx(connection, run, self.clock), graph)
+                    found = () if graph is None else keep_graph(Tx(connection, run, self.clock), graph, accept_change)
             except (LockTimeout, MadeMeanwhile):
                 continue
+            except PositionMismatch as refusal:
+                if FINGERPRINT in refusal.details:
+                    with self._database.begin() as connection:
+                        keep_refusal(Tx(connection, run, self.clock), refusal)
+                raise
             self._backends.forget()
             for change in found:
                 if change.is_loud:

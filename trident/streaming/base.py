@@ -178,6 +178,9 @@ class ForeachBatch(ABC):
                     f"stream {self.name!r} is fed by {_caller(self._current.query)}, and {_caller(query)} calls it, too: "
                     "give each query a function of its own, with a name and tables of its own"
                 )
+            if self._current is not None and not self._takes(frame):
+                self._current.ledger.stop(self._current.run)
+                self._let_go()  # the start judges other columns
             if self._current is None:
                 self._current = self._begin(frame, query, look)
             yield self._current
@@ -203,6 +206,11 @@ class ForeachBatch(ABC):
                     current.ledger.stop(current.run)
                 finally:
                     self._let_go()
+
+    def _takes(self, frame: Frame) -> bool:
+        """Whether the frame has the columns for which everything is open."""
+        del frame
+        return True
 
     _times_transactions = True
     """Whether a call is one transaction, so that its time is that transaction's."""

@@ -122,7 +122,6 @@ class ExactlyOnce(SinkStream):
         return JobSteps(*current.parts, lease_s=current.options.lease_s, observer=current.observer)
 
     def _once(self, current: OpenQuery, steps: Steps, frame: Frame, key: str) -> OnceResult | JobFailed:
-        self._require_columns(frame)
         times = StepTimes(self._clock)
         opened = self._open_key(current, steps, key)
         times.mark("open")

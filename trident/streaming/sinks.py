@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from stormproof.core.bolt import DEFAULT_STREAM
-from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, TopologyError, UsageError
+from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, TopologyError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.plan import Plan
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.schema import to_ddl
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkMode, SinkSpec, TaskContext
 from stormproof.core.source.protocol import Slice, Source
@@ -176,7 +175,6 @@ class SinkStream(ForeachBatch):
     def _take_once(
         self, current: OpenQuery, steps: Steps, frame: Frame, query: str, batch: int, plans: Plans
     ) -> StreamResult | JobFailed:
-        self._require_columns(frame)
         times = StepTimes(self._clock)
         opened, attempt = self._open(current, steps, query, batch, plans)
         times.mark("open")
@@ -200,13 +198,8 @@ class SinkStream(ForeachBatch):
         self._commit(steps, opened, attempt, written, times)
         return StreamResult(query, batch, StreamOutcome.COMMITTED, (opened.txid,), written.rows, times.ms)
 
-    def _require_columns(self, frame: Frame) -> None:
-        found, schema = self._frames.schema(frame), self._schema
-        assert schema is not None
-        if not found.equals(schema):
-            raise UsageError(
-                f"stream {self.name!r}: the rows have the columns {to_ddl(found)}, the ones before had {to_ddl(schema)}"
-            )
+    def _takes(self, frame: Frame) -> bool:
+        return bool(self._frames.schema(frame).equals(self._schema))
 
     def _count_suppressed(self, current: OpenQuery) -> None:
         self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + len(current.sessions))

@@ -32,12 +32,11 @@ def _adopt(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
 
 def _look_accept(stores: Stores, choice: Choice) -> Look:
     fingerprint = choice.text("fingerprint")
-    row = stores.topology(choice.topology)
     if fingerprint is None:
-        return Look({}, nothing="Name the graph's fingerprint, as the refused start does.")
-    starts.require_fingerprint(choice.topology, fingerprint)
+        return Look({}, nothing="Name the change's fingerprint, as the refused start does.")
+    refused = starts.refused_change(stores, choice.topology, fingerprint)
     return Look(
-        {"incarnation": row.incarnation, "fingerprint": fingerprint},
+        {"incarnation": stores.topology(choice.topology).incarnation, "fingerprint": fingerprint, "refused": refused},
         command=f"stormproof ledger accept-change {quoted(choice.topology)} {fingerprint}",
     )
 
