@@ -46,6 +46,7 @@ class RowsInOrder:
         self._columns, self._schema = identifiers(schema.names), pa.schema([*schema, pa.field(PLACE, pa.int64())])
         self._rejects, self.order = rejects, rejects.order()
         self._by_key = rows if isinstance(rows, RowsByKey) else None
+        self.appends = self._by_key is None
         # One that is deferrable is checked at the end of a statement: so each row is a statement.
         self._one_by_one = not all(rival.at_once for rival in facts.rivals)
         self._excluding, self._oid = [rival.columns for rival in facts.rivals], facts.table.oid
@@ -250,7 +251,7 @@ def move_in_order(connection: psycopg.Connection, rows: RowsInOrder, rejects: Re
                 break
     for part, places in rejects.all() if refused else ():
         for at in np.flatnonzero(np.isin(places, list(refused))).tolist():
-            rejects.add(part.row(at).refused(*said(refused[int(places[at])])))
+            rejects.add(part.row(at).refused(*said(refused[int(places[at])], appended=rows.appends)))
     rejects.close()
     return rows.all_moved()
 

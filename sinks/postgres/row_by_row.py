@@ -161,9 +161,13 @@ def _halves(parts: list[Part]) -> tuple[list[Part], list[Part]] | None:
     return [first], [second]
 
 
-def said(refusal: psycopg.Error) -> tuple[str | None, str]:
-    """The SQLSTATE and the text of a refusal."""
-    return refusal.sqlstate, refusal.diag.message_primary or str(refusal)
+_REPLACE: Final = '; append adds rows. To replace the row of a key, give the sink mode="upsert", key= and order_by='
+
+
+def said(refusal: psycopg.Error, *, appended: bool = False) -> tuple[str | None, str]:
+    """The SQLSTATE and the text of a refusal; of a duplicate among `appended` rows, with how to replace the older row."""
+    way_on = _REPLACE if appended and isinstance(refusal, psycopg.errors.UniqueViolation) else ""
+    return refusal.sqlstate, (refusal.diag.message_primary or str(refusal)) + way_on
 
 
 def require_taken(taken: int, sent: int, *, may_drop: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -133,6 +133,8 @@ class Table:
     persistence: str
     columns: tuple[Column, ...]
     unique_keys: tuple[frozenset[str], ...]
+    partitioned_by: tuple[str | None, ...] = ()
+    """The columns by which it or a partition of it is partitioned; None among them: by an expression, too."""
 
 
 # A domain is read as the type at its bottom: its own checks, NOT NULL and default hold on the way down.
@@ -161,10 +163,22 @@ _KEYS: Final = """
     group by i.indexrelid order by i.indexrelid
 """
 
+# Not by pg_partition_tree, which locks each partition until the transaction ends.
+_PARTITIONED_BY: Final = """
+    with recursive tree (oid) as (
+        select {oid}::oid union all select i.inhrelid from pg_inherits i join tree on i.inhparent = tree.oid
+    )
+    select distinct a.attname::text
+    from tree join pg_partitioned_table p on p.partrelid = tree.oid
+    cross join lateral unnest(p.partattrs::int2[]) as k (attnum)
+    left join pg_attribute a on a.attrelid = p.partrelid and a.attnum = k.attnum order by 1
+"""
+
 TABLE: Final = f"""
     select c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
            (select json_agg(row_to_json(found)) from ({_COLUMNS}) as found),
-           (select json_agg(row_to_json(found)) from ({_KEYS}) as found)
+           (select json_agg(row_to_json(found)) from ({_KEYS}) as found),
+           (select json_agg(row_to_json(found)) from ({_PARTITIONED_BY}) as found)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = {{oid}}
 """
 """What the catalog says of the table with this oid, in one row: see `table_of`."""
@@ -185,7 +199,7 @@ def read_table(connection: psycopg.Connection, oid: int) -> Table:
 
 def table_of(row: Sequence[Any]) -> Table:
     """The table of a row of `TABLE`."""
-    oid, schema, name, kind, persistence, columns, keys = row
+    oid, schema, name, kind, persistence, columns, keys, partitioned_by = row
     return Table(
         int(oid),
         TableName(schema, name),
@@ -193,6 +207,7 @@ def table_of(row: Sequence[Any]) -> Table:
         persistence,
         tuple(Column(*column.values()) for column in columns or ()),
         tuple(frozenset(names) for (names,) in map(dict.values, keys or ())),
+        tuple(column for (column,) in map(dict.values, partitioned_by or ())),
     )
 
 
@@ -288,13 +303,35 @@ def require_table(table: Table, input_: SinkInput, where: str) -> None:
                 column=column.name,
             )
     if input_.is_by_key and frozenset(input_.keys) not in table.unique_keys:
-        keys = ", ".join(_quoted(key) for key in input_.keys)
         raise SinkRefused(
-            f"{where}: the table has no primary key, unique constraint or unique index on exactly ({keys}), so a row could "
-            "not be found by its key. One that is deferrable, partial or invalid does not count. Make one: "
-            f"CREATE UNIQUE INDEX ON {table.name.identifier.as_string()} ({keys}); and start again",
+            f"{where}: the table has no primary key, unique constraint or unique index on exactly ({_listed(input_.keys)}), "
+            "so a row could not be found by its key. One that is deferrable, partial or invalid does not count. "
+            + _unique(table, input_),
             key=[*input_.keys],
         )
+
+
+def _unique(table: Table, input_: SinkInput) -> str:
+    """How the table gets the unique index that its key lacks, in words."""
+    others = [column for column in table.partitioned_by if column not in input_.keys]
+    if None in others:
+        return (
+            "It, or a partition of it, is partitioned by an expression, and Postgres makes no unique index on such a table: "
+            "name a table that is partitioned by columns alone, or not at all"
+        )
+    keys = [*input_.keys, *filter(None, others)]
+    statement = f"CREATE UNIQUE INDEX ON {table.name.identifier.as_string()} ({_listed(keys)})"
+    if not others:
+        return f"Make one: {statement}; and start again"
+    return (
+        f"It is partitioned by ({_listed(filter(None, table.partitioned_by))}), and Postgres makes a unique index only with "
+        f"all of these in it. Where a row is found by ({_listed(keys)}), name these as the key, and make one: "
+        f"{statement}; and start again. Otherwise name a table that is not partitioned by other columns than the key's"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(_quoted, names))
 
 
 def _quoted(name: str) -> str:

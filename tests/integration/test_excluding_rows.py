@@ -120,6 +120,24 @@ def test_a_message_that_is_refused_makes_room_for_those_behind_it(
     assert entry.rows + entry.rejected == added.rows + entry.reinstated
 
 
+@pytest.mark.parametrize(("how", "told"), [("append", True), ("upsert", False)])
+@pytest.mark.parametrize("rule", ["unique (n)", "unique (n) deferrable initially deferred"])
+def test_a_duplicate_is_pointed_to_upsert_where_rows_are_appended(
+    opening: Opening, tmp_path: Path, database: Database, how: str, told: bool, rule: str
+) -> None:
+    harness = rival(tmp_path, database, how, rule)
+    opened = opening(harness)
+    rows = [("a", 1), ("b", 1)]
+    with pytest.raises(SinkRefused, match="duplicate key value") as refused:
+        opened.commit(harness.prepare(opened, 1, None, rows, messages=[1, 2], rejects_max=0), checked=True)
+    assert ('mode="upsert"' in refused.value.message) == told
+    added = harness.prepare(opened, 1, None, rows, messages=[1, 2], rejects_max=5)
+    (row,) = opened.commit(added, checked=True).refused
+    assert row.sqlstate == "23505"
+    assert row.error.startswith("duplicate key value")
+    assert ('mode="upsert"' in row.error) == told
+
+
 @pytest.mark.parametrize("rule", SHIFTS[:2])
 def test_superseded_rows_are_put_only_of_keys_that_have_a_number_in_common(
     opening: Opening, tmp_path: Path, database: Database, rule: str

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from support.databases import at
 
 from stormproof import DeltaSink, PostgresSink
 from stormproof.core.errors import SinkRefused
@@ -43,8 +46,13 @@ KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 def put(session: SinkSession, schema: pa.Schema, txid: int, keys: list[Any], v: int) -> int:
-    writer = session.writer().open_task(TaskContext("life", txid, 1, 0), schema)
-    writer.write(pa.RecordBatch.from_arrays([pa.array(keys, schema[0].type), pa.array([v] * len(keys))], schema=schema))
+    rows = pa.RecordBatch.from_arrays([pa.array(keys, schema[0].type), pa.array([v] * len(keys))], schema=schema)
+    return put_rows(session, txid, rows)
+
+
+def put_rows(session: SinkSession, txid: int, rows: pa.RecordBatch) -> int:
+    writer = session.writer().open_task(TaskContext("life", txid, 1, 0), rows.schema)
+    writer.write(rows)
     files = writer.close()
     done = PreparedTransaction(
         txid, txid - 1 or None, transaction_digest(files), sum(f.rows for f in files), tuple(files)
@@ -105,6 +113,64 @@ def test_a_table_that_compares_keys_otherwise_is_refused(
     sink = PostgresSink("t", name="t", database=database, staging=tmp_path)
     with pytest.raises(SinkRefused, match=said):
         sink.open(SinkIdentity("t", "life", "t"), SinkInput.for_upsert(schema, ("k",), ("v",)), 1)
+
+
+@pytest.mark.parametrize(
+    ("partitioned", "key"),
+    [
+        ("", "k"),
+        ("partition by hash (k); create table w partition of t for values with (modulus 1, remainder 0)", "k"),
+        ("partition by list (d); create table w partition of t default", "k, d"),
+        ("partition by range (e, d); create table w partition of t default", "k, d, e"),
+        (
+            "partition by list (d); create table u (v bigint, e text, d text, k text) partition by list (e);"
+            " alter table t attach partition u default; create table w partition of u default",
+            "k, d, e",
+        ),
+    ],
+)
+def test_the_unique_index_that_a_table_lacks_is_made_as_the_refusal_says(
+    partitioned: str, key: str, tmp_path: Path, database: Database
+) -> None:
+    schema = pa.schema([*((name, pa.string()) for name in "kde"), ("v", pa.int64())])
+    sink = PostgresSink("t", name="t", database=database, staging=tmp_path)
+    with at(database) as connection:
+        connection.execute(f"create table t (k text, d text, e text, v bigint) {partitioned}".encode())
+        with pytest.raises(SinkRefused, match="ake one: CREATE UNIQUE INDEX") as refused:
+            sink.open(SinkIdentity("t", "life", "t"), SinkInput.for_upsert(schema, ("k",), ("v",)), 1)
+        (statement,) = re.findall("CREATE UNIQUE INDEX [^;]*", refused.value.message)
+        assert statement.replace('"', "").endswith(f" ({key})")
+        connection.execute(statement.encode())
+        keys = tuple(key.split(", "))
+        with closing(
+            sink.open(SinkIdentity("t", "life", "t"), SinkInput.for_upsert(schema, keys, ("v",)), 1)
+        ) as session:
+            for v in (1, 2):
+                row = {"k": "a", "d": "b", "e": "c", "v": v}
+                put_rows(session, v, pa.RecordBatch.from_pylist([row], schema))
+        assert connection.execute("select v from t").fetchall() == [(2,)]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "create table t (k text, v bigint) partition by hash (lower(k))",
+        "create table t (k text, v bigint) partition by hash (k);"
+        " create table u partition of t for values with (modulus 1, remainder 0) partition by list (lower(k))",
+    ],
+)
+def test_a_table_that_can_have_no_unique_index_is_refused_without_advice_to_make_one(
+    made: str, tmp_path: Path, database: Database
+) -> None:
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64())])
+    sink = PostgresSink("t", name="t", database=database, staging=tmp_path)
+    with at(database) as connection:
+        connection.execute(made.encode())
+        with pytest.raises(psycopg.errors.FeatureNotSupported):
+            connection.execute("create unique index on t (k)")
+    with pytest.raises(SinkRefused, match=r"by an expression.*name a table") as refused:
+        sink.open(SinkIdentity("t", "life", "t"), SinkInput.for_upsert(schema, ("k",), ("v",)), 1)
+    assert "CREATE UNIQUE INDEX" not in refused.value.message
 
 
 @pytest.mark.parametrize("kind", ["uuid", "jsonb"])
