@@ -10,7 +10,7 @@ import psycopg
 from stormproof.core.errors import SinkRefused
 
 # From the catalog alone: `pg_partition_tree` would lock every partition.
-VOLATILE: Final = """
+TREE: Final = """
     with recursive tree as (
         select c.oid, c.relkind, c.relpersistence from pg_class c where c.oid = {oid}
         union all
@@ -19,14 +19,16 @@ VOLATILE: Final = """
         join pg_inherits i on i.inhparent = t.oid
         join pg_class c on c.oid = i.inhrelid
         where t.relkind = 'p'
-    )
+    )"""
+"""The table with this oid, and its partitions, at any depth."""
+VOLATILE: Final = """
     select oid::regclass::text,
            case when relkind = 'f' then 'a foreign table' when relpersistence = 't' then 'temporary'
                 when relpersistence = 'u' then 'unlogged' else 'no table (relkind ' || relkind::text || ')' end
     from tree where relkind not in ('r', 'p') or relpersistence <> 'p' order by 1
 """
-"""Of the table with this oid, and of its partitions, those whose rows a crash may lose."""
-_VOLATILE: Final = VOLATILE.replace("{oid}", "%s").encode()
+"""Those of `TREE` whose rows a crash may lose."""
+_VOLATILE: Final = (TREE + VOLATILE).replace("{oid}", "%s").encode()
 
 
 def volatile_relations(connection: psycopg.Connection, oid: int) -> list[tuple[str, str]]:

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.postgres.durable import VOLATILE
-from stormproof.sinks.postgres.refusals import CHANGING, DROPPING, REACHING, RIVALS
+from stormproof.sinks.postgres.durable import TREE, VOLATILE
+from stormproof.sinks.postgres.refusals import RIVALS, TRIGGERS
 from stormproof.sinks.postgres.table import TABLE, Table, TableName, table_of
 
 _OID: Final = "to_regclass(%(name)s::text)::oid"
@@ -24,9 +24,8 @@ def _listed(query: str) -> str:
     return f"(select json_agg(row_to_json(listed)) from ({query}) as listed)"
 
 
-_FACTS: Final = f"""
-    select {_listed(VOLATILE)}, row_security_active({{oid}}), {_listed(DROPPING)}, {_listed(CHANGING)},
-           {_listed(REACHING)}, {_listed(RIVALS)}, t.*
+_FACTS: Final = f"""{TREE}
+    select {_listed(VOLATILE)}, row_security_active({{oid}}), {_listed(TRIGGERS)}, {_listed(RIVALS)}, t.*
     from ({TABLE}) as t
 """.replace("{oid}", _OID)
 
@@ -71,14 +70,18 @@ def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> Facts | None:
     row = asked.fetchone()
     if row is None:
         return None
-    volatile, row_security, dropping, changing, reaching, rivals, *table = row
+    volatile, row_security, triggers, rivals, *table = row
+    rules = [tuple(one.values()) for one in triggers or ()]
+    dropping, changing, reaching = (
+        tuple(dict.fromkeys(str(rule[0]) for rule in rules if rule[what])) for what in (1, 2, 3)
+    )
     return Facts(
         table_of(table),
         tuple((str(name), str(what)) for name, what in map(dict.values, volatile or ())),
         bool(row_security),
-        tuple(str(name) for (name,) in map(dict.values, dropping or ())),
-        tuple(str(name) for (name,) in map(dict.values, changing or ())),
-        tuple(str(name) for (name,) in map(dict.values, reaching or ())),
+        dropping,
+        changing,
+        reaching,
         tuple(
             Rival(str(name), bool(at_once), None if columns is None else tuple(columns))
             for name, at_once, columns in map(dict.values, rivals or ())

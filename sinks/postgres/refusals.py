@@ -10,17 +10,10 @@ from psycopg import sql
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
+from stormproof.sinks.postgres.durable import TREE
 from stormproof.sinks.postgres.table import TableName
 
-# A table and its partitions, at any depth.
-_TREE: Final = """
-    with recursive tree as (
-        select {oid} as oid
-        union all
-        select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
-        join pg_class p on p.oid = t.oid where p.relkind = 'p'
-    )"""
-_TREE_OF_OID: Final = _TREE.replace("{oid}", "%(oid)s::oid")
+_TREE_OF_OID: Final = TREE.replace("{oid}", "%(oid)s::oid")
 
 _CONSTRAINTS: Final = f"""{_TREE_OF_OID}, domain as (
         select t.oid, t.typbasetype from pg_attribute a join pg_type t on t.oid = a.atttypid
@@ -50,25 +43,19 @@ _TRIGGERS: Final = """
       and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0)) order by 1
 """
 
-# Only a row's own trigger can drop it, before the row is written: by returning NULL.
-DROPPING: Final = f"""{_TREE}
-    select distinct t.tgname::text from tree join pg_trigger t on t.tgrelid = tree.oid
-    where not t.tgisinternal and t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0))
+# Of `TREE`: may it drop a row, change what is inserted, change other rows of the table. Only a row's own trigger can drop
+# it, before the row is written: by returning NULL. Those AFTER the insert may update the row that was inserted. What may
+# change other rows are triggers AFTER an update, and what updates those that refer to a row.
+TRIGGERS: Final = """
+    select distinct t.tgname::text,
+           not t.tgisinternal and t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0)) as drops,
+           not t.tgisinternal and t.tgtype & 4 <> 0 as changes, t.tgtype & 18 = 16 as reaches
+    from tree join pg_trigger t on t.tgrelid = tree.oid
+    where (not t.tgisinternal or t.tgfoid in ('"RI_FKey_cascade_upd"'::regproc, '"RI_FKey_setnull_upd"'::regproc,
+          '"RI_FKey_setdefault_upd"'::regproc) and t.tgconstrrelid in (select oid from tree))
       and t.tgenabled in ('A', case current_setting('session_replication_role') when 'replica' then 'R' else 'O' end)
     order by 1
 """
-
-# Those AFTER the insert may update the row that was inserted.
-CHANGING: Final = DROPPING.replace(
-    "t.tgtype & 3 = 3 and (t.tgtype & 4 <> 0 or (%(updates)s and t.tgtype & 16 <> 0))", "t.tgtype & 4 <> 0"
-)
-
-# What may change other rows of the table: its triggers AFTER an update, and what updates those that refer to a row.
-REACHING: Final = CHANGING.replace("t.tgtype & 4 <> 0", "t.tgtype & 18 = 16").replace(
-    "not t.tgisinternal",
-    """(not t.tgisinternal or t.tgfoid in ('"RI_FKey_cascade_upd"'::regproc, '"RI_FKey_setnull_upd"'::regproc,
-      '"RI_FKey_setdefault_upd"'::regproc) and t.tgconstrrelid in (select oid from tree))""",
-)
 
 _REFERS_TO_ITSELF: Final = f"""{_TREE_OF_OID}
     select exists (
@@ -77,11 +64,11 @@ _REFERS_TO_ITSELF: Final = f"""{_TREE_OF_OID}
     )
 """
 
-# A unique index on the key's columns, or on these and more, excludes no row of another key. Of one in which equal columns
-# are equal rows, the columns are told; elsewhere (expressions, exclusion, NULLS NOT DISTINCT, ...) NULL.
-RIVALS: Final = f"""{_TREE}
+# Of `TREE`. A unique index on the key's columns, or on these and more, excludes no row of another key. Of one in which equal
+# columns are equal rows, the columns are told; elsewhere (expressions, exclusion, NULLS NOT DISTINCT, ...) NULL.
+RIVALS: Final = """
     select i.indexrelid::regclass::text, i.indimmediate, case when i.indisunique and c.plain
-        and to_jsonb(i) -> 'indnullsnotdistinct' is distinct from 'true' then c.columns end
+        and position('NULLS NOT DISTINCT' in pg_get_indexdef(i.indexrelid)) = 0 then c.columns end
     from tree join pg_index i on i.indrelid = tree.oid cross join lateral (
         select array_agg(a.attname::text) as columns,
                bool_and(a.attname is not null and a.attcollation = k.coll and o.opcdefault) as plain

@@ -10,6 +10,7 @@ from typing import Final
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
@@ -24,7 +25,7 @@ from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.copying import copy_rows
 from stormproof.sinks.postgres.durable import require_no_volatile
 from stormproof.sinks.postgres.facts import Facts, ask_facts, facts_of
-from stormproof.sinks.postgres.hashed import known_content, row_hash, unknown_content
+from stormproof.sinks.postgres.hashed import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.in_order import RowsInOrder, move_in_order
 from stormproof.sinks.postgres.parallel import Loads
@@ -282,12 +283,16 @@ class PostgresSession(TableHold, SinkSession):
             )
         return None if content is None else known_content(content, began_empty=began_empty)
 
-    def _change(self, facts: Facts, moved: Moved) -> Content | None:
-        """What a commit by key added to the table's content, less what it replaced, where rows name who wrote them."""
+    def _row_hash(self, facts: Facts) -> tuple[sql.Composed, Kinds] | None:
+        """How a commit by key hashes rows; None: rows do not name who wrote them, or triggers may change other rows."""
         if self.input.lineage is None or facts.reaching:
             return None
-        _, kinds = row_hash(facts.table.columns, self.input.schema.names)
-        return Content(moved.inserted, moved.change % MODULUS, kinds)
+        return row_hash(facts.table.columns, self.input.schema.names)
+
+    def _change(self, facts: Facts, moved: Moved) -> Content | None:
+        """What a commit by key added to the table's content, less what it replaced; None where rows are not hashed."""
+        hashed = self._row_hash(facts)
+        return None if hashed is None else Content(moved.inserted, moved.change % MODULUS, hashed[1])
 
     def _content_of(
         self, transaction: PreparedTransaction, rejects: Rejects, facts: Facts, moved: Moved
@@ -431,15 +436,14 @@ class PostgresSession(TableHold, SinkSession):
         """What moves rows into the table."""
         name = facts.table.name
         if self.input.is_by_key:
+            hashed = self._row_hash(facts)
             return RowsByKey(
                 *(connection, name, self.input, schema, where),
                 may_drop=bool(facts.dropping),
                 undecided=kept_otherwise(facts.table, self.input),
                 partitioned=facts.table.kind == "p",
                 passes_over=passes_over,
-                hashed=None
-                if self.input.lineage is None
-                else row_hash(facts.table.columns, self.input.schema.names)[0],
+                hashed=hashed and hashed[0],
             )
         if facts.row_security:
             return AppendedRows(lambda batches: insert_rows(connection, name, schema, batches, where))
