@@ -28,8 +28,8 @@ class ColumnLimit:
     `no_nul`: text holds no NUL character. `path_bytes_max`: text and bytes name a folder, in so many bytes at most once they
     are percent-encoded; see `_path_violations`; and decimals with a scale are not below zero. `chars_max` bounds text,
     `bytes_max` text and bytes, `low` and `high` integers. `step_us` divides timestamps. `pattern`: a regular expression that
-    text has to match. All but `not_null`, `path_bytes_max`, `bytes_max` and `step_us` are asked of the values inside a
-    nested column, too.
+    text has to match; `form` says what it asks beyond the type. All but `not_null`, `path_bytes_max`, `bytes_max` and
+    `step_us` are asked of the values inside a nested column, too.
     """
 
     name: str
@@ -42,6 +42,7 @@ class ColumnLimit:
     low: int | None = None
     high: int | None = None
     pattern: str | None = None
+    form: str = ""
     step_us: int = 1
 
 
@@ -198,7 +199,7 @@ def _text_violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int
             yield row, f"{_value(column, row)} has {lengths[row]} characters, too many for {limit.type_name}"
     if limit.pattern is not None:
         for row in _true(pc.invert(pc.match_substring_regex(column, limit.pattern))):
-            yield row, f"{_value(column, row)} is no {limit.type_name}"
+            yield row, f"{_value(column, row)} is no {limit.type_name}{limit.form}"
 
 
 def _path_violations(limit: ColumnLimit, most: int, column: pa.Array) -> Iterator[tuple[int, str]]:

@@ -20,10 +20,15 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.leaves import is_list, is_string
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.lineage import require_lineage_takes_null
-from stormproof.sinks.postgres.wire import UUID_PATTERN, Form, column_type, formed, is_uuid
+from stormproof.sinks.postgres.wire import UUID_KEY_PATTERN, UUID_PATTERN, Form, column_type, formed, is_uuid
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
 _TEXTS: Final = ("text", "character varying")
+_KEY_FORMS: Final[Mapping[str, tuple[str, str]]] = {
+    "uuid": (UUID_KEY_PATTERN, ", as a key is written: in lower case, with hyphens"),
+    "character": (r"^$|[^ ]$", ", as a key is written: without spaces at its end, which the table does not compare"),
+}
+"""Types that take several texts for one: the pattern of a key's text, by which each key has one, and what it asks."""
 _JSON: Final[Mapping[str, Form]] = {"json": Form.JSON, "jsonb": Form.JSONB}
 _KEY_BYTES_MAX: Final = 2_600
 """An entry of a B-tree holds at most 2,704 bytes, including its header and fixed-size columns; longer keys are refused."""
@@ -363,10 +368,11 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
         )
     if column.base in _TEXTS or not is_string(field.type):
         return
-    if field.name in input_.keys and input_.is_by_key and not column.is_enum:
+    is_one_text = column.is_enum or column.base in _KEY_FORMS
+    if field.name in input_.keys and input_.is_by_key and not is_one_text:
         raise SinkRefused(
             f"{where}: key column {field.name!r} is {column.type} in the table and text in the rows, which are compared by "
-            "their bytes; make it text",
+            "their bytes; make it text, uuid or char",
             column=field.name,
         )
     if field.name in input_.folds:
@@ -377,9 +383,24 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
         )
 
 
+def require_text_keys(table: Table, input_: SinkInput, where: str) -> None:
+    """Refuse a key that is text in the rows and of another type in the table: a map finds its rows by comparing the two."""
+    for column in table.columns:
+        if (
+            column.name in input_.keys
+            and is_string(input_.schema.field(column.name).type)
+            and column.base not in _TEXTS
+        ):
+            raise SinkRefused(
+                f"{where}: key column {column.name!r} is {column.type} in the table and text in the stream; a map's key of "
+                "text is text in the table, too",
+                column=column.name,
+            )
+
+
 def _is_spelled_anew(field: pa.Field, column: Column) -> bool:
     """Whether the table keeps one text for several that the rows may have."""
-    return is_string(field.type) and column.base in ("uuid", "jsonb")
+    return is_string(field.type) and column.base in ("uuid", "jsonb", "character")
 
 
 def step_us(column: Column) -> int:
@@ -389,7 +410,7 @@ def step_us(column: Column) -> int:
 
 def kept_otherwise(table: Table, input_: SinkInput) -> tuple[str, ...]:
     """The columns whose values the table keeps otherwise than they come, so that they cannot tell which row is later: text
-    in uuid and jsonb, and timestamps that are rounded.
+    in uuid, jsonb and char, and timestamps that are rounded.
 
     A column of `order_by` is none of them: `require_table` refuses texts, and the writer's checks what would be rounded.
     """
@@ -431,7 +452,7 @@ def _wire_type(kind: pa.DataType, column: Column, *, text: bool) -> pa.DataType 
     if pa.types.is_integer(kind):
         return _INTEGERS.get(column.base) if made is not None else None
     if text:
-        taken = column.is_enum or column.base in _TEXTS or column.base.rpartition(".")[2] == "citext"
+        taken = column.is_enum or column.base in (*_TEXTS, "character") or column.base.rpartition(".")[2] == "citext"
         if not taken:
             return None
         return kind if is_string(kind) else kind.value_type
@@ -471,17 +492,21 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
         column = there[field.name]
         base = column.base.removesuffix("[]")
         bits = _INTEGERS[base].bit_width if base in _INTEGERS else None
+        pattern, form = (UUID_PATTERN if base == "uuid" else None), ""
+        if field.name in input_.keys and is_string(field.type):
+            pattern, form = _KEY_FORMS.get(base, (None, ""))
         limits.append(
             ColumnLimit(
                 field.name,
                 column.type,
                 not_null=column.not_null or field.name in required,
                 no_nul=True,
-                chars_max=column.modifier - 4 if base == "character varying" and column.modifier > 4 else None,
+                chars_max=column.modifier - 4 if base.startswith("character") and column.modifier > 4 else None,
                 bytes_max=_KEY_BYTES_MAX // max(texts, 1) if field.name in input_.keys else None,
                 low=None if bits is None else -(2 ** (bits - 1)),
                 high=None if bits is None else 2 ** (bits - 1) - 1,
-                pattern=UUID_PATTERN if base == "uuid" else None,
+                pattern=pattern,
+                form=form,
                 step_us=step_us(column) if field.name in decisive else 1,
             )
         )

@@ -18,6 +18,8 @@ from stormproof.sinks.postgres.json_text import json_text
 
 UUID_PATTERN: Final = r"^(?:\{[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}\}|[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7})$"
 """What Postgres takes for a uuid."""
+UUID_KEY_PATTERN: Final = r"^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+"""The one spelling that Postgres gives back of it."""
 
 _FORM: Final = b"stormproof.form"
 _EPOCH_US: Final = 946_684_800_000_000

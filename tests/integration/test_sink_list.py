@@ -151,9 +151,7 @@ def test_a_sink_that_comes_back_with_other_columns_is_held_to_what_it_was_given_
     feed(operated, "a", "first", "second")
     operated.run(words(operated, "first"))
     operated.run(words(operated, "third"))
-    with pytest.raises(
-        PositionMismatch, match=r"sink 'second': column letter string was added.*accept-change"
-    ):
+    with pytest.raises(PositionMismatch, match=r"sink 'second': column letter string was added.*accept-change"):
         operated.run(words(operated, "second", key="letter"))
 
 

@@ -96,8 +96,7 @@ def test_different_keys_are_different_rows(store: str, kind: str, tmp_path: Path
         ("create table t (k text unique deferrable, v bigint)", "CREATE UNIQUE INDEX"),
         ("create table t (k text, v bigint); create unique index on t (lower(k))", "CREATE UNIQUE INDEX"),
         ("create table t (k text, v bigint); create unique index on t (k) where v > 0", "CREATE UNIQUE INDEX"),
-        ("create table t (k uuid primary key, v bigint)", "key column 'k' is uuid"),
-        ("create table t (k char(3) primary key, v bigint)", "'k' is character\\(3\\)"),
+        ("create table t (k jsonb primary key, v bigint)", "key column 'k' is jsonb"),
     ],
 )
 def test_a_table_that_compares_keys_otherwise_is_refused(

@@ -20,7 +20,7 @@ from stormproof.sinks.postgres.hashed import known_content
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.refusals import is_empty
 from stormproof.sinks.postgres.rows import RowsByKey
-from stormproof.sinks.postgres.table import Table, TableName, check_flat_types, find_oid, wire_schema
+from stormproof.sinks.postgres.table import Table, TableName, check_flat_types, find_oid, require_text_keys, wire_schema
 from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import Decision, PreparedTransaction
@@ -140,10 +140,11 @@ class PostgresBacking(Backing):
         """Open for a driver: raise the fence, make the table, refuse one that is another topology's.
 
         Raises:
-            SinkRefused: it holds another state.
+            SinkRefused: it holds another state, or a key that is text in the stream and no text in the table.
         """
         self._hold.take_over(create=create)
         with self._hold.link.transaction() as connection:
+            require_text_keys(self._hold.checked_table(connection, self._hold.where), self._input, self._hold.where)
             other = self._hold.guard.other_sink(connection, self._hold.table_id)
         if other is not None:
             raise SinkRefused(
