@@ -32,9 +32,10 @@ from stormproof.core.source.protocol import Limit, Source
 from stormproof.trident.control_line import ControlLine
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.database import ledger_engine, require_schema
+from stormproof.trident.ledger.in_memory import ledger_in_memory
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.metrics.run_metrics import exported_metrics
-from stormproof.trident.opening import attached, placed
+from stormproof.trident.opening import attached, placed, sinks_of
 from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
@@ -179,9 +180,11 @@ def driver(
         if ours:
             stack.callback(running.close)
         database = settings.resolve_database()
-        sql_engine = ledger_engine(database)
-        stack.callback(sql_engine.dispose)
-        require_schema(sql_engine, database, own=settings.uses_embedded)
+        in_memory = ledger_in_memory(topology.name, topology.source, sinks_of(plan))
+        sql_engine = in_memory or ledger_engine(database)
+        if in_memory is None:
+            stack.callback(sql_engine.dispose)
+            require_schema(sql_engine, database, own=settings.uses_embedded)
         metrics = stack.enter_context(exported_metrics(topology.name, settings, clock))
         transport = lineage_transport(settings)
         source = topology.source.for_run(database)
@@ -225,12 +228,13 @@ def driver(
             observers=lineage,
             stop=stop,
         )
-        control_line = ControlLine(
-            *(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight),
-            heard=None if metrics is None else metrics.recorder.heard,
-        )
-        outlasting_outages(control_line.hear_first, chosen_options, clock)
-        stack.enter_context(control_line)
+        if in_memory is None:  # one in memory is seen by no operator
+            control_line = ControlLine(
+                *(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight),
+                heard=None if metrics is None else metrics.recorder.heard,
+            )
+            outlasting_outages(control_line.hear_first, chosen_options, clock)
+            stack.enter_context(control_line)
         if on_ready is not None:
             with kept_from_forks():
                 on_ready(coordinator)

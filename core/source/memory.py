@@ -90,7 +90,8 @@ class MemorySource(InMemory):
     """Messages in a list, with all that a pending source promises, for as long as the process lives.
 
     Not guaranteed:
-        Nothing survives the end of the process.
+        Nothing survives the end of the process. Where the sinks are `MemorySink`, too, the ledger of such a topology is in
+        memory, and lasts as long as this object: no database is written, and no command shows the run.
 
     Threads: any number may use one object, one call at a time; topologies that share it read it under subscriptions of
     their own. Forks: one that uses its parent's object is refused, since it would write to a copy.

@@ -18,9 +18,10 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Limit
-from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
+from stormproof.testing.memory_driver import run_driver
 from stormproof.trident.job_runners import Jobs, JobsInTurn
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult, RunStatistics

@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.guarantee import Guarantee
-from stormproof.testing.memory_driver import memory_ledger_engine
 from stormproof.trident.ledger import fence
+from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 

@@ -11,6 +11,7 @@
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
 | `streams` | which micro-batches of a streaming query were taken |
 | `forgetting` | which rows are one topology's, or one subscription's; which record of them stays |
+| `in_memory` | which ledger has a topology that keeps nothing beyond its process |
 | `job_keys` | which keys of batch jobs were taken; is a name for queries or for jobs |
 | `confirmations` | which forms of the page were acted on |
 | `rights` | may this role record a batch |

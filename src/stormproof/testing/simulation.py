@@ -40,11 +40,12 @@ from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.protocol import Backlog, Limit, Source
 from stormproof.core.source.spouts import id_of
 from stormproof.testing.faults import Chance, Event, FaultKind, Faults
-from stormproof.testing.memory_driver import memory_ledger_engine, run_driver
+from stormproof.testing.memory_driver import run_driver
 from stormproof.testing.simulated_engine import SimulatedEngine, with_faults
 from stormproof.testing.simulated_refusals import GroupRules
 from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource
 from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult
