@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.extras import required
 from stormproof.core.message import storable_text
-from stormproof.core.source.nats.message_metadata import stored_us, us_of
+from stormproof.core.source.nats.message_metadata import said_in, us_of
 
 TIMEOUT_S: Final = 10.0
 """For each answer of the server."""
@@ -38,12 +38,13 @@ T = TypeVar("T")
 
 
 class Pulled(NamedTuple):
-    """A message as it was pulled. `stored_us`: when the stream took it. `reply` is the subject on which the server waits for
-    its confirmation; `message` is the client's.
+    """A message as it was pulled. `stored_us`: when the stream took it; `delivered`: how many times it came. `reply` is the
+    subject on which the server waits for its confirmation; `message` is the client's.
     """
 
     sequence: int
     stored_us: int
+    delivered: int
     reply: str
     payload: bytes
     message: Any
@@ -388,10 +389,8 @@ class Consumer:
         messages, status = await self._unless_lost(self._inbox.take(limit))
         pulled: list[Pulled] = []
         for message in messages:
-            facts = message.metadata
-            stored = stored_us(message.reply)
-            pulled.append(Pulled(facts.sequence.stream, stored, message.reply, message.data, message))
-            self.left = facts.num_pending
+            delivered, sequence, stored, self.left = said_in(message.reply)
+            pulled.append(Pulled(sequence, stored, delivered, message.reply, message.data, message))
         if status is not None and status.code in _NO_MESSAGES:
             self.left = 0
         elif status is not None:

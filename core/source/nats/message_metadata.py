@@ -22,12 +22,14 @@ _TOKENS: Final = 9
 """Parts of a confirmation's subject; a server with domains has more."""
 
 
-def stored_us(reply: str) -> int:
-    """When the stream took a message, in microseconds since 1970: out of the confirmation's subject, in nanoseconds. The
-    client's own value has been through a float.
+def said_in(reply: str) -> tuple[int, int, int, int]:
+    """What the subject of a confirmation says: how often the message was delivered, its sequence in the stream, when the
+    stream took it (microseconds since 1970), and how many are left. The client's own time has been through a float.
     """
     tokens = reply.split(".")
-    return int(tokens[7 if len(tokens) == _TOKENS else 9]) // 1_000
+    first = 4 if len(tokens) == _TOKENS else 6
+    delivered, sequence, _, stored_ns, left = tokens[first : first + 5]
+    return int(delivered), int(sequence), int(stored_ns) // 1_000, int(left)
 
 
 def time_of(us: int) -> datetime:
@@ -50,7 +52,7 @@ _OF: Final[Mapping[str, Callable[[Any], object]]] = {
     "sequence": lambda one: one.sequence,
     "timestamp": lambda one: one.stored_us,
     "headers": _headers,
-    "delivered": lambda one: one.message.metadata.num_delivered,
+    "delivered": lambda one: one.delivered,
 }
 
 
