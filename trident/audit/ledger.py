@@ -143,7 +143,7 @@ class LedgerSnapshot:
         row = self.connection.execute(sa.select(t.topology).where(t.topology.c.name == name)).one_or_none()
         if row is None:
             known = ", ".join(topology.name for topology in self.topologies()) or "none; it was never run here"
-            gone = forgetting.of_name(self.connection, name)
+            gone = forgetting.when(self.connection, t.forgotten.c.name == name)
             why = "" if gone is None else f" (it was {gone})"
             raise UsageError(f"the ledger knows no topology {name!r}{why}; known: {known}", topology=name)
         return _to_topology(row)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import sqlalchemy as sa
 
 from stormproof.core.errors import StormproofError, UsageError
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Backlog
-from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow, Work
+from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.source import recorded_source
 from stormproof.trident.audit.status import DriverState, driver_state, sign_of
 from stormproof.trident.decisions.release_table import release_unused
 from stormproof.trident.ledger import forgetting
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.forgetting import Forgetting
 from stormproof.trident.stores import Stores
 from stormproof.trident.wording import counted
 
@@ -129,7 +128,7 @@ def unsubscribe(stores: Stores, queue: str, reader: str, *, by: str, why: str, d
 
 def _forgotten(
     stores: Stores,
-    what: Literal["topology", "subscription"],
+    what: str,
     name: str,
     life: str,
     remove: Callable[[sa.Connection], dict[str, int]],
@@ -143,7 +142,8 @@ def _forgotten(
     removed: dict[str, int] = {}
     with suppress(_DryRun), stores.ledger.unfenced() as tx:
         removed = remove(tx.connection)
-        Forgetting(what, name, life, tx.clock.now(), by, why).record(tx.connection, removed, kept)
+        record = {"what": what, "name": name, "life": life, "at": tx.clock.now(), "by": by, "why": why}
+        tx.connection.execute(sa.insert(t.forgotten).values(**record, removed=removed, kept=[*kept]))
         if dry_run:
             raise _DryRun
     return Forgotten(what, name, life, removed, tuple(kept), dry_run, by, why)
@@ -166,7 +166,11 @@ def _require_ended(snapshot: LedgerSnapshot, row: TopologyRow) -> None:
 
 def _unused(snapshot: LedgerSnapshot, row: TopologyRow) -> list[SinkBinding]:
     """The tables to which no batch wrote, nor is about to."""
-    about_to = {one.work.sink for txn in snapshot.unresolved(row.incarnation) for one in _work(snapshot, row, txn.txid)}
+    about_to = {
+        one.work.sink
+        for txn in snapshot.unresolved(row.incarnation)
+        for one in snapshot.work(row.incarnation, txn.txid, txn.txid)
+    }
     bound = snapshot.sinks(row.incarnation)
     return [b for b in bound if b.sink not in about_to and snapshot.last_held(row.incarnation, b.sink) is None]
 
@@ -195,7 +199,9 @@ def _what_stays(snapshot: LedgerSnapshot, row: TopologyRow) -> Generator[str]:
             f"stormproof ledger adopt NAME {row.name}/{life}"
         )
     for txn in snapshot.unresolved(life):
-        lacks = [one.work.sink for one in _work(snapshot, row, txn.txid) if one.work.committed_at is None]
+        lacks = [
+            one.work.sink for one in snapshot.work(row.incarnation, txn.txid, txn.txid) if one.work.committed_at is None
+        ]
         where = f"; it may be missing at {', '.join(lacks)}" if lacks else ""
         yield f"txid {txn.txid} of {counted(txn.messages, 'message')} is {txn.state}, and is not finished any more{where}"
     yield from _of_source(snapshot, row)
@@ -228,7 +234,3 @@ def _said(left: Backlog) -> str:
         f"{counted(left.ready, 'message')} not read, {left.pending} pending, {left.waiting} waiting for a retry, "
         f"{counted(left.dead, 'dead letter')}"
     )
-
-
-def _work(snapshot: LedgerSnapshot, row: TopologyRow, txid: int) -> list[Work]:
-    return snapshot.work(row.incarnation, txid, txid)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
@@ -21,46 +19,12 @@ assert all(module.__dict__ for module in (control, job_keys, streams))  # they a
 Columns: TypeAlias = sa.ColumnCollection[str, sa.ColumnElement[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Forgetting:
-    """An operator's decision to forget a topology (`life` is its incarnation), or a queue's subscription (`life`)."""
-
-    what: Literal["topology", "subscription"]
-    name: str
-    life: str
-    at: datetime
-    by: str
-    why: str
-
-    def record(self, connection: sa.Connection, removed: Mapping[str, int], kept: Sequence[str]) -> None:
-        """Keep it on record."""
-        values = {"removed": dict(removed), "kept": list(kept)}
-        connection.execute(
-            sa.insert(t.forgotten).values(
-                what=self.what, name=self.name, life=self.life, at=self.at, by=self.by, why=self.why, **values
-            )
-        )
-
-    def __str__(self) -> str:
-        """Who and when, for an error."""
-        return f"forgotten here by {self.by} on {self.at:%F %T} UTC"
-
-
-def of_name(connection: sa.Connection, topology: str) -> Forgetting | None:
-    """When a topology of this name was forgotten last."""
-    return _newest(connection, t.forgotten.c.name == topology)
-
-
-def of_life(connection: sa.Connection, life: str) -> Forgetting | None:
-    """When this incarnation was forgotten."""
-    return _newest(connection, t.forgotten.c.life == life)
-
-
-def _newest(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> Forgetting | None:
+def when(connection: sa.Connection, which: sa.ColumnElement[bool]) -> str | None:
+    """Who had a topology forgotten last, and when, in words; None: nobody. `which`: a condition on the table `forgotten`."""
     c = t.forgotten.c
-    found = sa.select(c.what, c.name, c.life, c.at, c.by, c.why).where(c.what == "topology", condition)
-    row = connection.execute(found.order_by(c.number.desc()).limit(1)).one_or_none()
-    return None if row is None else Forgetting(*row)
+    found = sa.select(c.by, c.at).where(c.what == "topology", which).order_by(c.number.desc()).limit(1)
+    row = connection.execute(found).one_or_none()
+    return None if row is None else f"forgotten here by {row.by} on {row.at:%F %T} UTC"
 
 
 def remove_topology(connection: sa.Connection, life: str) -> dict[str, int]:

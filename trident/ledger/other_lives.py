@@ -27,7 +27,7 @@ def require_known(tx: Tx, sink: str, target: str, others: Sequence[str]) -> None
     if unknown:
         life = unknown[0]
         known = f"(it has {tx.run.topology}/{tx.run.incarnation})"
-        gone = forgetting.of_life(tx.connection, life.partition("/")[2] or life)
+        gone = forgetting.when(tx.connection, t.forgotten.c.life == (life.partition("/")[2] or life))
         why = (
             f"of topology {life.partition('/')[0]!r} {known}: this topology is that one under a new name, and would "
             "read its source from the start and write it all again, or two topologies share the table"
