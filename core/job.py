@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -25,7 +26,8 @@ class Job:
     message. `pulse` is where tasks report their progress (see `stormproof.core.pulse`); None: they do not.
     `careful` makes row-wise functions also note the message in hand there, for a batch whose job died before. `messages`
     is how many messages the readers give; None: nobody knows. `named_max` is how many failed messages the tasks of a stage
-    name together, about; None: all. They count those beyond it.
+    name together, about; None: all. They count those beyond it. `message_timeout_s` is how long one call may take where
+    several are made at a time.
     """
 
     plan: Plan
@@ -42,6 +44,7 @@ class Job:
     careful: bool = False
     messages: int | None = None
     named_max: int | None = None
+    message_timeout_s: float = math.inf
 
     @property
     def key(self) -> JobKey:

@@ -35,6 +35,15 @@ class FailTuple(Exception):
         self.reason_text = reason_text
 
 
+class Blamed(Exception):
+    """A failure whose reason and text are known: what was raised elsewhere, or what nobody raised."""
+
+    def __init__(self, reason: FailureReason, text: str) -> None:
+        super().__init__(reason, text)
+        self.reason = reason
+        self.text = text
+
+
 def blame(error: BaseException) -> tuple[FailureReason, str]:
     """The reason and the text of the failure that an exception means.
 
@@ -47,6 +56,8 @@ def blame(error: BaseException) -> tuple[FailureReason, str]:
     end_if_fork(error)
     if isinstance(error, KeyboardInterrupt | ContactLost):
         raise error
+    if isinstance(error, Blamed):
+        return error.reason, error.text
     if isinstance(error, FailTuple):
         said = storable_text(error.reason_text) if error.reason_text else "raised FailTuple without a reason"
         return FailureReason.FAILED, f"{said}{_place(error)}"

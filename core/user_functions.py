@@ -18,6 +18,8 @@ from stormproof.core.message import storable_text
 
 _NAME_MAX: Final = 200
 GENERATOR: Final = "a generator function"
+ASYNC: Final = "async"
+ASYNC_GENERATOR: Final = "an async generator function"
 _BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -43,13 +45,15 @@ def refuse_unfit_call(component: str, where: str, function: Any, given: Sequence
 
 
 def never_begins(function: Any) -> str | None:
-    """The kind of a function whose call runs nothing of its body ("a generator function", "async"); None for others."""
+    """The kind of a function whose call runs nothing of its body, such as `ASYNC`; None for others."""
     is_object = callable(function) and not isinstance(function, type)
     for one in (function, type(function).__call__ if is_object else None):
         if inspect.isgeneratorfunction(one):
             return GENERATOR
-        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
-            return "async"
+        if inspect.iscoroutinefunction(one):
+            return ASYNC
+        if inspect.isasyncgenfunction(one):
+            return ASYNC_GENERATOR
     return None
 
 

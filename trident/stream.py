@@ -119,6 +119,10 @@ class Stream:
     its result is that field's value itself; with several it is a tuple or list in the schema's order, or a dict with
     exactly its keys. A function that raises fails the message, not the batch. An operation runs in the task that has the
     tuple; only `shuffle` and the other repartitions, groups and joins move tuples to other tasks.
+
+    `concurrency` is for functions that wait, for a service or a disk: how many calls a task makes at a time, in threads. A
+    function may be `async`; 16 calls at a time are then the default. Results keep the order of the tuples. A call that is
+    not over within `message_timeout_s` of its start fails its message, and no other. See docs/slow_service.md.
     """
 
     def __init__(
@@ -162,13 +166,27 @@ class Stream:
 
     # -- operations on each tuple --------------------------------------------------------------------------------------
 
-    def map(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
+    def map(
+        self,
+        function: UserFunction,
+        *fields: str,
+        schema: SchemaLike,
+        concurrency: int | None = None,
+        name: str | None = None,
+    ) -> Stream:
         """One tuple for each tuple: the function's result replaces it."""
-        return self._operation(name, OperationKind.MAP, function, fields, schema)
+        return self._operation(name, OperationKind.MAP, function, fields, schema, concurrency)
 
-    def flat_map(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
+    def flat_map(
+        self,
+        function: UserFunction,
+        *fields: str,
+        schema: SchemaLike,
+        concurrency: int | None = None,
+        name: str | None = None,
+    ) -> Stream:
         """Any number of tuples for each tuple: the function returns an iterable of results, or yields them."""
-        return self._operation(name, OperationKind.FLAT_MAP, function, fields, schema)
+        return self._operation(name, OperationKind.FLAT_MAP, function, fields, schema, concurrency)
 
     def each(
         self,
@@ -176,6 +194,7 @@ class Stream:
         *fields: str,
         schema: SchemaLike,
         many: bool = False,
+        concurrency: int | None = None,
         name: str | None = None,
     ) -> Stream:
         """The tuple with the function's result as further fields, which `schema` names.
@@ -186,11 +205,13 @@ class Stream:
             TopologyError: a new field has the name of a field that is there already.
         """
         kind = OperationKind.FLAT_EACH if many else OperationKind.EACH
-        return self._operation(name, kind, function, fields, schema)
+        return self._operation(name, kind, function, fields, schema, concurrency)
 
-    def filter(self, function: UserFunction, *fields: str, name: str | None = None) -> Stream:
+    def filter(
+        self, function: UserFunction, *fields: str, concurrency: int | None = None, name: str | None = None
+    ) -> Stream:
         """Only the tuples for which the function returns something true; their fields stay."""
-        return self._operation(name, OperationKind.FILTER, function, fields, None)
+        return self._operation(name, OperationKind.FILTER, function, fields, None, concurrency)
 
     def project(self, *fields: str, name: str | None = None, **renamed: str) -> Stream:
         """Only these fields, in this order, then others under new names: `project("id", total="amount")`.
@@ -213,13 +234,15 @@ class Stream:
         schema = schema_for(where, self._component, renamed_fields)
         return self._operation(name, OperationKind.PROJECT, project, tuple(taken), schema)
 
-    def peek(self, function: UserFunction, *fields: str, name: str | None = None) -> Stream:
+    def peek(
+        self, function: UserFunction, *fields: str, concurrency: int | None = None, name: str | None = None
+    ) -> Stream:
         """Call a function with each tuple and ignore its result; the tuple goes on unchanged.
 
         *Not guaranteed*: that it is called once a tuple. Spark may run a task again, and a batch is tried again after a
         failure. It is for debugging; effects that matter belong in a sink.
         """
-        return self._operation(name, OperationKind.PEEK, function, fields, None)
+        return self._operation(name, OperationKind.PEEK, function, fields, None, concurrency)
 
     def arrow(self, function: UserFunction, *fields: str, schema: SchemaLike, name: str | None = None) -> Stream:
         """Whole record batches: the function gets one, and returns another with, for each of its rows, the number of the
@@ -446,8 +469,11 @@ class Stream:
         function: UserFunction,
         fields: tuple[str, ...],
         schema: SchemaLike | None,
+        concurrency: int | None = None,
     ) -> Stream:
-        made = self._topology.add_operation(name, [self._input], kind, function, fields=fields, schema=schema)
+        made = self._topology.add_operation(
+            name, [self._input], kind, function, fields=fields, schema=schema, concurrency=concurrency
+        )
         return Stream(self._topology, made, hint=self._hint)
 
     def _grouped(

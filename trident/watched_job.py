@@ -65,7 +65,8 @@ def run_watched(
         MachineUnavailable: tasks were not heard of, so nobody knows whether they hung, died or lived; likewise.
     """
     with nullcontext() if watch.pulses is None else watch.pulses.of_job(job.key) as pulse:
-        job = replace(job, pulse=None if pulse is None else pulse.place)
+        place = None if pulse is None else pulse.place
+        job = replace(job, pulse=place, message_timeout_s=watch.message_timeout_s)
         keeper = LeaseKeeper(
             source,
             lease,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from stormproof.core.bolt.api import ArrowBolt, BasicBolt, Bolt
 from stormproof.core.errors import TopologyError
-from stormproof.core.user_functions import GENERATOR, never_begins, refuse_unfit_call
+from stormproof.core.user_functions import never_begins, refuse_unfit_call
 
 _CALLS: Final[Mapping[type, Mapping[str, tuple[str, ...]]]] = {
     Bolt: {"prepare": ("context", "collector"), "execute": ("tuple",), "finish": (), "cleanup": ()},
@@ -43,17 +43,14 @@ def refuse_unfit_bolt(name: str, bolt: object) -> None:
         refuse_unfit_call(name, f"bolt {name!r}", method, given, "change its parameters")
 
 
-def refuse_unfit_function(name: str, function: object, *, yields: bool) -> None:
-    """Refuse a function that is `async`, or a generator function unless `yields`: calling it runs nothing of it.
+def refuse_unfit_function(name: str, function: object, *, taken: Collection[str], instead: str) -> None:
+    """Refuse a function of a kind that is not `taken`, where calling it runs nothing of it: see `never_begins`.
 
     Raises:
-        TopologyError: the function is one of these.
+        TopologyError: the function is of such a kind.
     """
     kind = never_begins(function)
-    if kind is None or (yields and kind == GENERATOR):
-        return
-    raise TopologyError(
-        f"component {name!r}: its function is {kind}, and calling it runs nothing of it; return the result"
-        f"{'s, or yield them without async' if yields else ', or use flat_map for one that yields'}",
-        component=name,
-    )
+    if kind is not None and kind not in taken:
+        raise TopologyError(
+            f"component {name!r}: its function is {kind}, and calling it runs nothing of it; {instead}", component=name
+        )

@@ -106,7 +106,9 @@ class InlineEngine:
             raise fault
 
     def cancel(self, key: JobKey) -> None:
-        """End the job with this key at its next record batch; its `run` raises JobFailed. No effect where none runs."""
+        """End the job with this key at its next record batch, or within a second where it waits for several calls at a time;
+        its `run` raises JobFailed. No effect where none runs.
+        """
         with self._lock:
             if key in self._running:
                 self._running[key].set()
@@ -125,7 +127,7 @@ class InlineEngine:
         if part.stage == 0:
             part = replace(part, readers=tuple(_watched(r, self._go_on) for r in part.readers))
         try:
-            return list(run_task(part, task, self._watched(incoming), self._observe))
+            return list(run_task(part, task, self._watched(incoming), self._observe, self._go_on))
         except StormproofError:
             raise
         except Exception as error:

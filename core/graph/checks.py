@@ -25,6 +25,10 @@ from stormproof.core.user_functions import never_begins, refuse_unfit_call
 
 NAME_MAX_CHARACTERS: Final = 64
 TASKS_MAX: Final = 1_024
+CONCURRENCY_MAX: Final = 1_024
+ASYNC_CONCURRENCY: Final = 16
+"""How many calls of an `async` function a task makes at a time, where nothing else is said."""
+
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _HASH_DIGITS: Final = 8
@@ -129,6 +133,23 @@ def checked_tasks(tasks: int, component: str) -> int:
             component=component,
         )
     return tasks
+
+
+def checked_concurrency(component: str, concurrency: int | None, *, is_async: bool) -> int | None:
+    """How many calls of a function a task makes at a time; None: one after the other, in its own thread.
+
+    Raises:
+        TopologyError: it is not between 1 and `CONCURRENCY_MAX`.
+    """
+    if concurrency is None:
+        return ASYNC_CONCURRENCY if is_async else None
+    if not is_number(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise TopologyError(
+            f"component {component!r}: concurrency is {shown(concurrency)}; it must be a whole number, 1 to "
+            f"{CONCURRENCY_MAX}: how many calls of the function each task makes at a time",
+            component=component,
+        )
+    return concurrency
 
 
 def is_number(value: object, *kinds: type) -> bool:

@@ -109,19 +109,17 @@ def _meetings(topology: TopologyGraph) -> Meetings | None:
 
 
 def _shown_ids(topology: TopologyGraph) -> ShownIds | None:
-    """What makes messages' ids inside tasks; None where no sink stores them.
+    """What makes messages' ids inside tasks; None where a source has none, and no sink stores them.
 
     Raises:
-        TopologyError: a source has none, or one whose ids are others than its `shown_id`.
+        TopologyError: a sink stores them, and a source has none, or one whose ids are others than its `shown_id`.
     """
     storing = [
         component.name
         for component in topology.components
         if isinstance(component, SinkComponent) and (component.input.lineage or Lineage(None, None)).message is not None
     ]
-    if not storing:
-        return None
-    for spout in topology.spouts:
+    for spout in topology.spouts if storing else ():
         ids = spout.source.shown_ids()
         if ids is None:
             raise TopologyError(
@@ -224,6 +222,8 @@ class _Compiler:
                         component.fields,
                         component.schema,
                         self._children(component, "default", nodes),
+                        component.concurrency,
+                        component.is_async,
                     )
                 case BoltComponent():
                     nodes[stage][component.name] = self._bolt(component, nodes)

@@ -163,7 +163,10 @@ class Spout:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A function over tuples. `fields` are its arguments; `schema` is that of its results."""
+    """A function over tuples. `fields` are its arguments; `schema` is that of its results.
+
+    `concurrency` is how many calls a task makes at a time; None: it calls the function itself, one row after the other.
+    """
 
     name: str
     inputs: tuple[Subscription, ...]
@@ -171,6 +174,8 @@ class Operation:
     function: UserFunction
     fields: tuple[str, ...]
     schema: pa.Schema
+    concurrency: int | None = None
+    is_async: bool = False
 
     @property
     def streams(self) -> Mapping[str, pa.Schema]:

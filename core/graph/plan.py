@@ -22,7 +22,9 @@ from stormproof.core.tracking.partners import Meetings
 
 @dataclass(frozen=True, slots=True)
 class OperationNode:
-    """A function; `children` are the keys of the nodes of this stage that take its results."""
+    """A function; `children` are the keys of the nodes of this stage that take its results. `concurrency` and `is_async`
+    are those of `Operation`.
+    """
 
     component: str
     kind: OperationKind
@@ -30,6 +32,8 @@ class OperationNode:
     fields: tuple[str, ...]
     schema: pa.Schema
     children: tuple[str, ...]
+    concurrency: int | None = None
+    is_async: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,8 @@ class Plan:
     `decoders` has one for each spout. `ackers` is the number of acker tasks where each message gets a verdict of its own
     (None: one a core). `fingerprint` is equal for plans of the same shape, names, schemas and sinks, whatever their
     functions. `serial`: its jobs read a state that earlier batches change, so a batch runs only after the one before it is
-    committed. `shown_ids` makes messages' ids inside tasks, where a sink stores them. `meetings` None: no messages meet.
+    committed. `shown_ids` makes messages' ids inside tasks; None: the sources have none for whole columns. `meetings`
+    None: no messages meet.
     """
 
     topology: str

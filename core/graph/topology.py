@@ -24,6 +24,7 @@ from stormproof.core.graph.checks import (
     NAME_MAX_CHARACTERS,
     alike,
     as_guarantee,
+    checked_concurrency,
     checked_name,
     checked_tasks,
     fold_of,
@@ -60,7 +61,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
 from stormproof.core.source.protocol import Source
-from stormproof.core.user_functions import refuse_unfit_call
+from stormproof.core.user_functions import ASYNC, ASYNC_GENERATOR, GENERATOR, never_begins, refuse_unfit_call
 
 _WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
 """Operations whose result has the fields of their input, unless they name others."""
@@ -69,7 +70,14 @@ _KEEPING: Final = frozenset(
 )
 """Operations whose results have the fields of their input, unchanged; a projection has some of them."""
 _BY_KEY: Final = "-by-key"
-_FLAT: Final = frozenset({OperationKind.FLAT_MAP, OperationKind.FLAT_EACH})
+_ONE_RESULT: Final = (frozenset({ASYNC}), "return the result, or use flat_map for one that yields")
+_SEVERAL: Final = (frozenset({ASYNC, GENERATOR, ASYNC_GENERATOR}), "")
+_BY_KIND: Final = {
+    OperationKind.FLAT_MAP: _SEVERAL,
+    OperationKind.FLAT_EACH: _SEVERAL,
+    OperationKind.ARROW: (frozenset[str](), "return the record batch and the row numbers"),
+}
+"""The kinds of functions that an operation takes though calling them runs nothing of them, and what to do about others."""
 _ADDING: Final = frozenset({OperationKind.EACH, OperationKind.FLAT_EACH})
 
 
@@ -215,13 +223,14 @@ class TopologyGraph(ComponentRegistry):
         *,
         fields: Sequence[str],
         schema: SchemaLike | None,
+        concurrency: int | None = None,
     ) -> str:
         """Add a function. Without `fields` it takes all of them, in order. Without a schema, where its kind needs none, it
         gives the fields of its input.
 
         Raises:
-            TopologyError: the name cannot be one, a field is unknown, the schema is missing or none, or the function takes
-                other arguments than it gets.
+            TopologyError: the name cannot be one, a field is unknown, the schema is missing or none, the function takes
+                other arguments than it gets, or its concurrency is not one.
         """
         given = self._stream_schema(inputs[0])
         name = self._own_name(name, kind, function)
@@ -231,7 +240,10 @@ class TopologyGraph(ComponentRegistry):
                 f"like f({', '.join(given.names)})",
                 component=name,
             )
-        refuse_unfit_function(name, function, yields=kind in _FLAT)
+        taken, instead = _BY_KIND.get(kind, _ONE_RESULT)
+        refuse_unfit_function(name, function, taken=taken, instead=instead)
+        is_async = never_begins(function) in (ASYNC, ASYNC_GENERATOR)
+        concurrency = checked_concurrency(name, concurrency, is_async=is_async)
         require_agreed_tasks(name, inputs)
         for other in inputs[1:]:
             if not alike(self._stream_schema(other), given):
@@ -241,9 +253,9 @@ class TopologyGraph(ComponentRegistry):
                     component=name,
                 )
         self._require_fields(name, fields, given)
-        taken = tuple(fields) or tuple(given.names)
+        taken_fields = tuple(fields) or tuple(given.names)
         if kind is not OperationKind.PROJECT:
-            require_call(name, kind, function, taken, named=bool(fields))
+            require_call(name, kind, function, taken_fields, named=bool(fields))
         if schema is None and kind in _WITHOUT_SCHEMA:
             nullable = [any(self._stream_schema(i).field(f.name).nullable for i in inputs) for f in given]
             found = pa.schema([f.with_nullable(n) for f, n in zip(given, nullable, strict=True)])
@@ -253,7 +265,9 @@ class TopologyGraph(ComponentRegistry):
             both = [*given, *found]
             refuse_twice(f"component {name!r}", name, [f.name for f in both])
             found = pa.schema(both)
-        return self._add(Operation(name, tuple(inputs), kind, function, taken, found))
+        return self._add(
+            Operation(name, tuple(inputs), kind, function, taken_fields, found, concurrency, is_async=is_async)
+        )
 
     def add_aggregate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -43,6 +44,7 @@ class StageJob:
     resources: Mapping[str, object] = field(default_factory=dict[str, object])
     shown_ids: ShownIds | None = None
     named_max: int | None = None
+    message_timeout_s: float = math.inf
 
 
 def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
@@ -70,6 +72,7 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
             parallelism=parallelism,
             resources={} if plan is None or not plan.reads_state else resources,
             shown_ids=job.plan.shown_ids,
+            message_timeout_s=job.message_timeout_s,
             named_max=None if job.named_max is None else max(job.named_max // tasks[number], NAMED_IN_TASK_MIN),
         )
         if number == 0:

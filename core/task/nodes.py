@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,9 @@ from stormproof.core.task.cut import StageJob
 from stormproof.core.task.ends import Ends
 from stormproof.core.task.gather import evaluate
 from stormproof.core.task.join import join_rows
-from stormproof.core.task.operate import apply, input_text
+from stormproof.core.task.operate import Calls, apply, input_text
 from stormproof.core.task.passage import Ended, Failed, Observer, Passage, Tuples, shown_row
+from stormproof.core.task.row_messages import MessageIds
 from stormproof.core.tracking.anchors import Anchors, BoltInputs, joined
 from stormproof.core.tracking.share import split_one
 
@@ -46,11 +48,12 @@ class Nodes:
         task: int,
         pulse: Pulse | None,
         observe: Observer | None,
+        go_on: Callable[[], None],
         account: Account,
         ends: Ends,
     ) -> None:
         self._part, self._plan, self._task, self._pulse, self._observe = part, plan, task, pulse, observe
-        self._account, self._ends, self._counts = account, ends, account.counts
+        self._go_on, self._account, self._ends, self._counts = go_on, account, ends, account.counts
         self._bolts: dict[str, _Running] = {}
 
     def start(self) -> None:
@@ -208,13 +211,15 @@ class Nodes:
 
     def _operate(self, passage: Passage, tuples: Tuples, node: OperationNode) -> None:
         self._account.note(self._pulse, tuples.anchors)
+        ids = MessageIds(tuples.anchors, self._account.messages, self._part.shown_ids)
+        calls = Calls(ids.of_row, self._part.message_timeout_s, self._go_on)
         with self._counts.busy(node.component):
-            applied = apply(node, tuples.rows, self._pulse)
+            applied = apply(node, tuples.rows, self._pulse, calls)
         self._counts.of(node.component).acked += tuples.rows.num_rows - len(applied.failed)
         rows, counts, anchors = applied.rows, applied.counts, tuples.anchors
         if applied.failed:
             for row, error in sorted(applied.failed.items()):
-                reason = FailureReason.FAILED if row in applied.refused else FailureReason.ERROR
+                reason = applied.reasons.get(row, FailureReason.ERROR)
                 failed = Failed(reason, node.component, error, input_text(node, tuples.rows, row))
                 self._account.fail_row(passage, anchors, row, failed)
             good = np.ones(tuples.rows.num_rows, np.bool_)

@@ -6,20 +6,24 @@ was called with; the other rows go on. Values are checked before anything is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import NoneType
+from types import CoroutineType, NoneType
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
+from stormproof.core.call_context import answer_with, calls_end_here
+from stormproof.core.errors import UsageError
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.pulse.task import Pulse
 from stormproof.core.python_to_arrow import arrow_result, batch_of, no_rows, nulls_refused
+from stormproof.core.task.waiting import Call, Waiting
 from stormproof.core.user_errors import CAUGHT, blame
 
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
@@ -30,14 +34,29 @@ class Applied:
     """The result of an operation on a record batch.
 
     `counts[i]` is the number of tuples made of input row i; `rows` has them in order of the input; None: one of each.
-    `failed` has the input rows that failed, with the error; their tuples hold nothing that may be used. For the rows in
-    `refused` the function raised FailTuple: their reason is `failed`, not `error`.
+    `failed` has the input rows that failed, with the error; their tuples hold nothing that may be used. `reasons` has the
+    reason of those that failed by another one than `error`.
     """
 
     rows: pa.RecordBatch
     counts: Rows | None
     failed: Mapping[int, str]
-    refused: frozenset[int] = frozenset()
+    reasons: Mapping[int, FailureReason] = field(default_factory=dict[int, FailureReason])
+
+
+def _unknown(row: int) -> str:
+    raise UsageError(f"context.message_id: nobody knows the message of row {row}")
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What calls of a function need to know: the id of each row's message, and, where several calls are made at a time, how
+    long each may take, and what raises where the job is cancelled.
+    """
+
+    message_id: Callable[[int], str] = _unknown
+    timeout_s: float = math.inf
+    go_on: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -45,40 +64,42 @@ class _Failures:
     """The rows that failed, with the first failure of each."""
 
     texts: dict[int, str] = field(default_factory=dict[int, str])
-    refused: set[int] = field(default_factory=set[int])
+    reasons: dict[int, FailureReason] = field(default_factory=dict[int, FailureReason])
 
     def raised(self, row: int, error: BaseException) -> None:
         """Note that the function raised for a row; Ctrl-C is raised again."""
         reason, self.texts[row] = blame(error)
-        if reason is FailureReason.FAILED:
-            self.refused.add(row)
+        if reason is not FailureReason.ERROR:
+            self.reasons[row] = reason
 
     def applied(self, rows: pa.RecordBatch, counts: Rows | None) -> Applied:
-        return Applied(rows, counts, self.texts, frozenset(self.refused))
+        return Applied(rows, counts, self.texts, self.reasons)
 
 
-def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Applied:
+def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None, calls: Calls | None = None) -> Applied:
     """Run an operation's function over all rows.
 
     Each call is a sign of life in `pulse`. A careful pulse also notes the message in hand, where it knows the rows' messages
     (`Pulse.at`); for an Arrow-wise function it notes none.
     """
-    match node.kind:
-        case OperationKind.MAP:
-            return _map(node, rows, pulse)
-        case OperationKind.FLAT_MAP:
-            return _flat_map(node, rows, pulse)
-        case OperationKind.FILTER:
-            return _filter(node, rows, pulse)
-        case OperationKind.EACH | OperationKind.FLAT_EACH:
-            return _each(node, rows, pulse)
-        case OperationKind.PROJECT:
-            columns = [rows.column(name) for name in node.fields]
-            return Applied(pa.RecordBatch.from_arrays(columns, schema=node.schema), None, {})
-        case OperationKind.PEEK:
-            return _peek(node, rows, pulse)
-        case OperationKind.ARROW:
-            return _arrow(node, rows, pulse)
+    given = _Given(node, rows, pulse, calls or Calls())
+    with calls_end_here():
+        match node.kind:
+            case OperationKind.MAP:
+                return _map(given)
+            case OperationKind.FLAT_MAP:
+                return _flat_map(given)
+            case OperationKind.FILTER:
+                return _filter(given)
+            case OperationKind.EACH | OperationKind.FLAT_EACH:
+                return _each(given)
+            case OperationKind.PROJECT:
+                columns = [rows.column(name) for name in node.fields]
+                return Applied(pa.RecordBatch.from_arrays(columns, schema=node.schema), None, {})
+            case OperationKind.PEEK:
+                return _peek(given)
+            case OperationKind.ARROW:
+                return _arrow(node, rows, pulse)
 
 
 def input_text(node: OperationNode, rows: pa.RecordBatch, row: int) -> str:
@@ -87,22 +108,53 @@ def input_text(node: OperationNode, rows: pa.RecordBatch, row: int) -> str:
     return storable_text(repr(shown), INPUT_TEXT_MAX)
 
 
-def _arguments(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Iterator[Any]:
-    """The argument of each row, or where there are several fields a tuple of them."""
-    columns: list[list[object]] = [rows.column(name).to_pylist() for name in node.fields]
-    first = iter(columns[0]) if pulse is None else pulse.each(columns[0])
-    return first if len(columns) == 1 else zip(first, *columns[1:], strict=True)
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What an operation works on."""
+
+    node: OperationNode
+    rows: pa.RecordBatch
+    pulse: Pulse | None
+    calls: Calls
+
+    def each(self, done: list[Any]) -> tuple[Callable[[Any], Any], Iterator[Any]]:
+        """What to call, and the argument for each row in turn; `done` grows by one for each row that is done with.
+
+        The argument is a tuple where there are several fields, and a call that has ended where several are made at a time.
+        """
+        node, pulse, function = self.node, self.pulse, self.node.function
+        columns: list[list[object]] = [self.rows.column(name).to_pylist() for name in node.fields]
+        call = function if len(columns) == 1 else lambda arguments: function(*arguments)
+        if node.concurrency is not None:
+            return Call.result, iter(self._waited_for(node.concurrency, call, columns))
+        answer_with(lambda: self.calls.message_id(len(done)))
+        first = iter(columns[0]) if pulse is None else pulse.each(columns[0])
+        return call, first if len(columns) == 1 else zip(first, *columns[1:], strict=True)
+
+    def _waited_for(self, at_a_time: int, call: Callable[[Any], Any], columns: list[list[object]]) -> list[Call]:
+        node, pulse, calls = self.node, self.pulse, self.calls
+        arguments: Iterable[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        if pulse is not None and pulse.careful:  # it notes one message at a time
+            at_a_time, arguments = 1, pulse.each(list(arguments))
+        if node.kind in (OperationKind.FLAT_MAP, OperationKind.FLAT_EACH) and not node.is_async:
+            call = _collected(call)
+        waiting = Waiting(node.component, call, node.is_async, at_a_time, calls.timeout_s, pulse, calls.go_on)
+        return waiting.calls(arguments, calls.message_id)
 
 
-def _called_with_one(node: OperationNode) -> Callable[[Any], Any]:
-    """The function, to be called with what `_arguments` gives."""
-    function = node.function
-    return function if len(node.fields) == 1 else lambda arguments: function(*arguments)
+def _collected(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """As the function, but what it yields is gathered by whoever calls it."""
+
+    def collect(argument: Any) -> Any:
+        result = call(argument)
+        return result if result.__class__ in _ONE_VALUE else list(result)
+
+    return collect
 
 
-def _map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
-    call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
+def _map(given: _Given) -> Applied:
     made: list[object] = []
+    call, arguments = given.each(made)
     append, failed = made.append, _Failures()
     while True:
         try:
@@ -112,16 +164,16 @@ def _map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Appl
         except CAUGHT as error:
             failed.raised(len(made), error)
             append(None)
-    batch, errors = batch_of(made, node.schema, failed.texts.keys())
+    batch, errors = batch_of(made, given.node.schema, failed.texts.keys())
     for row, text in errors:
         failed.texts.setdefault(row, text)
     return failed.applied(batch, None)
 
 
-def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
-    call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
+def _flat_map(given: _Given) -> Applied:
     made: list[object] = []
     ends: list[int] = []
+    call, arguments = given.each(ends)
     extend, mark, failed = made.extend, ends.append, _Failures()
     while True:
         try:
@@ -138,7 +190,7 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) ->
             mark(len(made))
     marks = np.array([0, *ends], np.int64)
     counts = marks[1:] - marks[:-1]
-    batch, errors = batch_of(made, node.schema, ())
+    batch, errors = batch_of(made, given.node.schema, ())
     if errors:
         parent = np.repeat(np.arange(len(counts)), counts)
         for row, text in errors:
@@ -146,29 +198,30 @@ def _flat_map(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) ->
     return failed.applied(batch, counts)
 
 
-def _each(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
+def _each(given: _Given) -> Applied:
     """Add the function's results to the tuple's own fields."""
-    own = rows.num_columns
-    added = replace(node, schema=pa.schema(list(node.schema)[own:]))
-    made = (_map if node.kind is OperationKind.EACH else _flat_map)(added, rows, pulse)
+    node, rows = given.node, given.rows
+    added = replace(given, node=replace(node, schema=pa.schema(list(node.schema)[rows.num_columns :])))
+    made = (_map if node.kind is OperationKind.EACH else _flat_map)(added)
     if made.counts is not None:
         rows = rows.take(pa.array(np.repeat(np.arange(rows.num_rows), made.counts)))
     return replace(made, rows=pa.RecordBatch.from_arrays([*rows.columns, *made.rows.columns], schema=node.schema))
 
 
-def _peek(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
-    call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
-    seen, failed = 0, _Failures()
+def _peek(given: _Given) -> Applied:
+    seen: list[object] = []
+    call, arguments = given.each(seen)
+    failed = _Failures()
     while True:
         try:
             for argument in arguments:
                 call(argument)
-                seen += 1
+                seen.append(None)
             break
         except CAUGHT as error:
-            failed.raised(seen, error)
-            seen += 1
-    return failed.applied(rows, None)
+            failed.raised(len(seen), error)
+            seen.append(None)
+    return failed.applied(given.rows, None)
 
 
 def _shown_value(value: object) -> str:
@@ -177,14 +230,17 @@ def _shown_value(value: object) -> str:
     return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}; give [it] for one value"
 
 
-def _filter(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
-    call, arguments = _called_with_one(node), _arguments(node, rows, pulse)
-    kept: list[bool] = []
+def _filter(given: _Given) -> Applied:
+    rows, kept = given.rows, list[bool]()
+    call, arguments = given.each(kept)
     append, failed = kept.append, _Failures()
     while True:
         try:
             for argument in arguments:
-                append(bool(call(argument)))
+                result = call(argument)
+                if result.__class__ is CoroutineType:  # which is true, whatever it would come to
+                    raise TypeError("a filter's function gave a coroutine: make the function itself async")
+                append(bool(result))
             break
         except CAUGHT as error:
             failed.raised(len(kept), error)

@@ -8,6 +8,8 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
+from stormproof.core.errors import UsageError
+from stormproof.core.lineage import NumberIds, ShownIds
 from stormproof.core.sink import MESSAGE_COLUMNS
 from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
 
@@ -24,6 +26,31 @@ def single_messages(messages: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     if others.null_count < len(others):
         number = pc.if_else(pc.is_null(others), number, None)
     return number, origin
+
+
+class MessageIds:
+    """The id, as people see it, of the message of each row; made for all rows when the first is asked for."""
+
+    def __init__(self, anchors: Anchors, messages: MessageTable, shown: ShownIds | None) -> None:
+        self._anchors, self._messages, self._shown = anchors, messages, shown or NumberIds()
+        self._ids: list[str | None] | None = None
+
+    def of_row(self, row: int) -> str:
+        """The id of a row's message.
+
+        Raises:
+            UsageError: the row was made of several messages, or of none that is known.
+        """
+        if self._ids is None:
+            columns = message_columns(self._anchors, self._messages)
+            self._ids = self._shown.shown(*single_messages(columns)).to_pylist()
+        found = self._ids[row]
+        if found is None:
+            raise UsageError(
+                "context.message_id: this tuple was made of several messages, or of none that is known (behind a group, a "
+                "join or a bolt that anchors so); use the tuple's own key"
+            )
+        return found
 
 
 def message_columns(anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ names the message, the share that ended in the failure is accounted for, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -44,9 +44,15 @@ COPIED: Final = 1
 
 
 def run_task(
-    part: StageJob, task: int, incoming: Iterable[pa.RecordBatch], observe: Observer | None = None
+    part: StageJob,
+    task: int,
+    incoming: Iterable[pa.RecordBatch],
+    observe: Observer | None = None,
+    go_on: Callable[[], None] = lambda: None,
 ) -> Iterator[pa.RecordBatch]:
     """Run one task: takes wire rows (none for the first stage), yields wire rows. `observe` is called with all tuples.
+
+    `go_on` is called now and then while calls of functions are waited for, and raises where the job is cancelled.
 
     Guarantee:
         The files that it wrote are closed and synced before it yields the row that names them. Where it does not get that
@@ -59,7 +65,7 @@ def run_task(
         yield judged(part, task, incoming)
         return
     with running(part.pulse, part.stage, task, careful=part.careful) as pulse:
-        task_ = _Task(part, part.plan, task, pulse, observe)
+        task_ = _Task(part, part.plan, task, pulse, observe, go_on)
         try:
             with kept_from_forks():
                 yield from task_.run(incoming)
@@ -72,14 +78,20 @@ class _Task:
     """Takes record batches through the nodes to the ends, a passage each; then whatever nodes and ends have kept."""
 
     def __init__(
-        self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None, observe: Observer | None
+        self,
+        part: StageJob,
+        plan: StagePlan,
+        task: int,
+        pulse: Pulse | None,
+        observe: Observer | None,
+        go_on: Callable[[], None],
     ) -> None:
         self._part, self._plan, self._task, self._pulse = part, plan, task, pulse
         self._account = Account(part.stage, task, part.ackers, part.named_max)
         last = part.stage == len(part.tasks) - 1
         self._sender = None if last else Sender(task, part.tasks[part.stage + 1], self._account.messages)
         self._ends = Ends(part, plan, task, pulse, self._account, self._sender)
-        self._nodes = Nodes(part, plan, task, pulse, observe, self._account, self._ends)
+        self._nodes = Nodes(part, plan, task, pulse, observe, go_on, self._account, self._ends)
 
     def discard(self) -> None:
         """Give the task up, and remove its files."""

@@ -12,6 +12,7 @@ from .core.bolt import (
     FailTuple as FailTuple,
     Tuple as Tuple,
 )
+from .core.call_context import CallContext as CallContext, context as context
 from .core.clock import Clock as Clock
 from .core.errors import (
     BatchUnverified as BatchUnverified,

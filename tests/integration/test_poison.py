@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections import Counter
@@ -50,8 +51,11 @@ def gone(pids: list[int]) -> bool:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("at_a_time", [None, 8])
 @pytest.mark.parametrize("poisoning", REASONS)
-def test_on_spark_only_the_culprit_is_dead_lettered(spark: SparkSession, tmp_path: Path, poisoning: Poisoning) -> None:
+def test_on_spark_only_the_culprit_is_dead_lettered(
+    spark: SparkSession, tmp_path: Path, poisoning: Poisoning, at_a_time: int | None
+) -> None:
     payloads = [f"m{i} common".encode() for i in range(MESSAGES)]
     payloads[CULPRIT] = POISON.encode()
     pids = tmp_path / "pids"
@@ -59,6 +63,7 @@ def test_on_spark_only_the_culprit_is_dead_lettered(spark: SparkSession, tmp_pat
         payloads,
         tmp_path / "world",
         split=Split(poisoning, pids),
+        concurrency=at_a_time,
         batch_messages=MESSAGES,
         max_attempts=1,
         clock=SystemClock(),
@@ -75,7 +80,11 @@ def test_on_spark_only_the_culprit_is_dead_lettered(spark: SparkSession, tmp_pat
     assert statistics.batches <= BATCHES_MAX
     took_hold = pids_in(pids)
     assert took_hold
-    if poisoning is not Poisoning.ALLOCATE:
+    if poisoning is Poisoning.HANG and at_a_time is not None:
+        assert statistics.batches == 1, (
+            "a call among several that hangs fails its own message; its thread is left behind"
+        )
+    elif poisoning is not Poisoning.ALLOCATE:
         assert gone(took_hold), "a cancelled worker must leave its core to the next attempt"
 
 
@@ -99,6 +108,21 @@ def test_a_slow_function_outlives_the_message_timeout(spark: SparkSession, tmp_p
     )
     statistics = world.run(engine=SparkEngine(spark, 2), message_timeout_s=TIMEOUT_S, pulse_root=tmp_path / "pulse")
     assert (statistics.batches, statistics.attempts, statistics.failed) == (1, 1, 0)
+
+
+async def later(line: str) -> list[str]:
+    await asyncio.sleep(TIMEOUT_S / 8)
+    return line.split()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_async_functions_run_on_spark_several_calls_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    payloads = [b"m%d common" % i for i in range(MESSAGES)]
+    world = World(payloads, tmp_path / "world", split=later, batch_messages=MESSAGES, clock=SystemClock())
+    statistics = world.run(engine=SparkEngine(spark, 2), message_timeout_s=TIMEOUT_S, pulse_root=tmp_path / "pulse")
+    assert (statistics.batches, statistics.attempts, statistics.failed) == (1, 1, 0)
+    assert world.counts() == Counter(word for p in payloads for word in p.decode().split())
 
 
 # Drivers that die.

@@ -36,7 +36,8 @@ class World:
         payloads: list[bytes],
         folder: Path,
         *,
-        split: Callable[[str], list[str]] = str.split,
+        split: Callable[[str], Any] = str.split,
+        concurrency: int | None = None,
         fold: bool = True,
         sinks: int = 1,
         batch_messages: int = 4,
@@ -56,7 +57,9 @@ class World:
         incarnations = iter(f"life{i}" for i in itertools.count(first_incarnation))
         self.ledger = Ledger(self.ledger_engine, self.clock, lambda: next(incarnations))
         self.topology = Topology("words")
-        words = self.topology.stream("lines", self.source).flat_map(split, "line", schema="word string")
+        words = self.topology.stream("lines", self.source).flat_map(
+            split, "line", schema="word string", concurrency=concurrency
+        )
         if fold:
             words.group_by("word").persistent_aggregate(n=count()).into(*self.sinks)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -452,6 +452,10 @@ async def later(line: str) -> list[str]:
     return [line]
 
 
+async def late_ones(line: str) -> AsyncIterator[str]:
+    yield line
+
+
 def yielding(line: str) -> Iterator[str]:
     yield line
 
@@ -466,10 +470,13 @@ WRONG: list[tuple[Callable[[Topology, OutputStream], object], str]] = [
     (lambda t, s: t.bolt("b", AsyncBolt(), s), "AsyncBolt.execute is async"),
     (lambda t, s: t.bolt("b", LateYieldingBolt(), s), "LateYieldingBolt.finish is a generator function"),
     (lambda t, s: t.bolt("b", Pass, s, schema="word string"), "Pass is a class; give an object of it: Pass()"),
-    (lambda t, s: t.bolt("b", later, s, schema="word string"), "its function is async"),
     (lambda t, s: t.following(s).filter(yielding, "line"), "its function is a generator function"),
     (lambda t, s: t.following(s).map(yielding, "line", schema="word string"), "use flat_map for one that yields"),
-    (lambda t, s: t.following(s).map(partial(later), "line", schema="word string"), "its function is async"),
+    (lambda t, s: t.following(s).arrow(partial(later), schema="word string"), "its function is async"),
+    (lambda t, s: t.following(s).map(late_ones, "line", schema="word string"), "use flat_map for one that yields"),
+    (lambda t, s: t.following(s).filter(bool, "line", concurrency=0), "concurrency is 0; it must be a whole number"),
+    (lambda t, s: t.following(s).filter(bool, "line", concurrency=1025), "a whole number, 1 to 1024"),
+    (lambda t, s: t.following(s).filter(bool, "line", concurrency=True), "concurrency is True"),
     (lambda t, s: t.sink(MemorySink("out"), s.shuffle()), "is no output stream; a sink takes one as it is"),  # type: ignore[arg-type]
     (lambda t, s: t.bolt("c", Pass(), t.bolt("b", Columns(), s).direct()), "'b' is an ArrowBolt, which cannot"),
 ]

@@ -11,6 +11,7 @@ import pytest
 from stormproof.core.bolt import FailTuple
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
+from stormproof.core.message import FailureReason
 from stormproof.core.schema import parse_schema
 from stormproof.core.task.operate import apply
 
@@ -42,6 +43,6 @@ def by_batch(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
 )
 def test_fail_tuple_is_told_from_other_exceptions(kind: OperationKind, function: Callable[..., Any]) -> None:
     outcome = apply(OperationNode("f", kind, function, ("word",), parse_schema("word string"), ()), ROWS)
-    assert (sorted(outcome.failed), sorted(outcome.refused)) == ([1, 2], [1])
+    assert (sorted(outcome.failed), dict(outcome.reasons)) == ([1, 2], {1: FailureReason.FAILED})
     assert outcome.failed[1].startswith("not today (test_operate.py:")
     assert outcome.failed[2].startswith("ValueError: broken (test_operate.py:")

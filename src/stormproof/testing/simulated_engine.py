@@ -153,11 +153,16 @@ class _Shown:
 
 
 def with_faults(plan: Plan, chance: Chance) -> Plan:
-    """The plan with faults in its functions and bolts."""
-    if not any(chance.possible(kind, node.component) for kind in _IN_CODE for node in _code(plan)):
-        return plan
+    """The plan with faults in its functions and bolts, and with one call at a time: threads would decide the order."""
+    is_struck = any(chance.possible(kind, node.component) for kind in _IN_CODE for node in _code(plan))
     stages = tuple(
-        replace(stage, nodes={key: _faulty_node(node, chance) for key, node in stage.nodes.items()})
+        replace(
+            stage,
+            nodes={
+                key: _faulty_node(_alone(node), chance) if is_struck else _alone(node)
+                for key, node in stage.nodes.items()
+            },
+        )
         for stage in plan.stages
     )
     return replace(plan, stages=stages)
@@ -171,6 +176,12 @@ def _code(plan: Plan) -> Iterator[OperationNode | BoltNode]:
         for node in stage.nodes.values():
             if isinstance(node, (OperationNode, BoltNode)):
                 yield node
+
+
+def _alone(node: Node) -> Node:
+    if not isinstance(node, OperationNode) or node.concurrency is None:
+        return node
+    return replace(node, concurrency=1 if node.is_async else None)
 
 
 def _faulty_node(node: Node, chance: Chance) -> Node:
