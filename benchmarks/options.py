@@ -31,6 +31,7 @@ TITLES = {
     "P17": "a driver's messages/s, and the ledger's processor time, with the page open in 20 tabs",
     "P18": "P1, P2 and P5 with tables in an object store, beside Spark that writes there by s3a",
     "P19": "four executors beside two with as many cores; a batch of 1,000 tasks, beside plain Spark",
+    "P20": "a function that waits for a service, several calls at a time, beside a thread pool in mapInArrow",
     "groupings": "words through an exchange by each grouping, beside Spark's repartition",
     "in-flight": "four batches in flight, beside one",
     "verdicts": "a verdict a message, beside one a batch",

@@ -21,6 +21,7 @@ from benchmarks.page import p17
 from benchmarks.pending import p8
 from benchmarks.queue_reads import p7
 from benchmarks.scale import p19
+from benchmarks.slow_service import p20
 from benchmarks.upserts import p13
 
 FIGURES: dict[str, Figure] = {
@@ -45,6 +46,7 @@ FIGURES: dict[str, Figure] = {
     "P17": p17,
     "P18": p18,
     "P19": p19,
+    "P20": p20,
     "groupings": groupings,
     "in-flight": in_flight,
     "verdicts": verdicts,

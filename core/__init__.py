@@ -21,6 +21,7 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `settings`, `secrets` | what can be set; is a secret in a variable or in a file |
 | `arguments`, `schema` | is an argument valid; how is a schema read |
 | `user_functions`, `user_errors` | can a user's function be called; what does its exception mean for the message |
+| `call_context` | which message is the call of a function for |
 | `machine_faults`, `preflight` | is the machine to blame and not a message; can every machine run a task |
 | `object_probe` | can every machine read and write a folder in an object store |
 | `forks` | what may a fork of a driver or a function do |

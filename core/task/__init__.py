@@ -9,6 +9,7 @@ per-message mode the last stage is an `acker_task`.
 | --- | --- |
 | `in_turn` | how does one process run all tasks of a job |
 | `operate` | how is a user's function run over a record batch |
+| `waiting` | how are several calls of a function made at a time |
 | `router`, `keyhash` | which task does a tuple go to, by its grouping; by its key |
 | `groups` | which rows have which key |
 | `combine` | how are rows combined before the exchange, merged after it, and finished |

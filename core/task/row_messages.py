@@ -41,10 +41,11 @@ class MessageIds:
         Raises:
             UsageError: the row was made of several messages, or of none that is known.
         """
-        if self._ids is None:
+        ids = self._ids
+        if ids is None:
             columns = message_columns(self._anchors, self._messages)
-            self._ids = self._shown.shown(*single_messages(columns)).to_pylist()
-        found = self._ids[row]
+            ids = self._ids = self._shown.shown(*single_messages(columns)).to_pylist()
+        found = ids[row]
         if found is None:
             raise UsageError(
                 "context.message_id: this tuple was made of several messages, or of none that is known (behind a group, a "

@@ -190,7 +190,7 @@ def _blamed(error: BaseException) -> BaseException:
 
 _Inbox: TypeAlias = "SimpleQueue[tuple[_Threads, Call, _Done]]"
 _idle: list[_Inbox] = []
-_left: set[Call] = set()
+left_behind: set[Call] = set()
 
 
 class _Threads:
@@ -199,9 +199,9 @@ class _Threads:
         self._component = component
 
     def start(self, call: Call, done: _Done) -> None:
-        if len(_left) >= LEFT_MAX:
+        if len(left_behind) >= LEFT_MAX:
             raise self._unavailable(
-                f"{len(_left)} calls were not over in time, and their threads cannot be ended",
+                f"{len(left_behind)} calls were not over in time, and their threads cannot be ended",
                 "see whether the service answers; let its client give up earlier than message_timeout_s",
             )
         try:
@@ -214,9 +214,9 @@ class _Threads:
         return True
 
     def give_up(self, call: Call) -> None:
-        _left.add(call)
+        left_behind.add(call)
         if call.is_over:
-            _left.discard(call)
+            left_behind.discard(call)
 
     def made(self, call: Call) -> tuple[object, BaseException | None]:
         """Make the call, in the present thread."""
@@ -254,7 +254,7 @@ def _serve(inbox: _Inbox) -> None:
             caller, call, done = inbox.get()
             value, error = caller.made(call)
             call.is_over = True
-            _left.discard(call)
+            left_behind.discard(call)
             _idle.append(inbox)
             done.put((call, value, error))
             del caller, call, done, value, error  # an idle thread keeps nothing of a batch alive
@@ -320,7 +320,7 @@ def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
 
 def _in_child() -> None:
     _idle.clear()
-    _left.clear()
+    left_behind.clear()
     _Loop._running, _Loop._lock = None, threading.Lock()  # pyright: ignore[reportPrivateUsage]
 
 

@@ -135,7 +135,7 @@ def test_an_async_call_that_is_not_over_in_time_is_cancelled() -> None:
 def test_more_calls_that_never_end_than_a_process_can_leave_behind_are_nobodys_fault(
     released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "LEFT_MAX", len(waiting._left) + 2)
+    monkeypatch.setattr(waiting, "LEFT_MAX", len(waiting.left_behind) + 2)
     with pytest.raises(MachineUnavailable, match="No message is to blame"):
         applied(lambda _: released.wait(), calls=Calls(timeout_s=0.1))
 
