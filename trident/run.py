@@ -173,6 +173,13 @@ def driver(
     plan = compile_topology(topology, chosen)
     functions = require_shippable(plan)
     settings = (settings or Settings()).with_metrics(metrics_port, metrics_file)
+    if stop is not None and lacks(stop, "is_set"):
+        raise UsageError(f"argument stop: {shown(stop)} is no threading.Event", argument="stop")
+    if accept_change is not None and not isinstance(accept_change, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"argument accept_change: {shown(accept_change)} is no fingerprint, as a refused start shows one",
+            argument="accept_change",
+        )
     clock = clock or SystemClock()
     rng = rng or random.Random()  # noqa: S311 - seeds need spread, not secrecy
     with ExitStack() as stack:

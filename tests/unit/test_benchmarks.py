@@ -143,6 +143,6 @@ def test_wrong_arguments_are_refused_before_anything_starts(
 
 def test_all_figures_are_measured_where_none_is_named() -> None:
     everything = (
-        "P1a P1b P1q P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P12 P13 P14 P15 P16 P17 P18 P19 groupings in-flight verdicts"
+        "P1a P1b P1q P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P12 P13 P14 P15 P16 P17 P18 P19 P20 groupings in-flight verdicts"
     )
     assert parse([]) == Options(tuple(everything.split()), None, 15)

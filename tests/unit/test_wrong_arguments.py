@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -228,6 +229,10 @@ def of_function(operation: str, **schema: Any) -> Mapping[str, Sequence[Case]]:
             ),
             (call(by_name, "word"), "it takes 1 value: word, and size by name, which nothing gives; change its"),
             (call(functools.partial(two, 1, 2), "word"), "function two .* gets 1 value: word; it takes no values"),
+        ],
+        "concurrency": [
+            (call(two, concurrency=w), r"concurrency is .*; it must be a whole number, 1 to 1024")
+            for w in (0, 1_025, 1.5, "16", True)
         ],
         "fields": [
             (call(len, "wrd"), f"component 'len-2': unknown field 'wrd'; {KNOWN}"),
@@ -521,6 +526,14 @@ TOPOLOGY: Final[Mapping[str, Mapping[str, Sequence[Case]]]] = {
         "metrics_file": [
             (lambda w=w: run_with("inline", metrics_file=w), r"argument metrics_file: .* is no path")
             for w in (3, b"words.prom")
+        ],
+        "stop": [
+            (lambda w=w: run_with("inline", stop=w), r"argument stop: .* is no threading.Event")
+            for w in (3, "now", Event)
+        ],
+        "accept_change": [
+            (lambda w=w: run_with("inline", accept_change=w), r"argument accept_change: .* is no fingerprint")
+            for w in (3, True, b"0123456789ab")
         ],
     },
     "Topology.foreach_batch": {
@@ -1360,7 +1373,7 @@ def flat(table: Mapping[Any, Mapping[str, Sequence[Case]]]) -> list[Any]:
 def test_of_a_topology(build: Callable[[], object], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         build()
-    assert isinstance(raised.value, TopologyError) or re.search("engine|metrics_", str(raised.value))
+    assert isinstance(raised.value, TopologyError) or re.search("engine|metrics_|stop|accept_change", str(raised.value))
     assert re.search(said, str(raised.value)), str(raised.value)
     assert " at 0x" not in str(raised.value)
 
