@@ -203,3 +203,83 @@ def test_a_writer_that_is_open_takes_a_frame_with_another_column(operated: Opera
             write.once(frame(n=[3]), "c")
         write.once(frame(n=[3], event=["back"]), "c")  # and it goes on
     operated.command("audit", "verify", "jobs")
+
+
+NAMES = """
+from stormproof import PostgresQueue, PostgresSink, Topology
+
+queue = PostgresQueue("orders", schema="{source}", max_attempts=1)
+
+
+def {function}(number: int) -> int:
+    return number
+
+
+topology = Topology("{topology}")
+topology.stream("{stream}", queue).map({function}, "number", schema="number int", name={step!r}).into(
+    PostgresSink("orders", name={sink!r})
+)
+"""
+NAMED = {
+    "source": "number int",
+    "function": "read",
+    "topology": "orders",
+    "stream": "lines",
+    "step": "step",
+    "sink": "pg",
+}
+
+
+def renamed(deployed: Deployed, **how: str | None) -> None:
+    (deployed.folder / "orders.py").write_text(NAMES.format(**{**NAMED, **how}))
+
+
+@pytest.fixture
+def named(deployed: Deployed) -> Deployed:
+    """A batch by the old names."""
+    renamed(deployed)
+    deployed.command("ledger", "migrate")
+    deployed.put('{"number": 1}')
+    deployed.run()
+    assert deployed.rows() == [(1,)]
+    deployed.put('{"number": 2, "note": "new"}')
+    return deployed
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"function": "parse"},
+        {"function": "parse", "step": None},
+        {"step": "other"},
+        {"stream": "orders"},
+        {"source": "number int, note string"},
+    ],
+    ids=["function", "function_and_step", "step", "stream", "source_column"],
+)
+def test_what_is_renamed_before_the_sink_needs_nobody(named: Deployed, how: dict[str, str | None]) -> None:
+    renamed(named, **how)
+    assert named.run()["messages"] == 1
+    assert named.rows() == [(1,), (2,)]
+    assert named.command("audit", "verify", "orders")["verdict"] == "clean"
+
+
+def test_a_renamed_sink_goes_on_with_its_table(named: Deployed) -> None:
+    renamed(named, sink="postgres")
+    assert named.run()["messages"] == 1
+    assert named.rows() == [(1,), (2,)]
+    recorded = named.sql("select error from stormproof.event where kind = 'graph' and sink is not null order by id")
+    assert recorded == [
+        ("sink 'postgres' is new, and does not have txid 1 (1 message), committed before it joined",),
+        ("sink 'pg' is gone",),
+    ]
+    assert named.command("audit", "verify", "orders")["violations"] == []
+
+
+def test_a_renamed_topology_is_refused_since_it_would_read_its_source_again(named: Deployed) -> None:
+    renamed(named, topology="orders2")
+    assert "Use another table or the old name" in named.refused()
+    assert named.rows() == [(1,)]
+    renamed(named)
+    assert named.run()["messages"] == 1
+    assert named.rows() == [(1,), (2,)]
