@@ -33,7 +33,7 @@
 | `tuning`, `latency_tuner` | how large is a batch, and how many are in flight; how is that tuned to a latency |
 | `dry_run`, `start_preview` | what would a commit, and a start do |
 | `topology_rehearsal`, `rehearsed_rejects` | what would the next batch do; which messages would sinks reject |
-| `run_log`, `statistics` | what does a run log, and count |
+| `run_log`, `statistics`, `notebook` | what does a run log, and count; how does a notebook show it |
 | `stores`, `wording` | which database do decisions work on; how are counts and times written |
 | `observers` | who is told what becomes of each batch |
 | `prune`, `grants` | how is the ledger pruned; GRANTs |

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
+from stormproof.trident.notebook import html_table
 from stormproof.trident.transaction_states import TxnState
 from stormproof.trident.tuning import Figures
 
@@ -130,6 +131,16 @@ class RunStatistics:
 
     tuning: Figures | None = None
     """The tuned size and number of batches at the end; None without a latency target."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures that are not 0."""
+        told = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("topology", "guarantee", "recoveries")
+        }
+        rows = [
+            (name.replace("_", " "), value) for name, value in told.items() if value or name in ("batches", "messages")
+        ]
+        return html_table(f"{self.topology}, {self.guarantee}", ("figure", "value"), rows)
 
     def after(self, result: BatchResult) -> RunStatistics:
         """The figures with one batch more, which this run or its recovery ended."""
