@@ -193,7 +193,7 @@ def test_dead_letters_of_a_journal_are_put_back_by_ids_of_a_file(
     Path("ids").write_text("\n")
     assert done.ended("dead-letters", "drop", "toy", "--ids", "ids")[0] == 2, "an empty file is not all of them"
     run_it()
-    undecided = done("dead-letters", "list", "toy", "--undecided")["dead_letters"]
+    undecided = done("dead-letters", "list", "toy")["dead_letters"]
     assert sorted(one["text"] for one in undecided) == ["bad 1", "bad 2"]
     assert verified("toy", database).clean
 

@@ -60,7 +60,7 @@ def test_an_edited_message_is_applied_once_wherever_a_driver_dies(dead: Operated
     assert run_driver(dead.cell) == 0
     assert words(dead) == expected(payloads)
     assert dead.verify()["violations"] == []
-    assert ids(dead, "--undecided") == []
+    assert ids(dead) == []
 
 
 def test_an_edit_that_is_killed_was_made_or_was_not(dead: Operated) -> None:
@@ -71,7 +71,7 @@ def test_an_edit_that_is_killed_was_made_or_was_not(dead: Operated) -> None:
         environment = {**os.environ, ENV: f"{point}=kill"}
         done = subprocess.run(command, env=environment, cwd=dead.cell.folder, capture_output=True, check=False)
         assert done.returncode == KILLED, done.stderr
-        assert (message in ids(dead, "--undecided")) is not is_made
+        assert (message in ids(dead)) is not is_made
     (waiting,) = dead.sql("select payload, times_failed from stormproof.pending_retry")
     assert (bytes(waiting[0]), waiting[1]) == (b"mended", 0)
     dead.command("dead-letters", "edit", NAME, message, "--payload", str(dead.cell.folder / "payload"), status=2)
@@ -165,7 +165,7 @@ def test_dead_letters_are_counted_and_chosen_by_what_they_died_of(classes: Opera
         assert len(ids(classes, *filters)) == number, filters
     for arguments, refused in REFUSED:
         assert refused in classes.command("dead-letters", *arguments, status=2)["error"]["message"], arguments
-    assert len(ids(classes, "--undecided")) == 4
+    assert len(ids(classes)) == 4
     found = classes.command("dead-letters", "list", "--error-class", "KeyError")["dead_letters"]
     assert [letter["topology"] for letter in found] == [NAME]
 
@@ -175,10 +175,10 @@ def test_a_person_says_yes_and_edits(classes: Operated, monkeypatch: pytest.Monk
     chosen = ("dead-letters", "requeue", NAME, "--where", "error-class=ValueError")
     status, _, err = terminal.ended(*chosen, typed="n\n")
     assert (status, "requeue 2 dead letters of letters? [y/N]" in err) == (1, True)
-    assert len(ids(classes, "--undecided")) == 4
+    assert len(ids(classes)) == 4
     status, out, _ = terminal.ended(*chosen, typed="y\n")
     assert (status, "2 dead letters requeued by" in out) == (0, True)
-    assert len(ids(classes, "--undecided")) == 2
+    assert len(ids(classes)) == 2
     done = classes.command("dead-letters", "drop", NAME, "--reason", "bad_message", "--yes")
     assert len(done["dropped"]) == 1
     message = ids(classes, "--match", "key")[0]

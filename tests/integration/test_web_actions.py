@@ -86,7 +86,7 @@ def refuse_start(dead: Operated, fingerprint: str) -> None:
 
 
 def ids(dead: Operated) -> list[str]:
-    return [one["id"] for one in dead.command("dead-letters", "list", NAME, "--undecided")["dead_letters"]]
+    return [one["id"] for one in dead.command("dead-letters", "list", NAME)["dead_letters"]]
 
 
 def test_selected_dead_letters_are_requeued_once_and_on_record(dead: Operated) -> None:

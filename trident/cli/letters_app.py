@@ -45,14 +45,16 @@ def letters_list(
     since: Since = None,
     until: Until = None,
     where: Where = None,
-    undecided: Annotated[bool, typer.Option("--undecided", help="Only those that no operator decided about.")] = False,
+    decided: Annotated[bool, typer.Option("--decided", help="Those, too, about which an operator decided.")] = False,
     count: Annotated[bool, typer.Option("--count", help="Only count them, by class of error.")] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Show at most so many; default: 50, and with --json all.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, with payload, error and a count for each class of error.
+    """List the dead letters that wait for a decision, with payload, error and a count for each class of error.
+
+    One that was requeued, edited or dropped leaves the list; it stays on record.
 
     Example: stormproof dead-letters list orders --error-class ValueError --since 2h
     """
@@ -69,7 +71,7 @@ def letters_list(
         since=since,
         until=until,
     )
-    list_letters(topology, chosen, undecided=undecided, count=count, limit=limit, as_json=as_json)
+    list_letters(topology, chosen, undecided=not decided, count=count, limit=limit, as_json=as_json)
 
 
 @app.command("show")

@@ -86,6 +86,7 @@ class Ledger:
         start = Start(topology, fingerprint, guarantee, source, driver or DriverIdentity.mine())
         for _ in range(TAKE_OVER_TRIES):
             self._backends.end_older(self._database, topology)
+            run: Run | None = None
             try:
                 with self._database.begin() as connection:
                     if self._database.is_postgres:
@@ -95,7 +96,7 @@ class Ledger:
             except (LockTimeout, MadeMeanwhile):
                 continue
             except PositionMismatch as refusal:
-                if FINGERPRINT in refusal.details:
+                if run is not None and FINGERPRINT in refusal.details:
                     with self._database.begin() as connection:
                         keep_refusal(Tx(connection, run, self.clock), refusal)
                 raise
