@@ -44,6 +44,13 @@ def test_what_a_server_said_comes_back_value_by_value(given: tuple[list[bytes | 
     assert [{name: one.get(name) for name in columns} for one in facts] == said
 
 
+@pytest.mark.parametrize("column", [[{"a": 1}, {"a": True}], [[1], [1.0]], [0.0, -0.0], [1, True], [(), ()], [{}, {}]])
+def test_equal_values_of_other_types_stay_what_they_are(column: list[Any]) -> None:
+    """To Python 1, True and 1.0 are equal."""
+    _, facts = all_unsealed(all_sealed([b"", b""], ["header"], [column]))
+    assert [repr(one["header"]) for one in facts] == [repr([*one] if one == () else one) for one in column]
+
+
 @given(st.binary(), st.lists(st.binary(), min_size=2, max_size=2))
 def test_bytes_of_a_fact_come_back_as_text_that_has_all_of_them(payload: bytes, values: list[bytes]) -> None:
     stored = all_sealed([payload, payload], ["key"], [values])
