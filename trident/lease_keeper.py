@@ -51,6 +51,8 @@ class LeaseKeeper:
     the next turn, until the lease lapses; the prepare step will then raise. `lease` is None where there is none to keep:
     under at-most-once the messages were confirmed when they were opened.
 
+    `on_look` is given the progress at each look, by the keeper's thread.
+
     *Not guaranteed*: a task that hangs while others make progress is noticed only when those are done.
     """
 
@@ -65,7 +67,9 @@ class LeaseKeeper:
         pulse: JobPulse | None = None,
         clock: Clock | None = None,
         moves: LastMove | None = None,
+        on_look: Callable[[Progress], None] | None = None,
     ) -> None:
+        self._on_look = on_look
         self._source = source
         self._lease = lease
         self._cancel = cancel
@@ -118,6 +122,8 @@ class LeaseKeeper:
         if self._pulse is not None and (self._has_moved() or now_s - self._looked_at_s >= PAUSED_S):
             self._moved_at_s = self._moves.at_s = now_s
         self._looked_at_s = now_s
+        if self._on_look is not None:
+            self._on_look(self._seen)
         waits = self._pulse is not None and self._seen.running == 0
         quiet_s = now_s - (max(self._moved_at_s, self._moves.at_s) if waits else self._moved_at_s)
         if self._store_away or waits:

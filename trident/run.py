@@ -42,7 +42,7 @@ from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
 from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.stopping import BY_SIGNAL, Stopping
-from stormproof.trident.watched_job import Watch
+from stormproof.trident.watched_job import JobProgress, Watch
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
 INCARNATION_LENGTH: Final = 12
@@ -65,6 +65,8 @@ class RunArguments(TypedDict, total=False):
     """Called in the driver's thread after each batch."""
     on_ready: Callable[[Coordinator], None] | None
     """Called once, before the first batch: the place to install signal handlers of your own."""
+    on_progress: Callable[[JobProgress], None] | None
+    """Called about once a second while a batch's job runs, by a thread of its own. What it raises is logged."""
     stop: Event | None
     """Ends the run after the batches in flight, once it is set; outside the main thread no signal does."""
     accept_change: str | None
@@ -150,6 +152,7 @@ def driver(
     rng: random.Random | None = None,
     on_batch: Callable[[BatchResult], None] | None = None,
     on_ready: Callable[[Coordinator], None] | None = None,
+    on_progress: Callable[[JobProgress], None] | None = None,
     stop: Event | None = None,
     accept_change: str | None = None,
     metrics_port: int | None = None,
@@ -229,7 +232,7 @@ def driver(
             clock=clock,
             rng=rng,
             on_batch=on_batch,
-            watch=Watch.of(plan, chosen_options, listener),
+            watch=Watch.of(plan, chosen_options, listener, on_progress),
             preflight=preflight,
             metrics=metrics,
             observers=lineage,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,11 +14,14 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job
 from stormproof.core.pulse.folder import PulseFolders
 from stormproof.core.pulse.protocol import Pulses
+from stormproof.core.pulse.record import Progress
 from stormproof.core.source.protocol import Lease, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.options import RunOptions
+
+log = logging.getLogger("stormproof.job")
 
 
 def on_its_thread(keeper: LeaseKeeper) -> AbstractContextManager[object]:
@@ -26,8 +30,23 @@ def on_its_thread(keeper: LeaseKeeper) -> AbstractContextManager[object]:
 
 
 @dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a batch's job is. `rows` are those that its steps have worked on, each its own: a message that was read, and a
+    call of a function for it, are two. `elapsed_s` is the time since this attempt began; another one counts from 0.
+    `messages` is how many the batch has, where that is known.
+    """
+
+    txid: int
+    attempt: int
+    messages: int | None
+    rows: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
-    """How the jobs of one driver are watched: see `LeaseKeeper`.
+    """How the jobs of one driver are watched: see `LeaseKeeper`. `on_progress` is called about once a second while a job
+    runs, by a thread of its own.
 
     `pulses` is where jobs report to. `keeping` gives the context in which a keeper looks while its job runs, and `in_hand`
     the messages that a dead job had in hand, by default those that its tasks noted; a simulation replaces both, for virtual
@@ -40,9 +59,15 @@ class Watch:
     moves: LastMove = field(default_factory=LastMove)
     keeping: Callable[[LeaseKeeper], AbstractContextManager[object]] = on_its_thread
     in_hand: Callable[[Job], tuple[int, ...]] | None = None
+    on_progress: Callable[[JobProgress], None] | None = None
 
     @staticmethod
-    def of(plan: Plan, options: RunOptions, pulses: Pulses | None = None) -> Watch:
+    def of(
+        plan: Plan,
+        options: RunOptions,
+        pulses: Pulses | None = None,
+        on_progress: Callable[[JobProgress], None] | None = None,
+    ) -> Watch:
         """By the run's options; the topology's own message timeout beats theirs.
 
         Without `pulses`, jobs report to folders below the options' `pulse_root`.
@@ -50,7 +75,7 @@ class Watch:
         if pulses is None and options.pulse_root is not None:
             pulses = PulseFolders(options.pulse_root)
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
-        return Watch(timeout_s, options.start_timeout_s, pulses)
+        return Watch(timeout_s, options.start_timeout_s, pulses, on_progress=on_progress)
 
 
 def run_watched(
@@ -67,6 +92,15 @@ def run_watched(
     with nullcontext() if watch.pulses is None else watch.pulses.of_job(job.key) as pulse:
         place = None if pulse is None else pulse.place
         job = replace(job, pulse=place, message_timeout_s=watch.message_timeout_s)
+        began_s, told = clock.monotonic_s(), watch.on_progress
+
+        def tell(seen: Progress) -> None:
+            assert told is not None
+            try:
+                told(JobProgress(job.txid, job.attempt, job.messages, seen.rows, clock.monotonic_s() - began_s))
+            except Exception:  # the user's: in the thread that keeps the lease
+                log.exception("on_progress raised at txid %s", job.txid)
+
         keeper = LeaseKeeper(
             source,
             lease,
@@ -76,6 +110,7 @@ def run_watched(
             pulse=pulse,
             clock=clock,
             moves=watch.moves,
+            on_look=None if told is None else tell,
         )
         where = f"txid {job.txid} of topology {job.plan.topology!r}"
         try:

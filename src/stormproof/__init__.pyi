@@ -164,6 +164,7 @@ from .trident.streaming.result import (
     StreamOutcome as StreamOutcome,
     StreamResult as StreamResult,
 )
+from .trident.watched_job import JobProgress as JobProgress
 from .trident.web.application import WebApp as WebApp
 from .trident.web.mount import web_app as web_app
 from .trident.web.people import WebRole as WebRole, WebUser as WebUser

@@ -12,8 +12,9 @@ from support.memory_run import World
 from support.terminal import Screen
 
 from stormproof.trident.cli.logs import JsonLines, TextLines, logging_to_stderr
-from stormproof.trident.cli.run_text import Progress, log_line, run_text
+from stormproof.trident.cli.run_text import Progress, job_text, log_line, run_text
 from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.watched_job import JobProgress
 
 
 def split(line: str) -> list[str]:
@@ -105,3 +106,9 @@ def test_nothing_is_drawn_before_there_is_something_to_show(monkeypatch: pytest.
         assert screen.getvalue() == ""
         progress("waiting")
         assert screen.getvalue() != ""
+
+
+def test_a_job_is_told_of_in_one_line() -> None:
+    job = JobProgress(5, 1, 600, 214, 10.2)
+    assert job_text(job) == "txid 5: 600 messages, 214 rows in all steps, 21 a second, 10 s"
+    assert job_text(JobProgress(5, 2, None, 1, 0.3)) == "txid 5 (attempt 2): 1 row in all steps, 0 s"

@@ -1401,6 +1401,7 @@ FREE: Final = {
     "settings": "of a run, an object of its own type",
     "options": "of a run, an object of its own type",
     "on_batch": "of a run",
+    "on_progress": "of a run",
     "on_ready": "of a run",
     "until_idle": "of a run; anything true or false will do",
     "max_batches": "of a run",

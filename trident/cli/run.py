@@ -14,12 +14,13 @@ from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
 from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
-from stormproof.trident.cli.run_text import Progress, run_text
+from stormproof.trident.cli.run_text import Progress, job_text, run_text
 from stormproof.trident.dry_run import DryRunOutcome
 from stormproof.trident.run import EngineChoice, driver, options_of
 from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.stopping import BY_SIGNAL, Stopping, end_jvm
 from stormproof.trident.topology_rehearsal import rehearsed_topology
+from stormproof.trident.watched_job import JobProgress
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -94,11 +95,11 @@ def drive(
         if engine == "spark":
             _ship_by_value(module)
             note(f"starting Spark ({settings.master}) and reaching Postgres for topology {topology.name!r} ...")
-        show = _progress_of(topology.name, progress)
+        live = _Live(topology.name, progress)
 
         def noted(result: BatchResult) -> None:
             on_batch(result)
-            show(result)
+            live.on_batch(result)
 
         with driver(
             topology,
@@ -109,6 +110,7 @@ def drive(
             until_idle=until_idle,
             max_batches=max_batches,
             on_batch=noted,
+            on_progress=live.on_progress,
             on_ready=stopping.attach,
             accept_change=accept_change,
         ) as coordinator:
@@ -136,15 +138,18 @@ def _ship_by_value(module: ModuleType) -> None:
     register(module)
 
 
-def _progress_of(topology: str, progress: Callable[[str], None]) -> Callable[[BatchResult], None]:
-    total = Progress(topology)
+class _Live:
+    """The line of progress: what is committed, and how far the job that runs is."""
 
-    def on_batch(result: BatchResult) -> None:
-        nonlocal total
-        total = total.after(result)
-        progress(total.text)
+    def __init__(self, topology: str, show: Callable[[str], None]) -> None:
+        self._total, self._show = Progress(topology), show
 
-    return on_batch
+    def on_batch(self, result: BatchResult) -> None:
+        self._total = self._total.after(result)
+        self._show(self._total.text)
+
+    def on_progress(self, job: JobProgress) -> None:
+        self._show(f"{self._total.text}; {job_text(job)}")
 
 
 def _end_process() -> None:

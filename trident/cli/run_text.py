@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.watched_job import JobProgress
 from stormproof.trident.wording import counted
 
 REASON_CHARACTERS: Final = 120
@@ -119,6 +120,14 @@ class Progress:
             + (f", {counted(self.dead_letters, 'dead letter')}" if self.dead_letters else "")
             + (f", {counted(self.rejected, 'reject')}" if self.rejected else "")
         )
+
+
+def job_text(job: JobProgress) -> str:
+    """How far a batch's job is: ``txid 5: 600 messages, 814 rows in all steps, 81 a second, 10 s``."""
+    attempt = f" (attempt {job.attempt})" if job.attempt > 1 else ""
+    messages = "" if job.messages is None else f"{counted(job.messages, 'message')}, "
+    pace = f", {job.rows / job.elapsed_s:,.0f} a second" if job.elapsed_s >= 1 else ""
+    return f"txid {job.txid}{attempt}: {messages}{counted(job.rows, 'row')} in all steps{pace}, {job.elapsed_s:.0f} s"
 
 
 def run_text(s: RunStatistics) -> str:
