@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import HTTPCookieProcessor, build_opener
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 from support.queues import prepared_database, put
@@ -150,3 +153,25 @@ def test_a_second_sigterm_ends_a_process_without_a_handler_of_its_own() -> None:
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "goes on\n")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_the_embedded_postgres_ends_with_the_page_that_used_it_last(tmp_path: Path, number: signal.Signals) -> None:
+    call = [sys.executable, "-m", "stormproof", "web", "--port", "0", "--json"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STORMPROOF_")}
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as page:
+        try:
+            assert page.stdout is not None
+            served = json.loads(page.stdout.readline())
+            browser = build_opener(HTTPCookieProcessor())
+            for url in (served["url"], served["address"]):  # the server starts with the first view of the ledger
+                with browser.open(url, timeout=60) as answer:
+                    assert answer.status == 200
+            server = int((tmp_path / ".stormproof/postgres/data/postmaster.pid").read_text().splitlines()[0])
+            assert psutil.pid_exists(server)
+            page.send_signal(number)
+            assert page.wait(60) == 130
+            assert not psutil.pid_exists(server)
+        finally:
+            page.kill()

@@ -31,7 +31,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 
@@ -46,10 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] - started with a closed output, as by >&-
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if threading.current_thread() is threading.main_thread():
+        # By default both end the process before it lets go what it holds, such as the embedded Postgres.
+        for number, handler in ((signal.SIGTERM, signal.default_int_handler), (signal.SIGHUP, _hung_up)):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handler)
     with guarded(as_json="--json" in chosen):
         from stormproof.trident.cli.app import app
 
         app(chosen, prog_name="stormproof", obj=chosen)
+
+
+def _hung_up(number: int, frame: object) -> None:
+    """The terminal was closed: end as at a SIGTERM, for which what runs may have a handler of its own."""
+    del number, frame
+    signal.raise_signal(signal.SIGTERM)
 
 
 __all__ = ["main"]
