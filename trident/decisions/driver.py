@@ -64,9 +64,15 @@ class _Seen:
     def is_paused(self) -> bool:
         return self.control is not None and self.control.paused
 
+    @property
+    def ended_since_it_heard(self) -> bool:
+        """Whether the driver heard what was asked last, and has ended in order since: one that is to end when it is idle."""
+        heard = None if self.control is None else self.control.heard_epoch
+        return self.row.stopped_at is not None and heard == self.row.epoch
+
     def is_done(self, action: OperatorAction, epoch: int) -> bool:
         if self.row.epoch != epoch or self.is_gone:
-            return action is not OperatorAction.RESUME
+            return action is not OperatorAction.RESUME or self.ended_since_it_heard
         doing = None if self.sign is None else self.sign.doing
         match action:
             case OperatorAction.PAUSE:
