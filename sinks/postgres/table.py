@@ -20,6 +20,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.leaves import is_list, is_string
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.lineage import require_lineage_takes_null
+from stormproof.sinks.postgres.durable import TREE
 from stormproof.sinks.postgres.wire import UUID_KEY_PATTERN, UUID_PATTERN, Form, column_type, formed, is_uuid
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
@@ -168,11 +169,8 @@ _KEYS: Final = """
     group by i.indexrelid order by i.indexrelid
 """
 
-# Not by pg_partition_tree, which locks each partition until the transaction ends.
+# Of `TREE`.
 _PARTITIONED_BY: Final = """
-    with recursive tree (oid) as (
-        select {oid}::oid union all select i.inhrelid from pg_inherits i join tree on i.inhparent = tree.oid
-    )
     select distinct a.attname::text
     from tree join pg_partitioned_table p on p.partrelid = tree.oid
     cross join lateral unnest(p.partattrs::int2[]) as k (attnum)
@@ -186,8 +184,8 @@ TABLE: Final = f"""
            (select json_agg(row_to_json(found)) from ({_PARTITIONED_BY}) as found)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = {{oid}}
 """
-"""What the catalog says of the table with this oid, in one row: see `table_of`."""
-_TABLE: Final = TABLE.replace("{oid}", "%(oid)s").encode()
+"""What the catalog says of the table with this oid, behind `TREE` and in one row: see `table_of`."""
+_TABLE: Final = (TREE + TABLE).replace("{oid}", "%(oid)s").encode()
 
 
 def find_oid(connection: psycopg.Connection, name: TableName) -> int | None:
