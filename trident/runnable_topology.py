@@ -69,9 +69,9 @@ class RunnableTopology(TopologyGraph):
     def run(self, guarantee: Guarantee | str | None = None, **arguments: Unpack[RunArguments]) -> RunStatistics:
         """Run it until it is stopped, idle (`until_idle=True`) or at `max_batches`.
 
-        The other arguments are `settings`, `engine` ("spark" or "inline"), `options`, `on_batch`, `on_ready`, `stop`
-        (a `threading.Event`) and `accept_change`: `RunArguments` describes each. `guarantee` beats the topology's own, which
-        beats exactly-once.
+        The other arguments are `settings`, `engine` ("spark" or "inline"), `options`, `on_batch`, `on_ready`, `on_progress`,
+        `stop` (a `threading.Event`) and `accept_change`: `RunArguments` describes each. `guarantee` beats the topology's
+        own, which beats exactly-once.
 
         In the main thread SIGINT (Ctrl-C, a notebook's stop button) and SIGTERM end it after the batches in flight, and its
         statistics are returned, with `stopped="signal"`; a second one ends it at once. Afterwards the handlers from before

@@ -78,6 +78,19 @@ class Watch:
         return Watch(timeout_s, options.start_timeout_s, pulses, on_progress=on_progress)
 
 
+def _telling(job: Job, told: Callable[[JobProgress], None], clock: Clock) -> Callable[[Progress], None]:
+    """Tells the user's function of a job that begins now. What that raises must not end the thread that keeps the lease."""
+    began_s = clock.monotonic_s()
+
+    def tell(seen: Progress) -> None:
+        try:
+            told(JobProgress(job.txid, job.attempt, job.messages, seen.rows, clock.monotonic_s() - began_s))
+        except Exception:
+            log.exception("on_progress raised at txid %s", job.txid)
+
+    return tell
+
+
 def run_watched(
     engine: Engine, job: Job, source: Source, lease: Lease | None, watch: Watch, clock: Clock
 ) -> JobReport | JobDied:
@@ -92,15 +105,6 @@ def run_watched(
     with nullcontext() if watch.pulses is None else watch.pulses.of_job(job.key) as pulse:
         place = None if pulse is None else pulse.place
         job = replace(job, pulse=place, message_timeout_s=watch.message_timeout_s)
-        began_s, told = clock.monotonic_s(), watch.on_progress
-
-        def tell(seen: Progress) -> None:
-            assert told is not None
-            try:
-                told(JobProgress(job.txid, job.attempt, job.messages, seen.rows, clock.monotonic_s() - began_s))
-            except Exception:  # the user's: in the thread that keeps the lease
-                log.exception("on_progress raised at txid %s", job.txid)
-
         keeper = LeaseKeeper(
             source,
             lease,
@@ -110,7 +114,7 @@ def run_watched(
             pulse=pulse,
             clock=clock,
             moves=watch.moves,
-            on_look=None if told is None else tell,
+            on_look=None if watch.on_progress is None else _telling(job, watch.on_progress, clock),
         )
         where = f"txid {job.txid} of topology {job.plan.topology!r}"
         try:

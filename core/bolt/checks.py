@@ -43,8 +43,8 @@ def refuse_unfit_bolt(name: str, bolt: object) -> None:
         refuse_unfit_call(name, f"bolt {name!r}", method, given, "change its parameters")
 
 
-def refuse_unfit_function(name: str, function: object, *, taken: Collection[str], instead: str) -> None:
-    """Refuse a function of a kind that is not `taken`, where calling it runs nothing of it: see `never_begins`.
+def refuse_unfit_function(name: str, function: object, *, taken: Collection[str], instead: str) -> str | None:
+    """Refuse a function of a kind that is not `taken`, where calling it runs nothing of it. Its kind: see `never_begins`.
 
     Raises:
         TopologyError: the function is of such a kind.
@@ -54,3 +54,4 @@ def refuse_unfit_function(name: str, function: object, *, taken: Collection[str]
         raise TopologyError(
             f"component {name!r}: its function is {kind}, and calling it runs nothing of it; {instead}", component=name
         )
+    return kind

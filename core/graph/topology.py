@@ -61,7 +61,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
 from stormproof.core.source.protocol import Source
-from stormproof.core.user_functions import ASYNC, ASYNC_GENERATOR, GENERATOR, never_begins, refuse_unfit_call
+from stormproof.core.user_functions import ASYNC, ASYNC_GENERATOR, GENERATOR, refuse_unfit_call
 
 _WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
 """Operations whose result has the fields of their input, unless they name others."""
@@ -241,8 +241,7 @@ class TopologyGraph(ComponentRegistry):
                 component=name,
             )
         taken, instead = _BY_KIND.get(kind, _ONE_RESULT)
-        refuse_unfit_function(name, function, taken=taken, instead=instead)
-        is_async = never_begins(function) in (ASYNC, ASYNC_GENERATOR)
+        is_async = refuse_unfit_function(name, function, taken=taken, instead=instead) in (ASYNC, ASYNC_GENERATOR)
         concurrency = checked_concurrency(name, concurrency, is_async=is_async)
         require_agreed_tasks(name, inputs)
         for other in inputs[1:]:

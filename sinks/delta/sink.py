@@ -130,9 +130,8 @@ class DeltaSink(TableSink):
         if not isinstance(path, CatalogTable):
             require_path("DeltaSink", "path", path)
         text = str(path) if isinstance(path, CatalogTable) else os.fspath(path)
-        if (
-            is_url(text) and (refusal := refusal_of_url(text)) is not None
-        ):  # no name and no text has what may be a secret
+        # Before there is a name: none may have what could be a secret.
+        if is_url(text) and (refusal := refusal_of_url(text)) is not None:
             raise TopologyError(f"DeltaSink: {shown_url(text)}: {refusal}")
         where = f"DeltaSink({text!r})"
         if compact_every is not None:

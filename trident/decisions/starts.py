@@ -75,18 +75,17 @@ def adopt_incarnation(stores: Stores, topology: str, incarnation: str, *, by: st
     return Adopted(topology, row.incarnation, incarnation, by)
 
 
-def refused_change(stores: Stores, topology: str, fingerprint: str) -> str:
-    """What a refused start said of the change with this fingerprint.
+def refused_change(stores: Stores, row: TopologyRow, fingerprint: str) -> str:
+    """What a refused start of the topology said of the change with this fingerprint.
 
     Raises:
-        UsageError: there is no such topology, or no start was refused with it.
+        UsageError: no start was refused with it.
     """
-    row = stores.topology(topology)
     with stores.transaction(row) as tx:
         refused = graphs.refusal_of(tx.connection, row.incarnation, fingerprint)
     if refused is None:
         raise UsageError(
-            f"{fingerprint!r} is the fingerprint of no change for which a start of {topology!r} was refused; after a dry "
+            f"{fingerprint!r} is the fingerprint of no change for which a start of {row.name!r} was refused; after a dry "
             f"run: stormproof run FILE.py:NAME --accept-change {fingerprint}",
             fingerprint=fingerprint,
         )
@@ -97,9 +96,10 @@ def accept_change(stores: Stores, topology: str, fingerprint: str, *, by: str, w
     """Let a topology go on with a changed graph; the refused start named the change's fingerprint.
 
     Raises:
-        UsageError: as `refused_change`.
+        UsageError: there is no such topology, or as `refused_change`.
     """
-    refused, row = refused_change(stores, topology, fingerprint), stores.topology(topology)
+    row = stores.topology(topology)
+    refused = refused_change(stores, row, fingerprint)
     with stores.transaction(row) as tx:
         graphs.accept(tx, fingerprint, by=by, why=why)
     return ChangeAccepted(topology, row.incarnation, fingerprint, refused, by, why)

@@ -125,9 +125,8 @@ class BrokerQueue:
 def dataset_at(url: str, name: str) -> DatasetName:
     """A queue or stream as others call it, with its virtual host where that is not the one called ``/``."""
     parts = urlsplit(url)
-    is_readable = (
-        "@" in parts.netloc or "@" not in parts.path
-    )  # else a password's rest stands where the virtual host would
+    # Else the rest of a password stands where the virtual host would.
+    is_readable = "@" in parts.netloc or "@" not in parts.path
     within = unquote(parts.path.split("/")[1]) if is_readable and len(parts.path) > 1 else "/"
     return at_server(
         "amqp", url, name, port=5671 if parts.scheme == "amqps" else 5672, within="" if within == "/" else within

@@ -154,18 +154,15 @@ class _Shown:
 
 def with_faults(plan: Plan, chance: Chance) -> Plan:
     """The plan with faults in its functions and bolts, and with one call at a time: threads would decide the order."""
-    is_struck = any(chance.possible(kind, node.component) for kind in _IN_CODE for node in _code(plan))
-    stages = tuple(
-        replace(
-            stage,
-            nodes={
-                key: _faulty_node(_alone(node), chance) if is_struck else _alone(node)
-                for key, node in stage.nodes.items()
-            },
-        )
-        for stage in plan.stages
-    )
-    return replace(plan, stages=stages)
+    plan = _with_nodes(plan, _alone)
+    if not any(chance.possible(kind, node.component) for kind in _IN_CODE for node in _code(plan)):
+        return plan
+    return _with_nodes(plan, lambda node: _faulty_node(node, chance))
+
+
+def _with_nodes(plan: Plan, made: Callable[[Node], Node]) -> Plan:
+    stages = (replace(one, nodes={key: made(node) for key, node in one.nodes.items()}) for one in plan.stages)
+    return replace(plan, stages=tuple(stages))
 
 
 _IN_CODE = (FaultKind.RAISE, FaultKind.FAIL)

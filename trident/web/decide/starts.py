@@ -34,9 +34,10 @@ def _look_accept(stores: Stores, choice: Choice) -> Look:
     fingerprint = choice.text("fingerprint")
     if fingerprint is None:
         return Look({}, nothing="Name the change's fingerprint, as the refused start does.")
-    refused = starts.refused_change(stores, choice.topology, fingerprint)
+    row = stores.topology(choice.topology)
+    refused = starts.refused_change(stores, row, fingerprint)
     return Look(
-        {"incarnation": stores.topology(choice.topology).incarnation, "fingerprint": fingerprint, "refused": refused},
+        {"incarnation": row.incarnation, "fingerprint": fingerprint, "refused": refused},
         command=f"stormproof ledger accept-change {quoted(choice.topology)} {fingerprint}",
     )
 
