@@ -28,14 +28,13 @@ class Finding:
     """Something wrong with the slices of a source.
 
     `unreachable`: it is with messages that were never in a slice, and cannot come into one. `doubt`: whether something is
-    wrong cannot be told. `is_look`: a look at the server has shown it, and a person may accept it.
+    wrong cannot be told.
     """
 
     text: str
     txid: int | None = None
     unreachable: bool = False
     doubt: bool = False
-    is_look: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,9 +159,3 @@ def _few(looks: list[Look]) -> list[Look]:
             text = f"{messages} messages, at several times, between {first.behind} and {one.before}"
             merged[one.verdict, one.place] = replace(first, text=text, messages=messages, before=one.before, at=one.at)
     return [*merged.values(), *looks[old + 1 if old > 0 else 0 :]]
-
-
-def notes_of(position: At) -> tuple[str, ...]:
-    """What is on record, for `status`: the newest of each kind."""
-    kinds = {one.verdict: one for one in looks_in(position)}
-    return tuple(f"{one}; `stormproof audit verify` lists all of them" for one in kinds.values())

@@ -13,10 +13,12 @@ from support.brokers.rabbitmq_server import RabbitMQServer, RabbitMQStreamHarnes
 from support.brokers.redis_server import RedisServer
 from support.command_line import CommandLine, command_line_in
 from support.queues import prepared_database
+from support.web import READER, client, page_of
 
 from stormproof import PostgresSink, RabbitMQStreamSource, RedisStreamSource, Topology
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
+from stormproof.trident.web.options import WebOptions
 
 pytestmark = [pytest.mark.postgres]
 
@@ -44,6 +46,22 @@ def redis_topology(server: RedisServer, database: Database, spouts: int = 1) -> 
     return topology
 
 
+def faces(command: CommandLine, database: Database) -> dict[str, list[str]]:
+    """What each face says of losses that nobody accepted."""
+    app = page_of(database, WebOptions(lambda _: READER))
+    pages = [client(app).get(address).text for address in ("/", f"/topology?topology={NAME}")]
+    app.close()
+    ended, text, _ = command.ended("status", NAME)
+    of_all = command("status")["topologies"][0]
+    metrics = command("metrics")["metrics"]
+    return {
+        "the page": [line for page in pages for line in page.splitlines() if "that nobody accepted" in line],
+        "status": [line for line in text.splitlines() if line.startswith("PROBLEM loss_open")] * (ended == 1),
+        "status --json": [one["text"] for one in of_all["problems"] if one["kind"] == "loss_open"],
+        "metrics": [str(one) for one in metrics if one["value"] and "loss_open" in one["labels"].values()],
+    }
+
+
 @pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("spouts", [1, 2])
 def test_what_a_server_removed_is_a_violation_until_it_is_accepted_and_what_it_removes_later_is_one_again(
@@ -65,7 +83,9 @@ def test_what_a_server_removed_is_a_violation_until_it_is_accepted_and_what_it_r
         redis_server.put(stream, [b"first"])
     ran(topology, database, tmp_path)
     command("audit", "verify", NAME)
+    assert not any(faces(command, database).values())
     lose(2)
+    assert all(faces(command, database).values())
     wrong = command("audit", "verify", NAME, status=1)["violations"]
     assert [LOST in one["text"] for one in wrong] == [True] * spouts
     assert "ledger accept-loss" in wrong[0]["text"]
@@ -81,11 +101,14 @@ def test_what_a_server_removed_is_a_violation_until_it_is_accepted_and_what_it_r
     clean = command("audit", "verify", NAME)
     notes = [one["text"] for one in clean["notices"] if one["kind"] == "loss_accepted"]
     assert len(notes) == 2 * spouts
+    assert not any(faces(command, database).values())
     assert all("accepted by Ada: the producer sent them again" in one for one in notes)
     assert command("ledger", "accept-loss", NAME)["records"] == []
     assert "accept_loss\tAda" in command.text("audit", "actions", NAME)
     command("audit", "verify", NAME, "--since", "last")
     lose(3)
+    (still,) = faces(command, database)["status --json"]
+    assert still.startswith(f"{spouts} loss")
     later = command("audit", "verify", NAME, "--since", "last", status=1)["violations"]
     assert [LOST in one["text"] for one in later] == [True] * spouts
 

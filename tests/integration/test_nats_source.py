@@ -222,10 +222,9 @@ def test_with_a_subject_what_was_removed_cannot_be_told_and_the_audit_is_not_gre
     assert opened(source, C) == [b"3"]
     (look,) = looks_of(source)
     assert look.verdict is Continuity.UNKNOWN
-    (note,) = evidence_of(source).notes()
-    assert "cannot be told" in note
-    (finding,) = evidence_of(source).slice_findings([])
-    assert finding.doubt
+    (loss,) = evidence_of(source).losses()
+    assert "cannot be told" in loss.text
+    assert loss.doubt
 
 
 # ---- a server that is set back, and gives sequences again
@@ -274,7 +273,7 @@ def test_in_a_stream_that_was_set_back_new_messages_are_applied_and_known_ones_a
     found = [one for n in range(4) for one in opened(after, Lease(f"b{n}", 2))]
     assert found == [b"3", b"4", b"5"][:new]
     assert [one.verdict for one in looks_of(after)] == [Continuity.REWOUND]
-    assert any(finding.doubt for finding in evidence_of(after).slice_findings([]))
+    assert any(loss.doubt for loss in evidence_of(after).losses())
     own.put([b"6"])
     assert opened(after, Lease("c", 2)) == [b"6"]
     again = own.view(epoch=3)

@@ -37,6 +37,10 @@ class SourceEvidence(Protocol):
         """What holds some of the source's messages up; nothing where all is as usual."""
         return ()
 
+    def losses(self) -> list[Finding]:
+        """What the source's server removed, or may have, oldest first; a person may accept each."""
+        return []
+
     def waiting(self) -> Set[str]:
         """Messages that failed and either wait for their retry or are leased for it."""
         return frozenset()

@@ -17,7 +17,7 @@ from stormproof.core.errors import StormproofError
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES
-from stormproof.trident.audit.source import stored_source
+from stormproof.trident.audit.source import open_losses, stored_source
 from stormproof.trident.audit.status import DriverState, Problem, RefusedStart, driver_state, problems_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.control import SignOfLife, signs_of_life
@@ -128,6 +128,12 @@ _REFUSED: Final = sa.text(
 _REJECTS: Final = sa.text(
     "select incarnation, count(*) as number from stormproof.reject where state = 'open' group by 1"
 )
+_FORGOT: Final = sa.text(
+    "select distinct t.incarnation from stormproof.topology t join stormproof.pending_subscription s on"
+    " (s.subscription in (t.incarnation, t.name) or starts_with(s.subscription, t.incarnation || ':'))"
+    " where jsonb_exists(s.position, 'breaks')"
+)
+"""Topologies of whose servers it is on record that they removed messages, or may have."""
 _ASKED: Final = sa.text("select incarnation, paused, ending, ending_epoch from stormproof.control")
 
 
@@ -150,13 +156,19 @@ def overview(ledger: AuditLedger) -> tuple[Health, ...]:
         rejects = {row.incarnation: int(row.number) for row in connection.execute(_REJECTS)}
         asked = {row.incarnation: row for row in connection.execute(_ASKED)}
         unresolved = _unresolved(snapshot)
+        forgot = {*connection.execute(_FORGOT).scalars()}
+        losses = {
+            row.incarnation: open_losses(snapshot, row, stored_source(snapshot, row))
+            for row in rows
+            if row.incarnation in forgot
+        }
     found: list[Health] = []
     for row in rows:
         sign = signs.get(row.incarnation)
         counts, verdict, last = pending.get(row.name), verdicts.get(row.incarnation), recent.get(row.incarnation)
         found.append(
             replace(
-                _health(row, sign, unresolved.get(row.incarnation, ()), refused.get(row.incarnation)),
+                _health(row, sign, unresolved.get(row.incarnation, ()), refused.get(row.incarnation), losses),
                 asked=_asked(asked.get(row.incarnation), row.epoch),
                 pending=0 if counts is None else int(counts.pending),
                 dead_letters=0 if counts is None else int(counts.dead),
@@ -170,7 +182,13 @@ def overview(ledger: AuditLedger) -> tuple[Health, ...]:
     return tuple(found)
 
 
-def _health(row: TopologyRow, sign: SignOfLife | None, unresolved: Sequence[Txn], refused: Any) -> Health:
+def _health(
+    row: TopologyRow,
+    sign: SignOfLife | None,
+    unresolved: Sequence[Txn],
+    refused: Any,
+    losses: Mapping[str, Sequence[str]],
+) -> Health:
     sign = sign if sign is not None and sign.epoch == row.epoch else None
     driver = driver_state(row, sign)
     runs = driver in (DriverState.RUNNING, DriverState.UNKNOWN)
@@ -191,7 +209,7 @@ def _health(row: TopologyRow, sign: SignOfLife | None, unresolved: Sequence[Txn]
         rejects=0,
         recent=None,
         verdict=None,
-        problems=tuple(problems_of(row, driver, sign, unresolved, start)),
+        problems=tuple(problems_of(row, driver, sign, unresolved, start, losses.get(row.incarnation, ()))),
     )
 
 

@@ -13,13 +13,13 @@ from psycopg.rows import tuple_row
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.audit import Finding, Kept, OpenedSlice
-from stormproof.core.pending.continuity import Continuity, looks_in, notes_of
+from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.numbered import lowest_unresolved, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.pending.registry import connector_of, kinds
-from stormproof.core.pending.rows import At, PendingRows, Subscriber
+from stormproof.core.pending.rows import PendingRows, Subscriber
 from stormproof.core.pending.slice_position import at_of
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.dead_letter import DeadLetter
@@ -76,6 +76,12 @@ def recorded_source(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEvid
     found = stored_source(ledger, topology)
     members = {} if found is not None else spout_sources(ledger, topology)
     return GroupEvidence(topology.source, members) if members else found
+
+
+def open_losses(ledger: LedgerSnapshot, topology: TopologyRow, source: SourceEvidence | None) -> list[str]:
+    """What the source's server removed, or may have, and nobody accepted, oldest first."""
+    accepted = ledger.accepted(topology.incarnation)
+    return [] if source is None else [one.text for one in source.losses() if one.text not in accepted]
 
 
 def recorded_ids(ledger: LedgerSnapshot, topology: TopologyRow, given: Sequence[str]) -> list[str]:
@@ -181,10 +187,15 @@ class PendingEvidence(SourceEvidence):
         return counts if counts is not None and counts.messages else None
 
     def notes(self) -> tuple[str, ...]:
-        """What the connector reads out of the position, and what it has on record of its server."""
+        """What the connector reads out of the position."""
         with self._rows() as rows:
-            position = rows.position() or {}
-        return (*self._connector.notes(position), *notes_of(position))
+            return self._connector.notes(rows.position() or {})
+
+    def losses(self) -> list[Finding]:
+        """What the looks at the server have put on record."""
+        with self._rows() as rows:
+            looks = looks_in(rows.position() or {})
+        return [Finding(f"source {self.name}: {look}", doubt=look.verdict is not Continuity.REMOVED) for look in looks]
 
     def _journal(self, rows: PendingRows) -> Journal | None:
         return None if rows.cursor is None else Journal(rows.cursor, self.who, f"{self._connector.NOUN} {self.name}")
@@ -361,17 +372,9 @@ class PendingEvidence(SourceEvidence):
             position = rows.position() or {}
             return [
                 *audit.findings(position, held, trusted),
-                *self._server_findings(position),
                 *self._journal_findings(rows),
                 *self._retry_findings(rows),
             ]
-
-    def _server_findings(self, position: At) -> list[Finding]:
-        """What the server removed, and where it could not be told whether it had."""
-        return [
-            Finding(f"source {self.name}: {look}", doubt=look.verdict is not Continuity.REMOVED, is_look=True)
-            for look in looks_in(position)
-        ]
 
     def _journal_findings(self, rows: PendingRows) -> list[Finding]:
         """What the journal of a source whose server redelivers says against position and slices."""

@@ -49,6 +49,14 @@ class GroupEvidence(SourceEvidence):
         """Those of every spout."""
         return tuple(f"spout {spout}: {note}" for spout, member in self._members.items() for note in member.notes())
 
+    def losses(self) -> list[Finding]:
+        """Those of every spout."""
+        return [
+            replace(one, text=f"spout {spout}: {one.text}")
+            for spout, member in self._members.items()
+            for one in member.losses()
+        ]
+
     def waiting(self) -> Set[str]:
         """Those of every spout."""
         return {shown(spout, inner) for spout, member in self._members.items() for inner in member.waiting()}

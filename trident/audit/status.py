@@ -20,7 +20,7 @@ from stormproof.trident.audit.holdings import Has, Holding, Holdings
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
-from stormproof.trident.audit.source import SourceReader, stored_source
+from stormproof.trident.audit.source import SourceReader, open_losses, stored_source
 from stormproof.trident.audit.streams import StreamPlace, place_of
 from stormproof.trident.ledger.control import Control, SignOfLife, control_of, signs_of_life
 from stormproof.trident.ledger.job_keys import JobKeys, summary
@@ -28,6 +28,7 @@ from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
 from stormproof.trident.tuning import Figures
+from stormproof.trident.wording import counted
 
 START_TOLERANCE_S: Final = 1.0
 """How far two readings of one process's start time may differ."""
@@ -96,7 +97,7 @@ class RefusedStart:
 
 
 class ProblemKind(StrEnum):
-    """What keeps a topology from going on; append-only, since monitoring matches on it."""
+    """What keeps a topology from going on, or has cost it messages; append-only, since monitoring matches on it."""
 
     BLOCKED = "blocked"
     """A sink refused a batch for good."""
@@ -106,6 +107,8 @@ class ProblemKind(StrEnum):
     """The driver ended without an orderly end."""
     DRIVER_SILENT = "driver_silent"
     """The driver has given no sign of life for a while: it is suspended, or cut off from the database."""
+    LOSS_OPEN = "loss_open"
+    """The source's server removed messages before they were read, or it cannot be told, and nobody accepted that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +299,7 @@ def _topology(
         journal=None if evidence is None else evidence.journal(),
         notes=() if evidence is None else evidence.notes(),
         refused=refused,
-        problems=tuple(problems_of(row, driver, sign, unresolved, refused)),
+        problems=tuple(problems_of(row, driver, sign, unresolved, refused, open_losses(snapshot, row, evidence))),
         doing=sign.doing if runs and sign is not None else None,
         last_sign_s=round(sign.age_s, 1) if runs and sign is not None else None,
         last_heard_at=None if sign is None else sign.at,
@@ -328,8 +331,11 @@ def problems_of(
     sign: SignOfLife | None,
     unresolved: Sequence[Txn],
     refused: RefusedStart | None,
+    losses: Sequence[str],
 ) -> Iterator[Problem]:
-    """What keeps a topology from going on; `unresolved` are its batches that have not ended."""
+    """What a person has to act on; `unresolved` are the topology's batches that have not ended, `losses` those that nobody
+    accepted.
+    """
     for txn in unresolved:
         if txn.state is TxnState.BLOCKED:
             text = f"txid {txn.txid} is blocked: {txn.reason}"
@@ -348,6 +354,9 @@ def problems_of(
             "database, or its host is gone. Another start takes over from it, and fences it"
         )
         yield Problem(ProblemKind.DRIVER_SILENT, text, None)
+    if losses:
+        text = f"{counted(len(losses), 'loss', 'losses')} on record that nobody accepted, the last: {losses[-1]}"
+        yield Problem(ProblemKind.LOSS_OPEN, text, f"stormproof ledger accept-loss {row.name}")
 
 
 def _dead_letters(evidence: SourceEvidence) -> tuple[DeadLetterCount, ...]:

@@ -45,7 +45,12 @@ def verify_messages(
         kept = [txn for txid, txn in txns.items() if txid <= pruned]
         for finding in source.slice_findings([txn for txid, txn in txns.items() if txid > pruned], kept):
             if within(finding.txid):
-                _slice(finding, accepted or {}, findings)
+                _found(finding, finding.text, findings)
+        for loss in source.losses():
+            if accepted and loss.text in accepted:
+                findings.notice(NoticeKind.LOSS_ACCEPTED, f"{loss.text}; {accepted[loss.text]}")
+            else:
+                _found(loss, f"{loss.text}. Once it was looked into: stormproof ledger accept-loss", findings)
         for name in source.altered():
             text = f"message {name}: its payload is not the one that was set aside, as a retry or a dead letter"
             findings.violation(ViolationKind.PAYLOAD_CHANGED, text, message=name)
@@ -63,12 +68,7 @@ def verify_messages(
     return len(failed)
 
 
-def _slice(finding: Finding, accepted: Mapping[str, str], findings: Findings) -> None:
-    text = finding.text
-    if finding.is_look and text in accepted:
-        return findings.notice(NoticeKind.LOSS_ACCEPTED, f"{text}; {accepted[text]}")
-    if finding.is_look:
-        text += ". Once it was looked into: stormproof ledger accept-loss"
+def _found(finding: Finding, text: str, findings: Findings) -> None:
     if finding.doubt:
         return findings.unknown(text, txid=finding.txid)
     kind = ViolationKind.UNREACHABLE if finding.unreachable else ViolationKind.SLICES

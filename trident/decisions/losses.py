@@ -35,7 +35,8 @@ class Losses:
         if not self.records:
             return [f"{self.topology}: nothing is on record that was not accepted"]
         if self.accepted:
-            return [*self.records, f"{self.topology}: accepted, on record"]
+            next_step = f"the next `stormproof audit verify {self.topology}` has it as a note"
+            return [*self.records, f"{self.topology}: accepted, on record; {next_step}"]
         return [
             *self.records,
             f"to accept exactly this: stormproof ledger accept-loss {self.topology} {self.fingerprint}",
@@ -48,13 +49,11 @@ def open_losses(stores: Stores, topology: str) -> Losses:
     Raises:
         UsageError: there is no such topology.
     """
-    from stormproof.trident.audit.source import stored_source
+    from stormproof.trident.audit import source
 
     with stores.audit.snapshot() as snapshot:
         row = snapshot.topology(topology)
-        source, accepted = stored_source(snapshot, row), snapshot.accepted(row.incarnation)
-        found = [] if source is None else source.slice_findings(())
-    records = sorted(one.text for one in found if one.is_look and one.text not in accepted)
+        records = sorted(source.open_losses(snapshot, row, source.stored_source(snapshot, row)))
     return Losses(topology, tuple(records), _fingerprint(records) if records else "")
 
 

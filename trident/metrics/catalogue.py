@@ -247,7 +247,9 @@ LEDGER_SIGN_AGE: Final = _ledger(
 )
 LEDGER_EPOCH: Final = _ledger("driver_epoch", "The newest epoch.")
 LEDGER_PAUSED: Final = _ledger("paused", "1 if an operator paused the topology, else 0.")
-LEDGER_PROBLEMS: Final = _ledger("problems", "What keeps the topology from going on, by kind.", "problem")
+LEDGER_PROBLEMS: Final = _ledger(
+    "problems", "What keeps the topology from going on, or has cost it messages, by kind.", "problem"
+)
 LEDGER_TXNS: Final = _ledger(
     "transactions", "Transactions that the ledger has, by state; a prune removes old ones.", "state"
 )
