@@ -281,6 +281,34 @@ def test_in_a_stream_that_was_set_back_new_messages_are_applied_and_known_ones_a
     assert len(looks_of(again)) == 1
 
 
+@pytest.mark.parametrize("only", ["", "jetstream/$G/streams/S/msgs"], ids=["whole", "messages"])
+@pytest.mark.parametrize("how", ["purge", "delete"])
+def test_a_stream_that_was_set_back_below_what_is_on_record_as_removed_loses_nothing(
+    own: NatsHarness, how: str, only: str
+) -> None:
+    """The server gives the removed message's sequence again, to a new one. Its consumer may be newer than it is."""
+    own.put([b"0", b"1"])
+    source = own.view()
+    assert opened(source, A) == [b"0", b"1"]
+    source.confirm(A)
+    source.maintain()
+    own.died()
+    own.server.save("two")
+    own.put([b"unread"])
+    own.server.ask(lambda j: j.purge_stream("S") if how == "purge" else j.delete_msg("S", 3))
+    recorded = own.view(epoch=2, on_gap="record")
+    assert opened(recorded, Lease("b", 2)) == []
+    assert [one.messages for one in looks_of(recorded) if one.verdict is Continuity.REMOVED] == [1]
+    own.died()
+    own.server.set_back("two", only)
+    with pytest.raises(PositionMismatch, match="the server was set back"):
+        own.view(epoch=3).open(Lease("c", 3), ANY, 7)
+    own.died()
+    own.put([b"new", b"newer"])
+    after = own.view(epoch=4)
+    assert [one for n in range(3) for one in opened(after, Lease(f"d{n}", 4))] == [b"new", b"newer"]
+
+
 def test_a_stream_that_was_set_back_is_read_as_a_new_one_where_that_is_asked_for(own: NatsHarness) -> None:
     set_back(own, 3)
     after = own.view(epoch=2, on_new_stream="adopt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.blows import Action
+from support.brokers import running, until
 from support.brokers.rabbitmq_server import RabbitMQServer, RabbitMQStreamHarness
 from support.chain import Chain, one_way_each, ordeal, shuffled
 from support.crashes import Cell
@@ -33,6 +35,7 @@ from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageErro
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.pending.continuity import looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
@@ -43,6 +46,7 @@ from stormproof.core.source.rabbitmq.broker import BrokerQueue
 from stormproof.core.source.rabbitmq.stream_feed import let_go
 from stormproof.core.source.rabbitmq.stream_position import whole
 from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
+from stormproof.core.source.rabbitmq.stream_scout import StreamScout
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("rabbitmq"), pytest.mark.sampled(0.5)]
@@ -234,10 +238,72 @@ def test_a_slice_that_retention_took_is_refused_by_name(small: RabbitMQStreamHar
         messages_of(source, slice_)
 
 
+def test_a_stream_of_which_retention_has_left_nothing_is_no_other_one(
+    request: pytest.FixtureRequest, shared_database: Database, rabbitmq: RabbitMQServer
+) -> None:
+    """Less may be kept than a segment takes: then the broker removes all as soon as one is full."""
+    less: dict[str, object] = {**SMALL, "x_max_length_bytes": 1_000}
+    harness = RabbitMQStreamHarness(shared_database, request.node.name, server=rabbitmq, arguments=less)
+    found, source = list[bytes](), harness.view(on_gap="record")
+    for number in range(24):  # three segments
+        harness.put(numbers(number, number + 1, 500))
+        source = harness.view(epoch=number // 2 + 1, on_gap="record")  # another driver for each second one
+        lease = Lease(f"l{number}", number // 2 + 1)
+        found += opened(source, lease)
+        source.confirm(lease)
+    with source.rows() as rows:
+        looks = looks_in(rows.position() or {})
+    assert len(found) + sum(one.messages for one in looks) >= 24  # offsets that the broker keeps for itself count, too
+    harness.close()
+
+
+def test_a_stream_that_was_set_back_below_what_retention_took_unread_is_refused_or_read_from_there(
+    shared_database: Database, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing was opened behind what was removed, since nothing has arrived, it is not on record yet."""
+    with running(RabbitMQServer, tmp_path_factory) as server:
+        streams = [
+            RabbitMQStreamHarness(shared_database, name, server=server, arguments=SMALL, options={"on_gap": "record"})
+            for name in ("opened", "not opened")
+        ]
+        server.until_kept("rabbit_stream_coordinator", "coordination")
+        for stream in streams:
+            stream.put(numbers(0, 5))
+            source = stream.view()
+            assert opened(source, A) == numbers(0, 5)
+            source.confirm(A)
+            source.close()
+        server.save("five")
+        for stream in streams:
+            server.until_up(stream.name)
+            stream.put(numbers(5, 100, 500))
+        first, later = (stream.view(epoch=2) for stream in streams)
+        assert opened(first, Lease("b", 2))
+        with monkeypatch.context() as patched:
+            patched.setattr(StreamScout, "behind", lambda *_: [])
+            assert opened(later, Lease("b", 2)) == []
+        server.set_back("five")
+        for stream in streams:
+            server.until_up(stream.name)
+            stream.put(numbers(1_000, 1_115))  # beyond all that was opened, and not so many that this was removed
+        with pytest.raises(PositionMismatch, match="is not the one that was opened"):
+            until(lambda: bool(waited(first)), "it is never seen")
+        until(lambda: waited(later)[:1] == [server.first(streams[1].name)], "they are not read from the first on")
+        for stream in streams:
+            stream.close()
+
+
+def waited(source: RabbitMQStreamSource) -> list[bytes]:
+    """As a run does, which waits for a broker that is away."""
+    with suppress(StoreUnavailable):
+        return opened(source, Lease("c", 2))
+    return []
+
+
 # ---- another stream under the same name
 
 
-@pytest.mark.parametrize("messages", [0, 2, 5, 9])
+@pytest.mark.parametrize("messages", [1, 2, 5, 9])
 def test_a_stream_that_was_deleted_and_made_again_is_refused_by_name(
     harness: RabbitMQStreamHarness, messages: int
 ) -> None:
@@ -248,10 +314,12 @@ def test_a_stream_that_was_deleted_and_made_again_is_refused_by_name(
     source.close()
     harness.server.delete(harness.name)
     harness.declare()
+    after = harness.view(epoch=2)
+    assert opened(after, Lease("b", 2)) == [], "it has no message, as where retention left none"
     harness.put(numbers(100, 100 + messages))
     text = "is not the one that was opened" if messages >= 5 else f"it ends at offset {messages}"
     with pytest.raises(PositionMismatch, match=text):
-        opened(harness.view(epoch=2), Lease("b", 2))
+        opened(after, Lease("b", 2))
 
 
 def test_so_it_is_where_nothing_was_opened_yet(harness: RabbitMQStreamHarness) -> None:

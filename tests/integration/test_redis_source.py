@@ -217,6 +217,40 @@ def test_a_server_that_was_set_back_stops_the_run_or_is_read_on(
         harness.close()
 
 
+@pytest.mark.parametrize("how", ["trim", "delete"])
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_server_that_was_set_back_below_what_was_removed_unread_stops_the_run(
+    database: Database, tmp_path_factory: pytest.TempPathFactory, how: str, left: int
+) -> None:
+    """`left` of the entries that were read are still in the copy."""
+    with running(RedisServer, tmp_path_factory) as server, server.client() as client:
+        harness = RedisHarness(prepared_database(database), "s", server=server)
+        harness.put([b"0", b"1"])
+        source = harness.view()
+        assert opened(source, A) == [b"0", b"1"]
+        source.confirm(A)
+        source.maintain()
+        client.xtrim("s", maxlen=left, approximate=False)
+        server.save("two")
+        (unread,) = server.put("s", [b"unread"])
+        if how == "trim":
+            client.xtrim("s", maxlen=0, approximate=False)
+        else:
+            client.xdel("s", unread)
+        recorded = harness.view(epoch=2, on_gap="record")
+        assert opened(recorded, Lease("b", 2)) == []
+        assert [one.messages for one in lost_of(recorded)] == [1] * (how == "trim")
+        server.set_back("two")
+        for epoch in (3, 4):
+            with pytest.raises(PositionMismatch, match=r"the server was set back .* on_new_stream='same'"):
+                harness.view(epoch=epoch, on_gap="record").open(Lease("c", epoch), ANY, 7)
+            server.put("s", [b"new", b"newer"])
+        later = harness.view(epoch=5, on_new_stream="same")
+        found = [one for n in range(3) for one in opened(later, Lease(f"d{n}", 5))]
+        assert found == [b"new", b"newer"] * 2
+        harness.close()
+
+
 def test_an_entry_that_a_driver_was_given_and_that_was_removed_since_is_on_record(
     harness: RedisHarness, client: Any
 ) -> None:

@@ -75,7 +75,7 @@ class StreamScout:
         stop = self._seen[-1].offset + 1 if self._seen else self._start
         if self._start is None or stop is None or not self._start <= position.next <= stop:
             look = self._begin(position)
-            if look is not CONTINUOUS:
+            if look is not CONTINUOUS or self._start is None:
                 self.close()
                 return look
         del self._seen[: bisect_left(self._seen, position.next, key=lambda one: one.offset)]
@@ -88,11 +88,16 @@ class StreamScout:
         return CONTINUOUS
 
     def _begin(self, position: StreamPosition) -> Look:
-        """Read from the last message that was opened on: it must be the one that it was."""
+        """Read from the last message that was opened on: it must be the one that it was. Where the stream has no message, as
+        where retention left none or it was made again, the next one will tell.
+        """
+        self._start, self._seen = None, []
         self._feed.begin(max(0, position.next - 1))
         arrived = self._feed.arrived() or (self._feed.waited(_SAME_S) if position.mark is not None else [])
         seen = [Seen.of(message) for message in arrived]
         if not seen and position.next and (end := self.end()[0]) < position.next:
+            if not end:
+                return CONTINUOUS
             text = f"it ends at offset {end}, and offsets up to {position.next - 1} were opened: {_WHY}"
             return Look(Continuity.REWOUND, text, behind=str(end), before=str(position.next))
         mark = position.mark

@@ -170,6 +170,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
             self._look(StreamPosition.of(position))
 
     def _look(self, known: StreamPosition) -> None:
+        self._noted = []  # what is not stored yet is looked at again: behind what was removed, nothing is there to compare
         while True:
             look = self._scout.look(known.noted(self._noted), self._limit)
             if look is CONTINUOUS:
