@@ -12,10 +12,12 @@ from psycopg import sql
 
 from stormproof.core.errors import SinkRefused
 from stormproof.sinks.postgres.table import TableName
-from stormproof.sinks.postgres.wire import to_wire
+from stormproof.sinks.postgres.wire import cast_of, sent_type, to_wire
 
 ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
 """With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""
+
+_TEXTS: Final = sql.Identifier("pg_temp", "stormproof_texts")
 
 PLACE: Final = "stormproof place"
 """A column of the temporary table that numbers its rows, where they are put in an order, or merged one by one."""
@@ -33,11 +35,37 @@ def copy_rows(
     batches: Iterable[pa.RecordBatch],
     where: str,
 ) -> int:
-    """COPY rows into a table, in the forms of the wire schema `schema`; returns how many it took.
+    """COPY rows into a table, in the forms of the wire schema `schema`; returns how many it took. Texts that are cast go
+    through a temporary table.
 
     Raises:
         SinkRefused: a value does not fit its column.
     """
+    values = [(field, cast_of(field, sql.Identifier(field.name))) for field in schema]
+    if not any(cast for _, cast in values):
+        return _copy(connection, into, schema, batches, where)
+    columns = [
+        sql.SQL("{} {}").format(sql.Identifier(f.name), sql.SQL(sent_type(f)))  # pyright: ignore[reportArgumentType]
+        for f in schema
+    ]
+    connection.execute(sql.SQL("drop table if exists {}").format(_TEXTS))
+    made = sql.SQL("create temporary table {} ({}) on commit drop")
+    connection.execute(made.format(_TEXTS, sql.SQL(", ").join(columns)))
+    _copy(connection, _TEXTS, schema, batches, where)
+    cast_values = sql.SQL(", ").join(cast or sql.Identifier(field.name) for field, cast in values)
+    moved = sql.SQL("insert into {} ({}) select {} from {}").format(
+        into, identifiers(schema.names), cast_values, _TEXTS
+    )
+    return connection.execute(moved).rowcount
+
+
+def _copy(
+    connection: psycopg.Connection,
+    into: sql.Identifier,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    where: str,
+) -> int:
     encoder = ArrowToPostgresBinaryEncoder(schema)
     cursor = connection.cursor()
     statement = sql.SQL("copy {} ({}) from stdin with (format binary)").format(into, identifiers(schema.names))

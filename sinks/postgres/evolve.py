@@ -13,7 +13,8 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.contract import Change
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
-from stormproof.sinks.postgres.table import Column, Table
+from stormproof.sinks.postgres.columns import Column
+from stormproof.sinks.postgres.table import Table
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import SinkIdentity
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from stormproof.sinks.content import Content, kind_of
-from stormproof.sinks.postgres.table import Column, step_us
+from stormproof.sinks.postgres.columns import Column, text_form
+from stormproof.sinks.postgres.table import step_us
 from stormproof.sinks.totals import Totals
 
 Kinds: TypeAlias = tuple[tuple[str, str], ...]
@@ -41,7 +42,9 @@ def row_hash(columns: Sequence[Column], names: Collection[str]) -> tuple[sql.Com
     covered = list[tuple[str, str, sql.Composable]]()
     for column in sorted(columns, key=lambda column: column.name):
         value = sql.SQL("held.{}").format(sql.Identifier(column.name))
-        if column.name in names and (column.is_enum or column.base.rpartition(".")[2] in _BY_TEXT):
+        form = text_form(column)
+        is_text = column.base.rpartition(".")[2] in _BY_TEXT or (form is not None and form.is_fixed)
+        if column.name in names and is_text and column.base not in _BY_VALUE:
             covered.append((column.name, column.type, sql.SQL('{}::text collate "C"').format(value)))
         elif column.name in names and column.base in _BY_VALUE:
             covered.append((column.name, column.type, value))

@@ -194,9 +194,11 @@ def is_of_a_row(error: psycopg.Error) -> bool:
 
     42501 is the SQLSTATE of a missing right, and of a row that a policy of row-level security does not admit. The server's
     function tells them apart: the text is in the server's language. 54000 is the SQLSTATE of a row, or of its entry in an
-    index, that is too large.
+    index, that is too large. ltree calls a text that it does not take a syntax error.
     """
     state = error.sqlstate or ""
+    if error.diag.source_file == "ltree_io.c":
+        return True
     if state == _LIMIT_EXCEEDED:
         return error.diag.source_function not in _LIMITS_OF_THE_SERVER
     return state[:2] in _ROW_CLASSES or (state == _NO_RIGHT and error.diag.source_function == _CHECKS_A_ROW)

@@ -20,8 +20,18 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.leaves import is_list, is_string
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.lineage import require_lineage_takes_null
+from stormproof.sinks.postgres.columns import Column, TextForm, cast_name, text_form, why_not
 from stormproof.sinks.postgres.durable import TREE
-from stormproof.sinks.postgres.wire import UUID_KEY_PATTERN, UUID_PATTERN, Form, column_type, formed, is_uuid
+from stormproof.sinks.postgres.wire import (
+    UUID_KEY_PATTERN,
+    UUID_PATTERN,
+    Form,
+    as_text,
+    column_type,
+    formed,
+    is_uuid,
+    of_type,
+)
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
 _TEXTS: Final = ("text", "character varying")
@@ -114,22 +124,6 @@ def require_name(name: str, where: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One column of an existing table."""
-
-    name: str
-    type: str
-    """As `format_type` shows it, with its modifier."""
-    base: str
-    """The same without the modifier; of a domain, the type below it."""
-    modifier: int
-    not_null: bool
-    has_default: bool
-    generated: bool
-    is_enum: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     """An existing table: its oid, its name with its schema, its columns, and whether its rows survive a crash."""
 
@@ -155,8 +149,12 @@ _COLUMNS: Final = """
                c.has_default or t.typdefault is not null, c.generated
         from c join pg_type t on t.oid = c.type and t.typtype = 'd'
     )
-    select c.name, c.shown, format_type(c.type, null), c.modifier, c.not_null, c.has_default, c.generated, t.typtype = 'e'
-    from c join pg_type t on t.oid = c.type and t.typtype <> 'd' order by c.attnum
+    select c.name, c.shown, format_type(c.type, null), c.modifier, c.not_null, c.has_default, c.generated,
+           coalesce(e.typtype, t.typtype) = 'e',
+           (select string_agg(format_type(a.atttypid, a.atttypmod), E'\\n') from pg_attribute a
+            where a.attrelid = coalesce(e.typrelid, t.typrelid) and a.attnum > 0 and not a.attisdropped)
+    from c join pg_type t on t.oid = c.type and t.typtype <> 'd'
+    left join pg_type e on e.oid = t.typelem and t.typcategory = 'A' order by c.attnum
 """
 
 _KEYS: Final = """
@@ -292,7 +290,7 @@ def require_table(table: Table, input_: SinkInput, where: str) -> None:
         if wire_field(field, column) is None:
             raise SinkRefused(
                 f"{where}: column {field.name!r} is {column.type} in the table and {field.type} in the rows "
-                f"({column_type(field.type)})",
+                f"({column_type(field.type)}){why_not(column.base)}",
                 column=field.name,
                 table_type=column.type,
                 rows_type=str(field.type),
@@ -366,11 +364,13 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
         )
     if column.base in _TEXTS or not is_string(field.type):
         return
-    is_one_text = column.is_enum or column.base in _KEY_FORMS
+    form = text_form(column)
+    is_one_text = column.base in _KEY_FORMS or (form is not None and form.is_key)
     if field.name in input_.keys and input_.is_by_key and not is_one_text:
         raise SinkRefused(
             f"{where}: key column {field.name!r} is {column.type} in the table and text in the rows, which are compared by "
-            "their bytes; make it text, uuid or char",
+            "their bytes: the type takes several texts for one key. Make it text, and bring the key into one form in a "
+            "function; or give the stream a type of its own, as decimal for numeric",
             column=field.name,
         )
     if field.name in input_.folds:
@@ -398,7 +398,8 @@ def require_text_keys(table: Table, input_: SinkInput, where: str) -> None:
 
 def _is_spelled_anew(field: pa.Field, column: Column) -> bool:
     """Whether the table keeps one text for several that the rows may have."""
-    return is_string(field.type) and column.base in ("uuid", "jsonb", "character")
+    is_cast = text_form(column) is not None and not column.is_enum
+    return is_string(field.type) and (is_cast or column.base in ("uuid", "jsonb", "character"))
 
 
 def step_us(column: Column) -> int:
@@ -408,7 +409,7 @@ def step_us(column: Column) -> int:
 
 def kept_otherwise(table: Table, input_: SinkInput) -> tuple[str, ...]:
     """The columns whose values the table keeps otherwise than they come, so that they cannot tell which row is later: text
-    in uuid, jsonb and char, and timestamps that are rounded.
+    that is cast or spelled anew, and timestamps that are rounded.
 
     A column of `order_by` is none of them: `require_table` refuses texts, and the writer's checks what would be rounded.
     """
@@ -422,17 +423,33 @@ def kept_otherwise(table: Table, input_: SinkInput) -> tuple[str, ...]:
     )
 
 
-def wire_field(field: pa.Field, column: Column) -> pa.Field | None:
-    """The field of a wire schema whose binary form the column reads; None where it holds no such values."""
+def wire_field(field: pa.Field, column: Column, *, is_key: bool = False) -> pa.Field | None:
+    """The field of a wire schema whose form the column reads; None where it holds no such values."""
+    sent = _binary_field(field, column)
+    kind, is_array = field.type, column.base.endswith("[]")
+    if sent is not None or is_list(kind) != is_array or text_form(column) is None:
+        return sent
+    if not _is_text(kind.value_type if is_array else kind):
+        return None
+    return as_text(
+        field.name, pa.list_(pa.string()) if is_array else pa.string(), cast_name(column.base), is_key=is_key
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return is_string(kind) or (pa.types.is_dictionary(kind) and is_string(kind.value_type))
+
+
+def _binary_field(field: pa.Field, column: Column) -> pa.Field | None:
     kind, base = field.type, column.base
-    text = is_string(kind) or (pa.types.is_dictionary(kind) and is_string(kind.value_type))
+    text = _is_text(kind)
     if base in _JSON and (text or pa.types.is_nested(kind)):
         return formed(field.name, _JSON[base]) if column_type(kind) is not None else None
     if is_list(kind) and base.endswith("[]"):
         # An array's wire form names the type of its values, and Postgres takes no other, be it as alike as varchar and text.
-        if base in ("character varying[]", "uuid[]"):
+        if _is_text(kind.value_type) and base != "text[]":
             return None
-        element = wire_field(pa.field("", kind.value_type), replace(column, base=base.removesuffix("[]")))
+        element = _binary_field(pa.field("", kind.value_type), replace(column, base=base.removesuffix("[]")))
         if element is None or element.metadata:
             return None
         if pa.types.is_timestamp(element.type) and element.type.tz is not None:
@@ -441,6 +458,8 @@ def wire_field(field: pa.Field, column: Column) -> pa.Field | None:
         return pa.field(field.name, pa.large_list(values) if pa.types.is_large_list(kind) else pa.list_(values))
     if text and base == "uuid":
         return formed(field.name, Form.UUID)
+    if text and column.is_enum and not base.endswith("[]"):
+        return of_type(pa.field(field.name, pa.string()), base)
     sent = _wire_type(kind, column, text=text)
     return None if sent is None else pa.field(field.name, sent)
 
@@ -450,7 +469,7 @@ def _wire_type(kind: pa.DataType, column: Column, *, text: bool) -> pa.DataType 
     if pa.types.is_integer(kind):
         return _INTEGERS.get(column.base) if made is not None else None
     if text:
-        taken = column.is_enum or column.base in (*_TEXTS, "character") or column.base.rpartition(".")[2] == "citext"
+        taken = column.base in (*_TEXTS, "character") or column.base.rpartition(".")[2] == "citext"
         if not taken:
             return None
         return kind if is_string(kind) else kind.value_type
@@ -475,7 +494,8 @@ def _numeric_holds(column: Column, kind: pa.DataType) -> bool:
 def wire_schema(table: Table, input_: SinkInput) -> pa.Schema:
     """The rows' schema as it is sent to the table, for `to_wire`; `require_table` has passed."""
     there = {column.name: column for column in table.columns}
-    return pa.schema([wire_field(f, there[f.name]) for f in input_.schema])
+    keys = input_.keys if input_.is_by_key else ()
+    return pa.schema([wire_field(f, there[f.name], is_key=f.name in keys) for f in input_.schema])
 
 
 def column_limits(table: Table, input_: SinkInput) -> Limits:
@@ -490,9 +510,10 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
         column = there[field.name]
         base = column.base.removesuffix("[]")
         bits = _INTEGERS[base].bit_width if base in _INTEGERS else None
-        pattern, form = (UUID_PATTERN if base == "uuid" else None), ""
+        cast = text_form(column) or TextForm()
+        pattern, form = (UUID_PATTERN if base == "uuid" else cast.pattern), cast.form
         if field.name in input_.keys and is_string(field.type):
-            pattern, form = _KEY_FORMS.get(base, (None, ""))
+            pattern, form = _KEY_FORMS.get(base, (pattern, form))
         limits.append(
             ColumnLimit(
                 field.name,

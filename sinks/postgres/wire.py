@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from psycopg import sql
 
 from stormproof.core.arrow_compute import pc
 from stormproof.sinks.leaves import is_bytes, is_list, is_string, lengths_of, parents_of, plain
@@ -22,6 +23,9 @@ UUID_KEY_PATTERN: Final = r"^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 """The one spelling that Postgres gives back of it."""
 
 _FORM: Final = b"stormproof.form"
+_CAST: Final = b"stormproof.cast"
+_KEY: Final = b"stormproof.key"
+_TYPE: Final = b"stormproof.type"
 _EPOCH_US: Final = 946_684_800_000_000
 """Postgres counts time from the year 2000."""
 _TIMESTAMPTZ: Final = 1184
@@ -43,6 +47,43 @@ class Form(StrEnum):
 def formed(name: str, form: Form) -> pa.Field:
     """A field of a wire schema whose values are sent in this form."""
     return pa.field(name, pa.large_binary(), metadata={_FORM: form.value.encode()})
+
+
+def as_text(name: str, kind: pa.DataType, cast: str, *, is_key: bool) -> pa.Field:
+    """A field whose text, or texts, the server casts to a type that has another binary form; a key only where the type
+    writes it so.
+    """
+    return pa.field(name, kind, metadata={_CAST: cast.encode(), **({_KEY: b""} if is_key else {})})
+
+
+def of_type(field: pa.Field, kind: str) -> pa.Field:
+    """The field with the name of its column's type, where that does not follow from the field's."""
+    return field.with_metadata({_TYPE: kind.encode()})
+
+
+def sent_type(field: pa.Field) -> str:
+    """The type of a column that takes the field's wire form."""
+    known = field.metadata or {}
+    return (known.get(_FORM) or known.get(_TYPE) or (column_type(field.type) or "").encode()).decode()
+
+
+def cast_of(field: pa.Field, value: sql.Composable) -> sql.Composable | None:
+    """The cast of a value that was sent as text; None where it was not.
+
+    A key with another text than the type's own is refused as text that the type does not take: it would be one with that.
+    """
+    known = field.metadata or {}
+    if _CAST not in known:
+        return None
+    cast = sql.SQL("{}::{}").format(value, sql.SQL(known[_CAST].decode()))  # pyright: ignore[reportArgumentType]
+    if _KEY not in known:
+        return cast
+    refused = sql.SQL("({0} || ', as a key is written: ' || format('%s', {1}))::{2}").format(
+        value,
+        cast,
+        sql.SQL(known[_CAST].decode()),  # pyright: ignore[reportArgumentType]
+    )
+    return sql.SQL("case when format('%s', {0}) = {1} then {0} else {2} end").format(cast, value, refused)
 
 
 def to_wire(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -119,6 +119,17 @@ OTHER_COLUMNS = (
     ("text", pa.array(["a", None], pa.string_view()), ["a", None]),
     ("bytea", pa.array([b"a", None], pa.large_binary()), ["\\x61", None]),
     ("char(3)", pa.array(["ab", "abc"]), ["ab", "abc"]),
+    ("char(3)[]", pa.array([["ab", None], None]), ['{"ab ",NULL}', None]),
+    ("varchar(3)[]", pa.array([["abc"], []]), ["{abc}", "{}"]),
+    ("citext[]", pa.array([["aB"], None]), ["{aB}", None]),
+    (
+        "uuid[]",
+        pa.array([["00010203-0405-0607-0809-0A0B0C0D0E0F"], None]),
+        ["{00010203-0405-0607-0809-0a0b0c0d0e0f}", None],
+    ),
+    ("inet[]", pa.array([["::1"], None], pa.list_(pa.string_view())), ["{::1}", None]),
+    ("bit[]", pa.array([["1"], None], pa.large_list(pa.large_string())), ["{1}", None]),
+    ("inet", pa.array(["::1", None]).dictionary_encode(), ["::1/128", None]),
 )
 
 
@@ -178,9 +189,8 @@ def test_a_value_that_a_column_cannot_hold_is_named(
     [
         ("uuid", "map<string, int>"),
         ("int[]", "array<string>"),
-        ("uuid[]", "array<string>"),
         ("uuid[]", "array<binary>"),
-        ("varchar(3)[]", "array<string>"),
+        ("money[]", "array<string>"),
         ("text[]", "string"),
         ("json", "int"),
         ("timestamp[]", "array<timestamp>"),

@@ -1,0 +1,105 @@
+"""docs/sinks.md, "Types that a stream has not": each text of its table through a topology, into each type of Postgres."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.operated import Operated
+
+from stormproof import PostgresQueue, PostgresSink, Topology
+from stormproof.core.errors import SinkRefused
+from stormproof.core.schema import parse_schema
+from stormproof.core.sink import SinkInput
+from stormproof.sinks.postgres.columns import FORMS
+from stormproof.sinks.protocol import SinkIdentity
+
+pytestmark = pytest.mark.postgres
+
+NAME = "texts"
+PAGE = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
+TABLE = PAGE.partition("<!-- postgres texts -->\n")[2].partition("\n\n")[0].splitlines()[2:]
+ROWS = [[re.findall(r"`([^`]*)`", cell) or [cell.strip()] for cell in line.strip("|").split("|")] for line in TABLE]
+TYPES = {row[0][0]: row for row in ROWS}
+OF_OURS = (
+    "create extension ltree; create extension citext; create type mood as enum ('sad', 'ok'); "
+    "create type pair as (n int, t text); create domain address as inet"
+)
+NAMES = {"time": "time without time zone", "timetz": "time with time zone", "bit": "bit", "bit varying": "bit varying"}
+
+
+def texts_of(operated: Operated, values: list[tuple[int, str, list[str]]], suffix: str) -> dict[str, list[str]]:
+    """What the table's columns give back of these: column, type, texts; each text is a message."""
+    columns = [f"c{number}" for number, _, _ in values]
+    made = ", ".join(f"c{number} {kind}{suffix}" for number, kind, _ in values)
+    operated.sql(f"create table texts (at bigint, {made})")
+    messages = [(f"c{number}", text) for number, _, found in values for text in found]
+    lines = [json.dumps([at, column, text]).encode() for at, (column, text) in enumerate(messages)]
+    kind, wrap = ("array<string>", lambda text: [text, None]) if suffix else ("string", lambda text: text)
+
+    def row(line: str) -> dict[str, object]:
+        at, column, text = json.loads(line)
+        return {**dict.fromkeys(columns), "at": at, column: wrap(text)}
+
+    queue = PostgresQueue(NAME, schema="line string", database=operated.cell.database, max_attempts=1)
+    topology = Topology(NAME)
+    schema = ", ".join(["at long", *(f"{column} {kind}" for column in columns)])
+    topology.stream("lines", queue).map(row, "line", schema=schema).into(PostgresSink("texts", name="pg"))
+    operated.put(*lines)
+    operated.run(topology, rejects_max_share=1.0)
+    first = "[1]" if suffix else ""
+    asked = "select format('%s', c{0}{1}) from texts where c{0} is distinct from null order by at"
+    return {kind: [text for (text,) in operated.sql(asked.format(number, first))] for number, kind, _ in values}
+
+
+@pytest.mark.parametrize("suffix", ["", "[]"], ids=["text", "array"])
+def test_each_text_of_the_page_comes_back_as_it_says_and_the_others_fail_their_messages_alone(
+    operated: Operated, suffix: str
+) -> None:
+    operated.sql(OF_OURS)
+    operated.sql("alter role current_user set timezone = 'UTC'")
+    # An array of a domain is none of the domain's type.
+    kinds = [kind for kind in TYPES if not (suffix and kind == "address")]
+    good = [(number, kind, [*TYPES[kind][1], *filter(None, TYPES[kind][4])]) for number, kind in enumerate(kinds)]
+    assert texts_of(operated, good, suffix) == {kind: TYPES[kind][2] for kind in kinds}
+    bad = sum(len([text for text in TYPES[kind][4] if text]) for kind in kinds)
+    letters = operated.command("dead-letters", "list", NAME)["dead_letters"]
+    rejects = operated.command("rejects", "list", NAME)["rejects"]
+    assert len({one["id"] for one in letters} | {one["id"] for one in rejects}) == bad
+    assert letters
+    assert rejects
+    found = operated.command("audit", "verify", NAME, "--deep", status=4)
+    (table,) = found["tables"]
+    assert (found["violations"], found["unknowns"]) == ([], [])
+    assert "columns whose values the table keeps otherwise than they came: 'c0'" in str(table)
+
+
+def test_a_key_may_be_what_the_page_says(operated: Operated) -> None:
+    operated.sql(OF_OURS)
+    found: dict[str, list[str]] = {}
+    for number, kind in enumerate(TYPES):
+        operated.sql(f"create table t{number} (k {kind} primary key, v bigint)")
+        where = operated.cell
+        sink = PostgresSink(
+            f"t{number}",
+            name=f"t{number}",
+            mode="upsert",
+            key="k",
+            order_by="v",
+            database=where.database,
+            staging=where.folder,
+        )
+        input_ = SinkInput.for_upsert(parse_schema("k string, v long"), ("k",), ("v",))
+        try:
+            sink.open(SinkIdentity("keys", "life", sink.name), input_, 1).close()
+            found[kind] = ["yes"]
+        except SinkRefused as refused:
+            found[kind] = ["no" if "key column 'k' is" in refused.message else refused.message]
+    assert found == {kind: row[3] for kind, row in TYPES.items()}
+
+
+def test_the_page_has_each_type_that_takes_text() -> None:
+    bases = {re.sub(r"\(.*\)", "", kind) for kind in TYPES} - {"mood", "pair", "address", "citext"}
+    assert {NAMES.get(base, base) for base in bases} == {*FORMS}
