@@ -18,8 +18,8 @@ def warning_of(found: Sequence[str]) -> str:
     """The warning, for the log and for `doctor`, that the table has rules which may refuse rows."""
     return (
         f"its table can refuse rows when they are committed ({'; '.join(found)}). A message with such a row is rejected at "
-        "this sink (see: stormproof rejects list TOPOLOGY), up to rejects_max_share of the messages; a refused row of a "
-        "group rejects the messages of that group. Better check in the topology what the table checks"
+        "this sink (see: stormproof dead-letters list TOPOLOGY), up to rejects_max_share of the messages; a refused row of "
+        "a group rejects the messages of that group. Better check in the topology what the table checks"
     )
 
 

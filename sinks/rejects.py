@@ -40,7 +40,7 @@ LEFT_OUT_MAX: Final = 100_000
 NO_PARENT: Final = "23503"
 _LATER_PARENTS: Final = (
     ". Where the parents are of another sink of the topology, name it before this one. Where they come in later messages, "
-    "let more be rejected, and call `stormproof rejects retry` once the parents are there"
+    "let more be rejected, and call `stormproof dead-letters requeue` once the parents are there"
 )
 
 ROW_TEXT_MAX: Final = 10_000

@@ -176,7 +176,7 @@ tell, or not all was compared; the last line says which:
 ### Payloads that were set aside
 
 When a message becomes a retry, a dead letter or a reject, the SHA-256 of its payload (of a reject: of payload and row) is kept with it. `audit
-verify` names each that is another now (`payload_changed`), and `dead-letters requeue` and `rejects retry` refuse it: `edit` or drop it.
+verify` names each that is another now (`payload_changed`), and `dead-letters requeue` refuses it: `edit` or drop it.
 
 ### Messages that the source still keeps
 

@@ -68,8 +68,8 @@ def log_rejects(topology: str, txid: int, rejected: Sequence[Reject]) -> None:
         mine = [one for one in rejected if one.sink == sink]
         state = "" if mine[0].sqlstate is None else f"SQLSTATE {mine[0].sqlstate}: "
         log.warning(
-            "txid %d of topology %r: sink %r rejected %d messages, the first: %s%s; look at them with: stormproof rejects "
-            "list %s",
+            "txid %d of topology %r: sink %r rejected %d messages, the first: %s%s; look at them with: stormproof "
+            "dead-letters list %s",
             *(txid, topology, sink, len(mine), state, mine[0].error, topology),
         )
 

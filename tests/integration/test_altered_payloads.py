@@ -42,9 +42,8 @@ REJECT = "update stormproof.reject set {} = '7'"
 
 def test_what_was_set_aside_and_is_untouched_is_clean_and_opened_again(run: Operated) -> None:
     assert run.verify()["violations"] == []
-    run.command("dead-letters", "requeue", NAME, "--all")
     run.sql("alter table numbers drop constraint numbers_n_check")
-    run.command("rejects", "retry", NAME, "--all")
+    run.command("dead-letters", "requeue", NAME, "--all")
     run.run(build(run.cell))
     assert run.sql("select n from numbers order by n") == [(1,), (100,)]
     assert run.verify()["violations"] == []
@@ -67,7 +66,7 @@ def test_what_was_changed_is_not_opened_again(run: Operated) -> None:
     run.sql(REJECT.format("payload"))
     said = run.command("dead-letters", "requeue", NAME, "--all", status=2)["error"]["message"]
     assert "is not the one that was set aside" in said
-    refused = run.command("rejects", "retry", NAME, "--all", status=1)["refused"]
+    refused = run.command("dead-letters", "requeue", NAME, "--sink", "numbers", "--yes", status=1)["refused"]
     assert "is not what was rejected" in next(iter(refused.values()))
     assert run.sql("select count(*) from stormproof.pending_retry") == [(0,)]
 

@@ -84,7 +84,7 @@ def test_a_canary_of_rejects_counts_those_that_are_rejected_again(run: Driven) -
         until(lambda: run.rows("select count(*)::int from stormproof.reject") == [(6,)], "nothing is rejected")
         run.rows("alter table numbers drop constraint small")
         run.rows("alter table numbers add constraint small check (n < 7) not valid")
-        done = run.command("rejects", "retry", NAME, "--all", "--canary", "2", "--by", "ann", status=1)
+        done = run.command("dead-letters", "requeue", NAME, "--all", "--canary", "2", "--by", "ann", status=1)
         assert (done["end"], [(w["passed"], w["failed"]) for w in done["waves"]]) == ("failures", [(2, 0), (2, 2)])
         assert done["left"] == []
     assert run.numbers() == [0, 3, 4, 5, 6]

@@ -228,5 +228,5 @@ def test_children_whose_parents_come_later_block_their_batch_with_the_way_on(
     harness.sql(PARENTS)
     opened = opening(harness)
     added = harness.prepare(opened, 1, None, {"c1": 1, "c2": 2}, messages=[1, 2], rejects_max=1)
-    with pytest.raises(SinkRefused, match=r"name it before this one.*rejects retry"):
+    with pytest.raises(SinkRefused, match=r"name it before this one.*dead-letters requeue"):
         opened.commit(added, checked=True)

@@ -197,11 +197,11 @@ def test_a_message_is_found_by_either_id_and_no_other_id_is_taken_for_one(known:
 def test_lists_show_the_servers_ids_and_commands_take_them(known: Known) -> None:
     done, (_, dead, reject, _), (_, dead_at, reject_at, _) = known.done, known.shown, known.server
     by = dead if dead_at is None else dead_at
-    (letter,) = done("dead-letters", "list", NAME)["dead_letters"]
+    letter, refused = done("dead-letters", "list", NAME)["dead_letters"]
     assert (letter["id"], letter["server_id"]) == (dead, dead_at)
     assert by in done.text("dead-letters", "list", NAME)
-    (refused,) = done("rejects", "list", NAME)["rejects"]
     assert (refused["id"], refused["server_id"]) == (reject, reject_at)
+    assert done("dead-letters", "list", NAME, "--sink", refused["sink"])["dead_letters"] == [refused]
     rows = {row["what"]: row for row in done("audit", "dead-letters", NAME)["rows"]}
     assert (rows["dead_letter"]["message"], rows["dead_letter"].get("server_id")) == (dead, dead_at)
     assert (rows["reject"]["message"], rows["reject"].get("server_id")) == (reject, reject_at)
@@ -213,8 +213,8 @@ def test_lists_show_the_servers_ids_and_commands_take_them(known: Known) -> None
 
     assert done("dead-letters", "show", NAME, by)["id"] == dead
     assert done("dead-letters", "requeue", NAME, by, "--dry-run")["would_requeue"] == [dead]
-    assert done("rejects", "show", NAME, reject_at or reject)["id"] == reject
-    assert done("rejects", "drop", NAME, reject_at or reject)["dropped"][0]["id"] == reject
+    assert done("dead-letters", "show", NAME, reject_at or reject)["id"] == reject
+    assert done("dead-letters", "drop", NAME, reject_at or reject)["dropped"] == [reject]
     Path("new").write_text('{"id": "m1", "text": "mended"}')
     assert done("dead-letters", "edit", NAME, by, "--payload", "new")["edited"] == dead
     assert done.ended("dead-letters", "requeue", NAME, "0-99")[0] == 1, "it is no dead letter"

@@ -114,10 +114,10 @@ def test_a_retried_message_of_a_group_goes_to_its_sink_alone(grouping: Operated)
     grouping.sql(f"alter table {BATCHES} add constraint rule check (word <> 'bad')")
     grouping.put(*LINES)
     run(grouping)
-    grouping.command("rejects", "retry", NAME, "--all", "--yes")
+    grouping.command("dead-letters", "requeue", NAME, "--all", "--yes")
     assert run(grouping).rejected == 2  # the table refuses them still
     grouping.sql(f"alter table {BATCHES} drop constraint rule")
-    grouping.command("rejects", "retry", NAME, "--all", "--yes")
+    grouping.command("dead-letters", "requeue", NAME, "--all", "--yes")
     run(grouping)
     for table in (BATCHES, TOTALS):
         assert counted(grouping, table) == counts_of(LINES)

@@ -162,7 +162,7 @@ def test_control_what_is_not_on_record_is_a_violation(rejecting: Operated, state
 
 
 def rejected(rejecting: Operated, *filters: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = rejecting.command("rejects", "list", NAME, *filters)["rejects"]
+    found: list[dict[str, Any]] = rejecting.command("dead-letters", "list", NAME, "--decided", *filters)["dead_letters"]
     return found
 
 
@@ -172,26 +172,57 @@ def test_a_retried_reject_goes_only_to_the_sink_that_rejected_it(rejecting: Oper
     rejecting.put(*LINES)
     run(rejecting)
     first, second = (one["id"] for one in rejected(rejecting))
-    done = rejecting.command("rejects", "retry", NAME, first, "--by", "ann", "--why", "mended")
-    assert done["retried"] == [{"id": first, "sink": "strict", "txid": 1}]
+    done = rejecting.command("dead-letters", "requeue", NAME, first, "--by", "ann", "--why", "mended")
+    assert (done["requeued"], done["at_sinks"]) == ([first], [{"id": first, "sink": "strict", "txid": 1}])
     rejecting.verify()  # it waits, and stands in one place
     again = run(rejecting)  # the table refuses it still
     assert (again.rejected, again.messages, again.replayed) == (1, 0, 1)
-    assert [(one["state"], one["txid"], one["retried_in"]) for one in rejected(rejecting) if one["id"] == first] == [
-        ("retried", 1, 2),
-        ("open", 2, None),
+    assert [
+        (one["disposal"], one["txid"], one["requeued_in"]) for one in rejected(rejecting) if one["id"] == first
+    ] == [
+        ("requeue", 1, 2),
+        (None, 2, None),
     ]
     rejecting.verify()
     rejecting.sql("alter table strict_words drop constraint rule")
-    rejecting.command("rejects", "retry", NAME, "--sqlstate", "23", "--yes")
+    rejecting.command("dead-letters", "requeue", NAME, "--error-class", "23", "--yes")
     assert run(rejecting).messages == 2
     assert words(rejecting, STRICT) == words(rejecting, PLAIN) == words_of(LINES)
-    assert {one["state"] for one in rejected(rejecting)} == {"retried"}
+    assert {one["disposal"] for one in rejected(rejecting)} == {"requeue"}
     assert rejecting.verify()["violations"] == []
     report = rejecting.command("audit", "message", NAME, first)
     assert (report["end"]["kind"], [one["txid"] for one in report["openings"]]) == ("committed", [1, 2, 3])
-    shown = rejecting.command("rejects", "show", NAME, second)
-    assert (shown["text"], len(shown["rejects"])) == ("e bad bad f", 1)
+    shown = rejecting.command("dead-letters", "show", NAME, second)
+    assert (shown["text"], len(shown["at_sinks"])) == ("e bad bad f", 1)
+
+
+def test_what_a_sink_rejected_is_listed_and_chosen_as_any_dead_letter(rejecting: Operated) -> None:
+    rejecting.sql("alter table strict_words add constraint rule check (word <> 'bad')")
+    rejecting.put(*LINES)
+    run(rejecting)
+    ids = [one["id"] for one in rejected(rejecting)]
+    for chosen in (("--match", "rule"), ("--component", "strict"), ("--reason", "refused"), ("--error-class", "23514")):
+        assert [one["id"] for one in rejected(rejecting, *chosen)] == ids, chosen
+    for other in (("--match", "r_le"), ("--sink", "plain"), ("--source", "none"), ("--until", "1h"), ("--last", "0")):
+        assert rejected(rejecting, *other) == [], other
+    assert rejecting.command("dead-letters", "list", "--count")["classes"] == [
+        {
+            "topology": NAME,
+            "error_class": "23514",
+            "reason": "refused",
+            "component": "strict",
+            "undecided": len(ids),
+            "decided": 0,
+        }
+    ]
+    assert rejecting.command("dead-letters", "drop", NAME, ids[0], "--sink", "plain", status=1)["not_dead"] == ids[:1]
+    counted = rejecting.command("dead-letters", "drop", NAME, ids[0], "--sink", "strict", "--dry-run")
+    assert counted["would_drop"] == ids[:1]
+    refused = rejecting.command("dead-letters", "edit", NAME, ids[0], "--payload", "none", status=2)
+    assert "was rejected by strict alone: the other sinks hold it as it is" in refused["error"]["message"]
+    text = rejecting.text("dead-letters", "show", NAME, ids[0])
+    assert "rejected by sink strict in txid 1, SQLSTATE 23514" in text
+    assert "dead-letters edit" not in text
 
 
 def test_retries_for_other_sinks_do_not_scatter_those_for_one(rejecting: Operated) -> None:
@@ -203,7 +234,7 @@ def test_retries_for_other_sinks_do_not_scatter_those_for_one(rejecting: Operate
     assert run(rejecting).rejected == 4
     for table in (STRICT, PLAIN):
         rejecting.sql(f"alter table {table} drop constraint rule")
-    rejecting.command("rejects", "retry", NAME, "--all")
+    rejecting.command("dead-letters", "requeue", NAME, "--all")
     again = run(rejecting)
     assert (again.batches, again.messages) == (3, 4)  # one behind the other, with that of the other sink between them
     assert words(rejecting, STRICT) == words(rejecting, PLAIN) == words_of(lines)
@@ -218,12 +249,12 @@ def test_a_reject_is_not_opened_again_under_at_most_once(rejecting: Operated) ->
     run(rejecting)
     first, second = (one["id"] for one in rejected(rejecting))
     rejecting.sql("alter table strict_words drop constraint rule")
-    done = rejecting.command("rejects", "retry", NAME, first, status=1)
-    assert done["retried"] == []
+    done = rejecting.command("dead-letters", "requeue", NAME, first, status=1)
+    assert done["requeued"] == []
     assert "at-most-once" in done["refused"][first]
     run(rejecting)
-    assert {one["state"] for one in rejected(rejecting)} == {"open"}
-    rejecting.command("rejects", "drop", NAME, first, second)
+    assert {one["disposal"] for one in rejected(rejecting)} == {None}
+    rejecting.command("dead-letters", "drop", NAME, first, second)
     rejecting.verify()
 
 
@@ -232,14 +263,14 @@ def test_a_dropped_reject_stays_on_record(rejecting: Operated) -> None:
     rejecting.put(*LINES)
     run(rejecting)
     first, second = (one["id"] for one in rejected(rejecting))
-    rejecting.command("rejects", "drop", NAME, first, "--by", "ann", "--why", "a test")
-    rejecting.command("rejects", "retry", NAME, first, status=1)  # decided
-    assert [one["id"] for one in rejected(rejecting, "--undecided")] == [second]
+    rejecting.command("dead-letters", "drop", NAME, first, "--by", "ann", "--why", "a test")
+    rejecting.command("dead-letters", "requeue", NAME, first, status=1)  # decided
+    assert [one["id"] for one in rejecting.command("dead-letters", "list", NAME)["dead_letters"]] == [second]
     report = rejecting.command("audit", "message", NAME, first)
     assert (report["end"]["kind"], report["end"]["by"]) == ("dropped", "ann")
     assert rejecting.command("audit", "message", NAME, second)["end"]["kind"] == "rejected"
     assert rejecting.command("status", NAME)["topologies"][0]["rejects"] == {"dropped": 1, "open": 1}
-    assert rejected(rejecting, "--sqlstate", "22") == []
+    assert rejected(rejecting, "--error-class", "22") == []
     assert len(rejected(rejecting, "--first", "1", "--last", "1", "--sink", "strict", "--since", "1h")) == 2
     rejecting.verify()
 
@@ -254,7 +285,7 @@ def test_a_retry_is_applied_once_wherever_a_driver_dies(rejecting: Operated) -> 
     assert len(found) == len(POINTS)
     rejecting.sql("alter table strict_words drop constraint rule")
     for point, message in zip(POINTS, found, strict=True):
-        rejecting.command("rejects", "retry", NAME, message)
+        rejecting.command("dead-letters", "requeue", NAME, message)
         run_driver(rejecting.cell, f"{point}=kill")
     assert run_driver(rejecting.cell) == 0
     assert words(rejecting, STRICT) == words(rejecting, PLAIN) == words_of(lines)
@@ -267,7 +298,7 @@ def test_control_a_retry_for_every_sink_is_seen(rejecting: Operated, monkeypatch
     rejecting.put(*LINES)
     run(rejecting)
     rejecting.sql("alter table strict_words drop constraint rule")
-    rejecting.command("rejects", "retry", NAME, "--all")
+    rejecting.command("dead-letters", "requeue", NAME, "--all")
     monkeypatch.setattr(rejects, "retrying", lambda *_: {})
     run(rejecting)
     assert words(rejecting, PLAIN) != words_of(LINES)

@@ -49,7 +49,7 @@ def rejecting(operated: Operated) -> Operated:
     operated.put(*LINES)
     assert run(operated).rejected == 1
     operated.sql("alter table strict_words drop constraint rule")
-    operated.command("rejects", "retry", NAME, "--all")
+    operated.command("dead-letters", "requeue", NAME, "--all")
     return operated
 
 
@@ -71,15 +71,15 @@ def test_a_retry_for_a_sink_that_is_gone_is_a_reject_again(rejecting: Operated) 
     assert states(rejecting) == [(1, "retried"), (2, "open")]
     report = rejecting.verify()
     assert "rejected" in rejecting.kinds("notices", report)
-    (listed,) = rejecting.command("rejects", "list", NAME, "--undecided")["rejects"]
+    (listed,) = rejecting.command("dead-letters", "list", NAME)["dead_letters"]
     assert "the topology had no sink 'strict'" in listed["error"]
     assert words(rejecting, PLAIN) == words_of(LINES)
-    rejecting.command("rejects", "retry", NAME, "--all", status=1)
+    rejecting.command("dead-letters", "requeue", NAME, "--all", status=1)
     with pytest.raises(PositionMismatch, match="sink 'strict' is back") as caught:
         run(rejecting)
     rejecting.command("ledger", "accept-change", NAME, str(caught.value.details["fingerprint"]))
     run(rejecting)  # with the sink
-    rejecting.command("rejects", "retry", NAME, "--all")
+    rejecting.command("dead-letters", "requeue", NAME, "--all")
     assert run(rejecting).messages == 1
     assert words(rejecting, STRICT) == words(rejecting, PLAIN) == words_of(LINES)
     rejecting.verify()

@@ -68,10 +68,6 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "dead-letters requeue": (NAME, "DEAD"),
     "dead-letters drop": (NAME, "DEAD"),
     "dead-letters retry": (NAME,),
-    "rejects list": (NAME,),
-    "rejects show": (NAME, "1-1"),
-    "rejects retry": (NAME, "1-1"),
-    "rejects drop": (NAME, "1-1"),
     "compact": (NAME,),
     "vacuum": (NAME,),
     "repair": (NAME,),
@@ -127,8 +123,6 @@ READS: Final = {
     "audit verdicts",
     "dead-letters list",
     "dead-letters show",
-    "rejects list",
-    "rejects show",
     "ledger check",
     "ledger accept-loss",
 }
@@ -138,7 +132,7 @@ DENIED: Final = {
     RoleKind.PRODUCER: set(COMMANDS) - PUTS - {"ledger migrate"},
     RoleKind.AUDITOR: set(COMMANDS)
     - READS
-    - {"ledger migrate", "queue adopt", "queue unsubscribe", "retry", "ledger retry", "rejects retry", "rejects drop"}
+    - {"ledger migrate", "queue adopt", "queue unsubscribe", "retry", "ledger retry"}
     - {"resume", "drain", "stop"},
     RoleKind.DRIVER: set[str](),
 }

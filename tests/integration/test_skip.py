@@ -120,10 +120,10 @@ def test_messages_of_a_batch_whose_prepared_files_are_gone_are_run_again_for_tha
     assert operated.command("ledger", "skip", NAME, "1", REFUSING, "--messages", "--by", "Ada")["unreadable"]
     operated.run()
     assert held(operated, REFUSING) < expected(messages(9))
-    rejected = {one["id"] for one in operated.command("rejects", "list", NAME)["rejects"]}
+    rejected = {one["id"] for one in operated.command("dead-letters", "list", NAME)["dead_letters"]}
     operated.verify()
     assert rejected
-    operated.command("rejects", "retry", NAME, *sorted(rejected), "--why", "the files are gone")
+    operated.command("dead-letters", "requeue", NAME, *sorted(rejected), "--why", "the files are gone")
     operated.run()
     for mode in SinkMode:
         assert held(operated, mode) == expected(messages(9)), mode

@@ -191,13 +191,13 @@ def rejecting(operated: Operated) -> Operated:
 
 def test_rejects_are_retried_and_dropped(rejecting: Operated) -> None:
     person = deciding(rejecting)
-    shown = person.look("retry-rejects", sink="strict", sqlstate="23")
+    shown = person.look("requeue", sink="strict", error_class="23")
     assert (shown.count, "23514" in shown.text) == (2, True)
-    (first, second) = [one["id"] for one in rejecting.command("rejects", "list", "rejecting")["rejects"]]
-    assert "1 reject dropped by olaf" in person.confirm(person.select("drop-rejects", second), why="a test message")
+    (first, second) = [one["id"] for one in rejecting.command("dead-letters", "list", "rejecting")["dead_letters"]]
+    assert "1 dead letter dropped by olaf" in person.confirm(person.select("drop", second), why="a test message")
     text = person.confirm(shown, why="the rule is gone")
-    assert "1 reject retried by olaf" in text
-    assert "1 reject of these was decided about by others: left alone" in text
+    assert "1 dead letter requeued by olaf" in text
+    assert "1 dead letter of these was decided about by others: left alone" in text
     rejecting.run(rejecting_topology(rejecting.cell))
     assert rejecting.sql("select message, state from stormproof.reject order by id") == [
         (first, "retried"),
@@ -400,7 +400,7 @@ def test_a_skip_that_was_confirmed_once_the_batch_went_on_does_nothing(blocked: 
 def test_a_topologys_view_offers_only_what_there_is_something_to_decide_about(dead: Operated) -> None:
     person = deciding(dead)
     assert {"requeue", "drop"} <= offered(person, TOPOLOGY)
-    assert offered(person, TOPOLOGY) & {"retry-rejects", "drop-rejects", f"release-table&sink={APPEND}"} == set()
+    assert offered(person, TOPOLOGY) & {f"release-table&sink={APPEND}"} == set()
     dead.command("dead-letters", "drop", NAME, "--all")
     assert offered(deciding(dead), TOPOLOGY) & {"requeue", "drop"} == set()
 
@@ -444,7 +444,7 @@ def test_a_proposal_is_confirmed_by_the_one_who_saw_it(dead: Operated) -> None:
 def test_hostile_names_are_shown_inert(dead: Operated) -> None:
     hostile = "<script>alert(1)</script>\u202e\x00\"'&"
     person = deciding(dead)
-    for action in ("requeue", "retry-rejects", "pause", "skip", "adopt"):
+    for action in ("requeue", "pause", "skip", "adopt"):
         for name in ("topology", "source", "txid", "incarnation", "id", "match"):
             answer = person.browser.get("/decide", params={"action": action, "topology": NAME, name: hostile})
             assert answer.status_code in (200, 404)

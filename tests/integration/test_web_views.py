@@ -68,7 +68,6 @@ def page(command: CommandLine, database: Database) -> Iterator[Page]:
 def every_address(command: CommandLine) -> list[str]:
     """Each view, with each of its objects and some filters."""
     ids = [letter["id"] for letter in command("dead-letters", "list", NAME)["dead_letters"]]
-    ids += [one["id"] for one in command("rejects", "list", NAME)["rejects"]]
     of = f"topology={NAME}"
     return [
         "/",
@@ -154,7 +153,7 @@ def a_batch_is_told_down_to_each_sinks_evidence(command: CommandLine, page: Page
 
 
 def a_payload_is_shown_to_an_operator_who_asks(command: CommandLine, page: Page) -> None:
-    (letter,) = command("dead-letters", "list", NAME)["dead_letters"]
+    letter = command("dead-letters", "list", NAME)["dead_letters"][0]
     asked = {"topology": NAME, "id": letter["id"]}
     operator, reader = page.as_(OPERATOR), page.as_()
     address = f"/failure?topology={NAME}&id={letter['id']}"
@@ -170,7 +169,7 @@ def a_payload_is_shown_to_an_operator_who_asks(command: CommandLine, page: Page)
 
 def a_message_or_a_txid_is_found(command: CommandLine, page: Page) -> None:
     browser = page.as_()
-    (letter,) = command("dead-letters", "list", NAME)["dead_letters"]
+    letter = command("dead-letters", "list", NAME)["dead_letters"][0]
     found = browser.get(f"/find?q={letter['id']}")
     assert (found.status_code, found.headers["location"]) == (303, f"/message?topology={NAME}&id={letter['id']}")
     assert browser.get("/find?q=1").headers["location"] == f"/batch?topology={NAME}&txid=1"

@@ -135,7 +135,7 @@ class Walk:
             self.decides("dead-letters", "drop", NAME, self.ids["bad"])
             self.runs()  # 9
         with self.step("a dropped reject"):
-            self.decides("rejects", "drop", NAME, self.ids["-22"])
+            self.decides("dead-letters", "drop", NAME, self.ids["-22"])
         self.monkeypatch.setenv("STORMPROOF_REJECTS_MAX_SHARE", "0")
         with self.step("a skipped batch"):
             self.put("-50", "51")

@@ -126,7 +126,7 @@ def test_a_canarys_numbers_are_read_or_refused() -> None:
 
 def test_every_persons_decision_is_on_the_page_or_says_why_not() -> None:
     commands = {
-        *("dead-letters requeue", "dead-letters drop", "dead-letters edit", "rejects retry", "rejects drop"),
+        *("dead-letters requeue", "dead-letters drop", "dead-letters edit"),
         *("pause", "resume", "drain", "stop", "retry", "ledger skip", "ledger skip --rows", "ledger adopt"),
         *("ledger accept-change", "ledger accept-loss", "ledger adopt-table", "ledger release-table", "ledger prune"),
     }

@@ -24,7 +24,6 @@ from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn, to_even
 from stormproof.trident.transaction_states import (
     EventKind,
     OperatorAction,
-    RejectState,
     SinkOutcome,
     TxnCause,
     TxnState,
@@ -247,30 +246,22 @@ class LedgerSnapshot:
         first: int | None = None,
         last: int | None = None,
         sink: str | None = None,
-        sqlstate: str | None = None,
-        since: datetime | None = None,
-        undecided: bool = False,
+        conditions: Sequence[sa.ColumnElement[bool]] = (),
         payloads: bool = False,
         texts: bool = True,
         limit: int | None = None,
     ) -> list[Reject]:
         """What sinks rejected, in the order in which it was recorded; without the messages' `payloads` unless asked for.
 
-        `sqlstate` is a whole one, or the two characters of a class. Without `texts`, errors and rows are empty.
+        Without `texts`, errors and rows are empty.
         """
         c = t.reject.c
         left_out = {*(() if payloads else ("payload",)), *(() if texts else ("error", "row"))}
         columns: list[sa.ColumnElement[Any]] = [column for column in c if column.name not in left_out]
         columns += [(sa.literal("") if name != "payload" else sa.null()).label(name) for name in sorted(left_out)]
-        conditions = [c.incarnation == incarnation, *_between(c.txid, first, last)]
+        conditions = [c.incarnation == incarnation, *_between(c.txid, first, last), *conditions]
         if sink is not None:
             conditions.append(c.sink == sink)
-        if sqlstate is not None:
-            conditions.append(sa.or_(c.sqlstate == sqlstate, sa.func.substr(c.sqlstate, 1, 2) == sqlstate))
-        if since is not None:
-            conditions.append(c.at >= since)
-        if undecided:
-            conditions.append(c.state == sa.literal_column(f"'{RejectState.OPEN.value}'"))  # as the index has it
         if message is not None:
             conditions.append(c.message == message)
         if messages is not None:

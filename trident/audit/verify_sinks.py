@@ -270,7 +270,7 @@ class _Comparison:
             self._findings.notice(
                 NoticeKind.REJECTED,
                 f"txid {txid}, sink {self._sink!r}: {entry.rejected} rows of {messages} messages are rejects: stormproof "
-                f"rejects list {self._rows.topology.name}",
+                f"dead-letters list {self._rows.topology.name}",
                 txid=txid,
                 sink=self._sink,
                 messages=messages,

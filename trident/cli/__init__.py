@@ -9,8 +9,7 @@
 | `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
 | `components` | `audit components` |
 | `audit_report` | `audit report`: the file for an auditor, and its check |
-| `canary` | `--canary` of `dead-letters requeue` and `rejects retry` |
-| `rejects`, `rejects_app` | `rejects list`, `show`, `retry`, `drop` |
+| `canary` | `--canary` of `dead-letters requeue` |
 | `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `control`, `control_app` | `pause`, `resume`, `drain`, `stop` |
 | `ledger_app` | the commands of `ledger`, and `retry` |

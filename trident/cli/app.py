@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli import audit_app, control_app, ledger_app, letters_app, queue_app, rejects_app
+from stormproof.trident.cli import audit_app, control_app, ledger_app, letters_app, queue_app
 from stormproof.trident.cli.options import AsJson, By, ByWhom, Conf, TopologyName, Why
 from stormproof.trident.cli.output import guarded
 
@@ -40,7 +40,6 @@ app.add_typer(queue_app.app, name="queue")
 app.add_typer(db_app, name="db")
 app.add_typer(audit_app.app, name="audit")
 app.add_typer(letters_app.app, name="dead-letters")
-app.add_typer(rejects_app.app, name="rejects")
 app.add_typer(ledger_app.app, name="ledger")
 
 

@@ -1,4 +1,4 @@
-"""`--canary` of `dead-letters requeue` and `rejects retry`: its options, its progress, and how it ended."""
+"""`--canary` of `dead-letters requeue`: its options, its progress, and how it ended."""
 
 from __future__ import annotations
 

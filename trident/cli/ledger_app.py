@@ -84,7 +84,8 @@ def ledger_skip(
     With --rows the sink gets, at once, every message whose rows its table takes, and only the others are given up.
 
     With --messages the next start reads the txid's messages from the source, while it has them, and keeps each as a reject
-    of the sink: `stormproof rejects retry` runs them again. For where the prepared files are gone, and the messages are not.
+    of the sink: `stormproof dead-letters requeue` runs them again. For where the prepared files are gone, and the messages
+    are not.
     """
     from stormproof.trident.cli.skip import skip_rows, skip_sink
 

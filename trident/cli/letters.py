@@ -1,4 +1,4 @@
-"""`dead-letters list` and `show`: messages that failed too often."""
+"""`dead-letters list` and `show`: messages that failed too often, or that a sink rejected."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from hashlib import sha256
 from itertools import islice
 from typing import Final
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.errors import Json
 from stormproof.core.message import storable_text
-from stormproof.core.source.dead_letter import component_of, error_class
 from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident import audit
 from stormproof.trident.cli.layout import cell_text
@@ -53,28 +52,25 @@ def list_letters(
     All are counted without their payloads. Those that are shown are read whole.
     """
     shown = limit if limit is not None or as_json else SHOWN_LETTERS
-    kept, counts, ids = list[Letter](), LetterClasses(), dict[tuple[str, str], str]()
+    kept, counts, ids = list[Letter](), LetterClasses(), dict[tuple[str, str | None], str]()
     undecided_one: tuple[str, str] | None = None
     with opened() as stores:
         for name in _topologies(stores, topology):
-            try:
-                with letters_of(stores, name) as letters:
-                    note_elsewhere(letters)
-                    for head in letters.heads(chosen, undecided=undecided):
-                        counts.add(name, head)
-                        if undecided_one is None and head.disposal is None:
-                            undecided_one = name, head.shown_id
-                    room = None if shown is None else shown - len(kept)
-                    if not count and room != 0:
-                        with closing(letters.each(chosen, undecided=undecided)) as each:
-                            mine = list(islice(each, room))
-                        called = called_by_servers(stores, name, [one.id for one in mine])
-                        ids |= {(name, message): id_ for message, id_ in called.items()}
-                        kept += mine
-            except UsageError as error:
-                if topology is not None:
-                    raise
-                note(f"stormproof: {error.message}")
+            with letters_of(stores, name) as letters:
+                note_elsewhere(letters)
+                for head in letters.heads(chosen, undecided=undecided):
+                    counts.add(name, head)
+                    if undecided_one is None and head.disposal is None and head.shown_id is not None:
+                        undecided_one = name, head.shown_id
+                if topology is not None and counts.is_empty:
+                    letters.require_sources()
+                room = None if shown is None else shown - len(kept)
+                if not count and room != 0:
+                    with closing(letters.each(chosen, undecided=undecided)) as each:
+                        mine = list(islice(each, room))
+                    called = called_by_servers(stores, name, [one.id for one in mine if one.id is not None])
+                    ids |= {(name, message): id_ for message, id_ in called.items()}
+                    kept += mine
     classes = counts.sorted()
     if count:
         report: dict[str, object] = {"topology": topology, "classes": classes}
@@ -106,34 +102,39 @@ def _topologies(stores: Stores, topology: str | None) -> list[str]:
 
 
 def _listed(one: Letter) -> dict[str, object]:
-    letter = one.letter
     return {
         "id": one.id,
         "source": one.source,
-        "reason": letter.reason,
-        "error_class": error_class(letter.reason, letter.error),
-        "component": component_of(letter),
-        "error": letter.error,
-        "times_opened": letter.times_opened,
-        "times_failed": letter.times_failed,
-        "dead_at": letter.dead_at,
-        "bytes": len(editable(letter.payload)),
-        "text": storable_text(shown_payload(letter.payload)),
-        "history": letter.history,
-        "disposal": letter.disposal,
-        "by": letter.by,
-        "why": letter.why,
-        "disposed_at": letter.disposed_at,
+        "sink": one.sink,
+        "txid": one.txid,
+        "reason": one.reason,
+        "error_class": one.error_class,
+        "component": one.component,
+        "error": one.error,
+        "times_opened": one.times_opened,
+        "times_failed": one.times_failed,
+        "dead_at": one.dead_at,
+        "bytes": None if one.payload is None else len(editable(one.payload)),
+        "text": None if one.payload is None else storable_text(shown_payload(one.payload)),
+        "row": one.row,
+        "rows": one.rows,
+        "history": one.history,
+        "disposal": one.disposal,
+        "by": one.by,
+        "why": one.why,
+        "disposed_at": one.disposed_at,
+        "requeued_in": one.requeued_in,
     }
 
 
 def _list_text(
     found: Sequence[Letter],
-    ids: Mapping[tuple[str, str], str],
+    ids: Mapping[tuple[str, str | None], str],
     classes: Sequence[LetterClass],
     undecided_one: tuple[str, str] | None,
 ) -> None:
     several, total = len({one.topology for one in classes}) > 1, total_of(classes)
+    at_sinks = any(one.sink is not None for one in found)
     if found:
         table(
             [
@@ -141,18 +142,20 @@ def _list_text(
                 "id",
                 *([AT_SERVER] if ids else []),
                 "failed in",
+                *(["txid"] if at_sinks else []),
                 "error",
-                "payload",
+                "refused row, or payload" if at_sinks else "payload",
                 "state",
             ],
             [
                 (
                     *([one.topology] if several else []),
-                    one.id,
+                    one.id or "-",
                     *([ids.get((one.topology, one.id))] if ids else []),
-                    component_of(one.letter),
-                    cut(one.letter.error, ERROR_CHARACTERS),
-                    cut(shown_payload(one.letter.payload), PAYLOAD_CHARACTERS),
+                    _place(one),
+                    *([one.txid] if at_sinks else []),
+                    cut(one.error, ERROR_CHARACTERS),
+                    cut(one.row or shown_payload(one.payload or b""), PAYLOAD_CHARACTERS),
                     one.state,
                 )
                 for one in found
@@ -163,6 +166,10 @@ def _list_text(
         say(f"{len(found)} of {counted(total, 'dead letter')} shown; --limit {total} shows all of them")
     if undecided_one is not None:
         say(f"look at one: stormproof dead-letters show {' '.join(undecided_one)}")
+
+
+def _place(one: Letter) -> str:
+    return one.component if one.sink is None else f"sink {one.sink}"
 
 
 def total_of(classes: Sequence[LetterClass]) -> int:
@@ -191,32 +198,37 @@ def classes_text(classes: Sequence[LetterClass]) -> None:
 
 
 def show_letter(topology: str, message: str, *, as_json: bool) -> None:
-    """Show all that is known of a dead letter: payload, failures, decisions, batches."""
+    """Show all that is known of a dead letter: payload, failures, refused rows, decisions, batches."""
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
         (message,) = named(stores, topology, [message])
         found = letters.of_message(message)
         if not found:
+            letters.require_sources()
             raise not_dead(letters, message)
         traced = audit.message(stores.audit, topology, message, opener=audit.opener_for(stores.database))
-    newest = found[-1]
+    at_sinks = [one for one in found if one.sink is not None]
+    *earlier, newest = [one for one in found if one.sink is None] or [at_sinks[-1]]
     report = {
         "topology": topology,
         **_listed(newest),
-        "text": shown_payload(newest.letter.payload),
+        "text": None if newest.payload is None else shown_payload(newest.payload),
         "state": newest.state,
         "server_id": traced.server_id,
-        **_payload_fields("", newest.letter.payload),
-        **({} if newest.letter.new_payload is None else _payload_fields("new_", newest.letter.new_payload)),
-        "history": [_event(entry) for entry in newest.letter.history],
+        **_payload_fields("", newest.payload),
+        **_payload_fields("new_", newest.new_payload),
+        "history": [_event(entry) for entry in newest.history],
         "openings": traced.openings,
         "end": traced.end,
-        "earlier": [_listed(one) for one in found[:-1]],
+        "earlier": [_listed(one) for one in earlier],
+        "at_sinks": [_listed(one) for one in at_sinks],
     }
-    emit(report, as_json=as_json, text=lambda: _show_text(newest, found[:-1], traced))
+    emit(report, as_json=as_json, text=lambda: _show_text(newest, earlier, at_sinks, traced))
 
 
-def _payload_fields(prefix: str, payload: bytes) -> dict[str, object]:
+def _payload_fields(prefix: str, payload: bytes | None) -> dict[str, object]:
+    if payload is None:
+        return {}
     given = editable(payload)
     return {
         f"{prefix}payload_base64": base64.b64encode(given).decode(),
@@ -231,34 +243,54 @@ def _event(entry: Mapping[str, Json]) -> dict[str, Json]:
     return {**entry, "txid": int(txid) if txid.isdecimal() else None}
 
 
-def _show_text(one: Letter, earlier: Sequence[Letter], traced: audit.MessageReport) -> None:
-    letter = one.letter
-    say(f"message {one.id} of {one.topology}, from {one.source}: {one.state}; now {end_text(traced.end)}")
-    say(
-        f"dead since {cell_text(letter.dead_at)}, failed {counted(letter.times_failed, 'time')}, "
-        f"opened {counted(letter.times_opened, 'time')}: {letter.reason} "
-        f"({error_class(letter.reason, letter.error)})"
-    )
+def _show_text(one: Letter, earlier: Sequence[Letter], at_sinks: Sequence[Letter], traced: audit.MessageReport) -> None:
+    of_source = "" if one.source is None else f", from {one.source}: {one.state}"
+    say(f"message {one.id} of {one.topology}{of_source}; now {end_text(traced.end)}")
+    if one.sink is None:
+        say(
+            f"dead since {cell_text(one.dead_at)}, failed {counted(one.times_failed or 0, 'time')}, "
+            f"opened {counted(one.times_opened or 0, 'time')}: {one.reason} ({one.error_class})"
+        )
     if traced.server_id is not None:
         say(f"its server knows it as {cell_text(traced.server_id)}")
-    if letter.disposal is not None:
-        at = "" if letter.disposed_at is None else f" {cell_text(letter.disposed_at)}"
-        say(f"{one.state}{at} by {letter.by}: {letter.why or 'no reason given'}")
-    _payload_text("payload", letter.payload)
-    if letter.new_payload is not None:
-        _payload_text("new payload", letter.new_payload)
-    for entry in map(_event, letter.history):
+    if one.sink is None:
+        _decided_text(one)
+    _payload_text("payload", one.payload)
+    if one.new_payload is not None:
+        _payload_text("new payload", one.new_payload)
+    for entry in map(_event, one.history):
         _event_text(entry)
+    for rejected in at_sinks:
+        _rejected_text(rejected)
     for opening in traced.openings:
         say(opening_text(opening))
     for before in earlier:
-        say(f"a dead letter before, since {cell_text(before.letter.dead_at)}: {before.state} by {before.letter.by}")
-    if letter.disposal is None:
-        for verb in ("requeue", "edit", "drop"):
+        say(f"a dead letter before, since {cell_text(before.dead_at)}: {before.state} by {before.by}")
+    if any(letter.disposal is None for letter in (one, *at_sinks)):
+        for verb in ("requeue", *(["edit"] if one.sink is None and one.disposal is None else []), "drop"):
             say(f"to {verb} it: stormproof dead-letters {verb} {one.topology} {one.id}")
 
 
-def _payload_text(name: str, payload: bytes) -> None:
+def _decided_text(one: Letter) -> None:
+    if one.disposal is not None:
+        at = "" if one.disposed_at is None else f" {cell_text(one.disposed_at)}"
+        again = "" if one.requeued_in is None else f", in txid {one.requeued_in}"
+        say(f"{one.state}{at}{again} by {one.by}: {one.why or 'no reason given'}")
+
+
+def _rejected_text(one: Letter) -> None:
+    state = "" if one.error_class == one.reason else f", SQLSTATE {one.error_class}"
+    rows = counted(one.rows or 0, "row")
+    say(f"{cell_text(one.dead_at)} rejected by sink {one.sink} in txid {one.txid}{state}; {rows} left out:")
+    written(one.error, indent="    ")
+    written(f"row: {one.row}", indent="    ")
+    _decided_text(one)
+
+
+def _payload_text(name: str, payload: bytes | None) -> None:
+    if payload is None:
+        say("its source gave no payload")
+        return
     given = editable(payload)
     say(f"{name} ({counted(len(given), 'byte')}, sha256 {sha256(payload).hexdigest()}):")
     written(shown_payload(payload), indent="    ")

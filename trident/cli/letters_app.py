@@ -10,7 +10,9 @@ from stormproof.trident.cli.canary import Canary, DryRun, MaxFailures, Wait, rul
 from stormproof.trident.cli.options import AsJson, By, MessageId, TopologyName, Why
 
 app = typer.Typer(
-    help="Messages that failed too often: look at them, mend them, hand them out again.", no_args_is_help=True
+    help="Messages that failed too often, or that a sink rejected, since its table refuses their rows: look at them, mend "
+    "them, hand them out again.",
+    no_args_is_help=True,
 )
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
@@ -20,11 +22,28 @@ IdsFile = Annotated[
 All = Annotated[bool, typer.Option("--all", help="Every undecided dead letter of the topology.")]
 OfSource = Annotated[str | None, typer.Option("--source", help="Of this source (or spout) only.")]
 OfReason = Annotated[
-    str | None, typer.Option("--reason", help="Its last failure has this reason: error, bad_message, ...")
+    str | None, typer.Option("--reason", help="Its last failure has this reason: error, bad_message, refused, ...")
 ]
-OfComponent = Annotated[str | None, typer.Option("--component", help="Its last failure was in this component.")]
-OfClass = Annotated[str | None, typer.Option("--error-class", help="Died of this class of error, as in ValueError.")]
-Matching = Annotated[str | None, typer.Option("--match", metavar="TEXT", help="TEXT is in the error or the payload.")]
+OfComponent = Annotated[
+    str | None, typer.Option("--component", help="Its last failure was in this component; of a rejected one, the sink.")
+]
+OfClass = Annotated[
+    str | None,
+    typer.Option(
+        "--error-class",
+        help="Died of this class of error, as in ValueError; or refused with this SQLSTATE, or a class of them: 23505, 23.",
+    ),
+]
+Matching = Annotated[
+    str | None, typer.Option("--match", metavar="TEXT", help="TEXT is in the error, the payload, or the refused row.")
+]
+AtSink = Annotated[str | None, typer.Option("--sink", help="Rejected by this sink, and only there.")]
+FromTxid = Annotated[
+    str | None, typer.Option("--first", metavar="TXID", help="Rejected by a sink in this txid or later.")
+]
+ToTxid = Annotated[
+    str | None, typer.Option("--last", metavar="TXID", help="Rejected by a sink in this txid or earlier.")
+]
 Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Dead since this time, or age as 2h.")]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Dead before this time, or age as 2h.")]
 Where = Annotated[
@@ -44,6 +63,9 @@ def letters_list(
     match: Matching = None,
     since: Since = None,
     until: Until = None,
+    sink: AtSink = None,
+    first: FromTxid = None,
+    last: ToTxid = None,
     where: Where = None,
     decided: Annotated[bool, typer.Option("--decided", help="Those, too, about which an operator decided.")] = False,
     count: Annotated[bool, typer.Option("--count", help="Only count them, by class of error.")] = False,
@@ -54,9 +76,10 @@ def letters_list(
 ) -> None:
     """List the dead letters that wait for a decision, with payload, error and a count for each class of error.
 
-    One that was requeued, edited or dropped leaves the list; it stays on record.
+    They are the messages that failed too often, which no sink holds, and those that one sink rejected, with the refused row;
+    the other sinks hold these. One that was requeued, edited or dropped leaves the list; it stays on record.
 
-    Example: stormproof dead-letters list orders --error-class ValueError --since 2h
+    Example: stormproof dead-letters list orders --sink invoices --error-class 23 --since 2h
     """
     from stormproof.trident.cli.letters import list_letters
     from stormproof.trident.decisions.letter_filter import filter_of
@@ -70,13 +93,16 @@ def letters_list(
         match=match,
         since=since,
         until=until,
+        sink=sink,
+        first=first,
+        last=last,
     )
     list_letters(topology, chosen, undecided=not decided, count=count, limit=limit, as_json=as_json)
 
 
 @app.command("show")
 def letters_show(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
-    """Show one dead letter: its whole payload, each failure with its error, its batches, what was decided."""
+    """Show one dead letter: its whole payload, each failure with its error, refused rows, batches, what was decided."""
     from stormproof.trident.cli.letters import show_letter
 
     show_letter(topology, message, as_json=as_json)
@@ -99,6 +125,8 @@ def letters_edit(
     as_json: AsJson = False,
 ) -> None:
     """Hand a dead letter out again with another payload; the old one, and who replaced it, stay on record.
+
+    What a sink rejected is not edited: the other sinks hold it as it is.
 
     Example: stormproof dead-letters edit orders 753-12 --payload mended.json --why "a comma for a point"
     """
@@ -133,6 +161,9 @@ def letters_requeue(
     match: Matching = None,
     since: Since = None,
     until: Until = None,
+    sink: AtSink = None,
+    first: FromTxid = None,
+    last: ToTxid = None,
     where: Where = None,
     dry_run: DryRun = False,
     canary: Canary = None,
@@ -144,6 +175,9 @@ def letters_requeue(
     as_json: AsJson = False,
 ) -> None:
     """Hand dead letters out again: those named, those that a filter chooses, or all.
+
+    What a sink rejected is opened again for that sink alone: the other sinks hold it. Repair the table first: what it
+    refuses again is rejected again, and a canary counts it as failed.
 
     With --canary the first N are handed out, then, once each of them is confirmed or has failed again, the rest in growing
     waves, while at most --max-failures of a wave fail; the topology's driver must run. Exit status 1: some were not handed
@@ -161,6 +195,9 @@ def letters_requeue(
         match=match,
         since=since,
         until=until,
+        sink=sink,
+        first=first,
+        last=last,
     )
     dispose(
         topology,
@@ -191,6 +228,9 @@ def letters_drop(
     match: Matching = None,
     since: Since = None,
     until: Until = None,
+    sink: AtSink = None,
+    first: FromTxid = None,
+    last: ToTxid = None,
     where: Where = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -199,6 +239,8 @@ def letters_drop(
     as_json: AsJson = False,
 ) -> None:
     """Give dead letters up for good: those named, those that a filter chooses, or all. That is recorded.
+
+    What a sink rejected is given up at that sink: the other sinks hold it.
 
     Example: stormproof dead-letters drop orders 753-12 --why "a test message"
     """
@@ -214,6 +256,9 @@ def letters_drop(
         match=match,
         since=since,
         until=until,
+        sink=sink,
+        first=first,
+        last=last,
     )
     dispose(
         topology,

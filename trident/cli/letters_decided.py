@@ -21,7 +21,8 @@ from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.canaries import requeue_canary
 from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.decisions.letter_filter import LetterFilter
-from stormproof.trident.decisions.letters import Letter, letters_of, named
+from stormproof.trident.decisions.letters import ChosenLetters, Letter, letters_of, named
+from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.wording import counted
 
 # -- retry -------------------------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def edit_letter(
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
         letter = dead_letters.undecided_letter(letters, *named(stores, topology, [message]))
-        before = editable(letter.letter.payload)
+        before = editable(letter.payload or b"")
         given = _edited_by_hand(letter, before) if payload is None else _read(payload)
         done = dead_letters.edit(stores, letters, letter, given, exact=exact, by=by, why=why)
     emit(done, as_json=as_json, text=lambda: say("\n".join(done.lines())))
@@ -119,59 +120,68 @@ def dispose(
 ) -> None:
     """Requeue or drop dead letters: the named ones, those that the filter admits, or all.
 
-    Ends with status 1 if one of the named messages is no undecided dead letter, or a canary did not hand out everything.
+    Ends with status 1 if one of the named messages is no undecided dead letter, or one cannot be opened again, or a canary
+    did not hand out everything.
     """
     dead_letters.require_choice(ids, where, every=every)
     verb = "requeue" if requeue else "drop"
-    if dry_run:
-        _count(topology, ids, where, verb, as_json=as_json)
-        return
-    with opened() as stores, letters_of(stores, topology) as letters:
-        note_elsewhere(letters)
-        chosen = named(stores, topology, ids)
-        if not ids:
-            found = letters.choose(where)
-            chosen = list(found.ids)
-            if chosen and not yes:
-                show = partial(classes_text, found.classes)
-                confirmed(topology, verb, "dead letter", len(chosen), every=every, as_json=as_json, show=show)
-        if careful is not None:
-            show_canary(
-                requeue_canary(stores, topology, chosen, careful, by=by, why=why, told=progress()), as_json=as_json
-            )
-            return
-        done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=by, why=why)
-    report = {
-        "topology": topology,
-        "requeued" if requeue else "dropped": done.done,
-        "not_dead": done.not_dead,
-        "by": by,
-    }
-    emit(report, as_json=as_json, text=lambda: say("\n".join(done.lines())))
-    if done.not_dead:
-        note(f"stormproof: not dead letters, or decided about already: {', '.join(done.not_dead[:10])}")
-        finish(Exit.FAILED)
-
-
-def _count(topology: str, ids: Sequence[str], where: LetterFilter, verb: str, *, as_json: bool) -> None:
-    """Say which dead letters would be decided about; do nothing."""
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
         ids = named(stores, topology, ids)
-        found = letters.choose(where, ids)
-    missed = sorted(set(ids).difference(found.ids))
+        found = letters.named(where, ids) if ids and not dry_run else letters.choose(where, ids)
+        if not found.number:
+            letters.require_sources()
+        if dry_run:
+            _count(topology, ids, found, verb, as_json=as_json)
+            return
+        if found.number and not ids and not yes:
+            show = partial(classes_text, found.classes)
+            confirmed(topology, verb, "dead letter", found.number, every=every, as_json=as_json, show=show)
+        if careful is not None:
+            show_canary(
+                requeue_canary(stores, topology, found, careful, by=by, why=why, told=progress()), as_json=as_json
+            )
+            return
+        done = dead_letters.dispose(stores, letters, found, requeue=requeue, by=by, why=why, ids=ids)
     report = {
         "topology": topology,
-        f"would_{verb}": found.ids,
+        "requeued" if requeue else "dropped": done.messages,
+        "at_sinks": _at_sinks(done.rejects),
+        "not_dead": done.not_dead,
+        "refused": done.refused,
+        "by": by,
+    }
+    emit(report, as_json=as_json, text=lambda: say("\n".join(done.lines())))
+    for message, reason in done.refused.items():
+        note(f"stormproof: {message}: {reason}")
+    _finish(done.not_dead, is_done=not done.refused)
+
+
+def _count(topology: str, ids: Sequence[str], found: ChosenLetters, verb: str, *, as_json: bool) -> None:
+    """Say which dead letters would be decided about; do nothing."""
+    missed = sorted(set(ids).difference(found.messages))
+    report = {
+        "topology": topology,
+        f"would_{verb}": found.messages,
+        "at_sinks": _at_sinks(found.rejects),
         "classes": found.classes,
         "not_dead": missed,
     }
 
     def text() -> None:
         classes_text(found.classes)
-        say(f"{topology}: would {verb} {counted(len(found.ids), 'dead letter')}; nothing was done")
+        say(f"{topology}: would {verb} {counted(found.number, 'dead letter')}; nothing was done")
 
     emit(report, as_json=as_json, text=text)
+    _finish(missed, is_done=True)
+
+
+def _at_sinks(found: Sequence[Reject]) -> list[dict[str, object]]:
+    return [{"id": one.message, "sink": one.sink, "txid": one.txid} for one in found]
+
+
+def _finish(missed: Sequence[str], *, is_done: bool) -> None:
     if missed:
         note(f"stormproof: not dead letters, or decided about already: {', '.join(missed[:10])}")
+    if missed or not is_done:
         finish(Exit.FAILED)

@@ -97,7 +97,7 @@ def _topology_text(t: TopologyStatus) -> None:
     _dead_text(t)
     if t.rejects:
         states = ", ".join(f"{number} {state}" for state, number in t.rejects.items())
-        say(f"{counted(sum(t.rejects.values()), 'reject')} ({states}): stormproof rejects list {t.name}")
+        say(f"{counted(sum(t.rejects.values()), 'reject')} ({states}): stormproof dead-letters list {t.name}")
     _details(t, "")
     if not t.problems:
         say("nothing keeps it from going on")

@@ -142,7 +142,7 @@ def run_text(s: RunStatistics) -> str:
         lines.append(f"{counted(s.superseded, 'row')} superseded by later ones of their keys")
     if s.rejected:
         rejected = f"{counted(s.rejected, 'message')} rejected by a sink, whose table refuses their rows"
-        lines.append(f"{rejected}; see them: stormproof rejects list {s.topology}")
+        lines.append(f"{rejected}; see them: stormproof dead-letters list {s.topology}")
     if s.dead_letters:
         lines.append(f"see the dead letters: stormproof dead-letters list {s.topology}")
     if s.tuning is not None:

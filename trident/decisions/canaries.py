@@ -1,4 +1,4 @@
-"""Canaries of dead letters and of rejects, over a topology whose driver runs elsewhere."""
+"""Canaries of dead letters, over a topology whose driver runs elsewhere."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import UsageError
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions import dead_letters
-from stormproof.trident.decisions import rejects as decisions
 from stormproof.trident.decisions.canary import CanaryReport, CanaryRules, Fate, run_canary
-from stormproof.trident.decisions.letters import Letters, letters_of
+from stormproof.trident.decisions.letters import ChosenLetters, Letters, letters_of
 from stormproof.trident.ledger import control, rejects
-from stormproof.trident.ledger.rows import Reject
 
 if TYPE_CHECKING:
     from stormproof.trident.stores import Stores
@@ -36,7 +34,7 @@ class Watched(TypedDict, total=False):
 def requeue_canary(
     stores: Stores,
     topology: str,
-    ids: Sequence[str],
+    chosen: ChosenLetters,
     rules: CanaryRules,
     *,
     by: str,
@@ -45,71 +43,26 @@ def requeue_canary(
 ) -> CanaryReport:
     """Requeue dead letters wave by wave; see `run_canary`. Each wave is on record with who, why, and its number.
 
-    Raises:
-        UsageError: no driver runs that takes messages, so no wave would be decided; nothing was handed out.
-    """
-
-    def release(letters: Letters, some: Sequence[str], said: str) -> Sequence[str]:
-        return dead_letters.dispose(stores, letters, some, requeue=True, by=by, why=said).done
-
-    return _in_waves(stores, topology, ids, rules, release, by=by, why=why, **watched)
-
-
-def retry_canary(
-    stores: Stores,
-    topology: str,
-    found: Sequence[Reject],
-    rules: CanaryRules,
-    *,
-    by: str,
-    why: str,
-    **watched: Unpack[Watched],
-) -> CanaryReport:
-    """Retry rejects wave by wave, as `requeue_canary` does dead letters. A message that several sinks rejected counts once.
+    A message that several sinks rejected counts once.
 
     Raises:
         UsageError: no driver runs that takes messages, so no wave would be decided; nothing was handed out.
     """
-    of_message: dict[str, list[Reject]] = {}
-    for one in found:
-        if one.message is not None:
-            of_message.setdefault(one.message, []).append(one)
-
-    def release(letters: Letters, some: Sequence[str], said: str) -> Sequence[str]:
-        del letters
-        mine = [one for message in some for one in of_message[message]]
-        done = decisions.decide(stores, topology, mine, retry=True, by=by, why=said)
-        return list(dict.fromkeys(one.message for one in done.done if one.message is not None))
-
-    return _in_waves(stores, topology, list(of_message), rules, release, by=by, why=why, **watched)
-
-
-def _in_waves(
-    stores: Stores,
-    topology: str,
-    ids: Sequence[str],
-    rules: CanaryRules,
-    release: Callable[[Letters, Sequence[str], str], Sequence[str]],
-    *,
-    by: str,
-    why: str,
-    **watched: Unpack[Watched],
-) -> CanaryReport:
-    """Run a canary. `release` hands some messages out, with what is said of them on record, and returns those it could."""
     require_driver(stores, topology)
     with letters_of(stores, topology) as letters:
         fates = _Fates(stores, topology, letters)
 
-        def released(some: Sequence[str], wave: int) -> Sequence[str]:
+        def release(some: Sequence[str], wave: int) -> Sequence[str]:
             fates.mark()
-            return release(letters, some, f"{why or 'no reason given'} (canary, wave {wave}: {len(some)})")
+            said = f"{why or 'no reason given'} (canary, wave {wave}: {len(some)})"
+            return dead_letters.dispose(stores, letters, chosen.of(some), requeue=True, by=by, why=said).messages
 
         return run_canary(
             topology,
-            ids,
+            chosen.messages,
             rules,
             by=by,
-            release=released,
+            release=release,
             fates=fates,
             trouble=lambda: driver_trouble(stores, topology),
             clock=watched.get("clock") or SystemClock(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
 from stormproof.core.errors import UsageError
@@ -14,7 +14,11 @@ from stormproof.trident.wording import moment
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Each field that is not None must hold: texts must be equal, and `match` be found in the error or the payload."""
+    """Each field that is not None must hold: texts must be equal, and `match` be found in the error or the payload.
+
+    `sink`, `first` and `last` admit only what a sink rejected: there, and from one txid to another. `error_class` admits an
+    SQLSTATE also by its first two characters; the component of what a sink rejected is the sink.
+    """
 
     source: str | None = None
     reason: str | None = None
@@ -23,16 +27,30 @@ class LetterFilter:
     match: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    sink: str | None = None
+    first: int | None = None
+    last: int | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether every dead letter passes."""
         return all(getattr(self, field.name) is None for field in fields(self))
 
+    @property
+    def is_of_sinks(self) -> bool:
+        """Whether only what a sink rejected passes."""
+        return (self.sink, self.first, self.last) != (None, None, None)
+
+    @property
+    def without_sink(self) -> LetterFilter:
+        """The same at any sink."""
+        return replace(self, sink=None)
+
     def admits(self, head: LetterHead) -> bool:
-        """Whether a dead letter passes by all but `source` and `match`."""
+        """Whether a dead letter of a source passes by all but `source` and `match`."""
         return (
-            (self.reason is None or self.reason == head.reason)
+            not self.is_of_sinks
+            and (self.reason is None or self.reason == head.reason)
             and (self.component is None or self.component == head.component)
             and (self.error_class is None or self.error_class == head.error_class)
             and (self.since is None or head.dead_at >= self.since)
@@ -52,7 +70,7 @@ def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:
     """The filter that a person's texts name: each on its own, and `--where KEY=VALUE` for any of them.
 
     Raises:
-        UsageError: a key is unknown or given twice, or a time cannot be read.
+        UsageError: a key is unknown or given twice, or a time or a txid cannot be read.
     """
     found = {name: text for name, text in given.items() if text is not None}
     for one in where:
@@ -73,4 +91,13 @@ def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:
         get("match"),
         moment("since", found["since"]) if "since" in found else None,
         moment("until", found["until"]) if "until" in found else None,
+        get("sink"),
+        _txid("first", found["first"]) if "first" in found else None,
+        _txid("last", found["last"]) if "last" in found else None,
     )
+
+
+def _txid(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise UsageError(f"{name}: {text[:40]!r} is no txid")
+    return int(text)

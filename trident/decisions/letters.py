@@ -1,4 +1,4 @@
-"""The dead letters of a topology's sources, under the ids that people see, by class of error."""
+"""The dead letters of a topology: messages that failed too often, and those that one sink rejected, by class of error."""
 
 from __future__ import annotations
 
@@ -6,51 +6,161 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from stormproof.core.errors import UsageError
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from stormproof.core.errors import Json, UsageError
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of
-from stormproof.core.source.dead_letter import DeadLetter, LetterHead
+from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead
 from stormproof.core.source.spouts import shown, sources_in, unshown
 from stormproof.trident.audit.source import PendingEvidence, recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.decisions.letter_filter import LetterFilter
+from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.rows import Reject
+from stormproof.trident.transaction_states import RejectState
 
 if TYPE_CHECKING:
     from stormproof.trident.audit import AuditLedger
+    from stormproof.trident.audit.ledger import TopologyRow
     from stormproof.trident.stores import Stores
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter, with its id in the topology (with the spout, if there are several), and its source's name."""
+    """A dead letter, under its id in the topology (with the spout, if there are several).
+
+    With a `sink` it is one of that sink, which rejected the message: the other sinks hold it. Without an `id` it is a row of
+    no single message there.
+    """
 
     topology: str
-    id: str
-    source: str
-    letter: DeadLetter
+    id: str | None
+    reason: str
+    error_class: str
+    component: str
+    error: str
+    payload: bytes | None
+    dead_at: datetime
+    disposal: Disposal | None
+    by: str | None
+    why: str | None
+    disposed_at: datetime | None
+    source: str | None = None
+    times_opened: int | None = None
+    times_failed: int | None = None
+    history: tuple[dict[str, Json], ...] = ()
+    new_payload: bytes | None = None
+    sink: str | None = None
+    txid: int | None = None
+    """The batch in which the sink rejected it."""
+    row: str | None = None
+    """The refused row, as JSON."""
+    rows: int | None = None
+    """How many rows the sink does not hold."""
+    requeued_in: int | None = None
+    """The batch that wrote it anew to the sink, or in which the sink rejected it again."""
+
+    @property
+    def shown_id(self) -> str | None:
+        """The id, as in a `LetterHead`."""
+        return self.id
 
     @property
     def state(self) -> str:
         """What an operator decided, or `undecided`."""
-        return "undecided" if self.letter.disposal is None else _DECIDED[self.letter.disposal.value]
+        return "undecided" if self.disposal is None else _DECIDED[self.disposal]
+
+    @staticmethod
+    def of_source(topology: str, id_: str, source: str, letter: DeadLetter) -> Letter:
+        """A message that failed too often."""
+        head = LetterHead.of(letter)
+        return Letter(
+            topology,
+            id_,
+            letter.reason,
+            head.error_class,
+            head.component,
+            letter.error,
+            letter.payload,
+            letter.dead_at,
+            letter.disposal,
+            letter.by,
+            letter.why,
+            letter.disposed_at,
+            source,
+            letter.times_opened,
+            letter.times_failed,
+            letter.history,
+            letter.new_payload,
+        )
+
+    @staticmethod
+    def of_sink(topology: str, one: Reject) -> Letter:
+        """A message, or a row of none, that a sink rejected."""
+        assert one.at is not None
+        return Letter(
+            topology,
+            one.message,
+            _REFUSED,
+            one.reason,
+            one.sink,
+            one.error,
+            one.payload,
+            one.at,
+            _DISPOSALS[one.state],
+            one.by,
+            one.why,
+            one.decided_at,
+            sink=one.sink,
+            txid=one.txid,
+            row=one.row,
+            rows=one.rows,
+            requeued_in=one.retried_in,
+        )
 
 
-_DECIDED: Final = {"requeue": "requeued", "edit": "edited", "drop": "dropped"}
+_DECIDED: Final = {Disposal.REQUEUE: "requeued", Disposal.EDIT: "edited", Disposal.DROP: "dropped"}
+_REFUSED: Final = "refused"
+_DISPOSALS: Final[Mapping[RejectState, Disposal | None]] = {
+    RejectState.OPEN: None,
+    RejectState.RETRYING: Disposal.REQUEUE,
+    RejectState.RETRIED: Disposal.REQUEUE,
+    RejectState.DROPPED: Disposal.DROP,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """The dead letters of a topology's source; or of the sources of its spouts, whose names then begin the ids."""
+    """The dead letters of a topology: of its source, or of the sources of its spouts, whose names then begin the ids; and
+    those of its sinks.
+    """
 
-    topology: str
+    row: TopologyRow
     sources: Mapping[str | None, DeadLetters]
+    ledger: AuditLedger
     elsewhere: tuple[str, ...] = ()
-    """Spouts whose sources are not in the ledger's database: their dead letters are out of reach."""
+    """Spouts, or the one source, that are not in the ledger's database: their dead letters are out of reach."""
+
+    @property
+    def topology(self) -> str:
+        """The topology's name."""
+        return self.row.name
 
     def each(self, where: LetterFilter, *, undecided: bool = False) -> Generator[Letter]:
-        """The dead letters that the filter admits, whole, source by source, oldest first; a few at a time."""
+        """The dead letters that the filter admits, whole: source by source, then those of sinks; each oldest first.
+
+        Those of sources come a few at a time. Those of sinks have no payload.
+        """
+        yield from self._each_of_sources(where, undecided=undecided)
+        for one in self.rejects(where, undecided=undecided, texts=True):
+            yield Letter.of_sink(self.topology, one)
+
+    def _each_of_sources(self, where: LetterFilter, *, undecided: bool) -> Generator[Letter]:
         for spout, source in self._admitted(where):
             with closing(source.each()) as found:
                 for letter in found:
@@ -59,13 +169,17 @@ class Letters:
                         and where.admits(LetterHead.of(letter))
                         and where.matches(letter)
                     ):
-                        yield Letter(self.topology, _shown(spout, letter.shown_id), source.name, letter)
+                        yield Letter.of_source(self.topology, _shown(spout, letter.shown_id), source.name, letter)
 
-    def heads(self, where: LetterFilter, *, undecided: bool = False) -> Generator[LetterHead]:
+    def heads(self, where: LetterFilter, *, undecided: bool = False) -> Generator[LetterHead | Letter]:
         """The same without payloads, errors and histories; only a filter by `match` reads these. The ids name the spout."""
+        yield from self._heads_of_sources(where, undecided=undecided)
+        for one in self.rejects(where, undecided=undecided):
+            yield Letter.of_sink(self.topology, one)
+
+    def _heads_of_sources(self, where: LetterFilter, *, undecided: bool) -> Generator[LetterHead | Letter]:
         if where.match is not None:
-            for one in self.each(where, undecided=undecided):
-                yield replace(LetterHead.of(one.letter), shown_id=one.id)
+            yield from self._each_of_sources(where, undecided=undecided)
             return
         for spout, source in self._admitted(where):
             with closing(source.heads(undecided=undecided)) as found:
@@ -73,23 +187,98 @@ class Letters:
                     if where.admits(head):
                         yield head if spout is None else replace(head, shown_id=_shown(spout, head.shown_id))
 
+    def rejects(
+        self,
+        where: LetterFilter,
+        *,
+        ids: Collection[str] = (),
+        undecided: bool = False,
+        texts: bool = False,
+        payloads: bool = False,
+    ) -> list[Reject]:
+        """What sinks rejected and the filter admits, oldest first; of these messages alone, if some are named."""
+        c = t.reject.c
+        conditions = self._conditions(where)
+        if undecided:
+            conditions.append(c.state == sa.literal_column(f"'{RejectState.OPEN.value}'"))  # as the index has it
+        if ids:
+            conditions.append(c.message == sa.any_(sa.literal([*ids], ARRAY(sa.Text))))
+        with self.ledger.snapshot() as snapshot:
+            return snapshot.rejects(
+                self.row.incarnation,
+                first=where.first,
+                last=where.last,
+                sink=where.sink,
+                conditions=conditions,
+                texts=texts,
+                payloads=payloads,
+            )
+
+    def _conditions(self, where: LetterFilter) -> list[sa.ColumnElement[bool]]:
+        c = t.reject.c
+        found: list[sa.ColumnElement[bool]] = []
+        if where.source is not None:
+            spouts = sources_in(self.row.source)
+            named = [
+                c.message.startswith(shown(one, ""), autoescape=True)
+                for one in spouts
+                if where.source in (one, spouts[one])
+            ]
+            found.append(sa.or_(sa.literal(where.source == self.row.source), *named))
+        if where.reason not in (None, _REFUSED):
+            found.append(c.sqlstate == where.reason)
+        if where.component is not None:
+            found.append(c.sink == where.component)
+        if where.error_class is not None:
+            name = sa.func.coalesce(c.sqlstate, _REFUSED)
+            found.append(sa.or_(name == where.error_class, sa.func.substr(c.sqlstate, 1, 2) == where.error_class))
+        if where.match is not None:
+            found.append(
+                sa.or_(c.error.contains(where.match, autoescape=True), c.row.contains(where.match, autoescape=True))
+            )
+        if where.since is not None:
+            found.append(c.at >= where.since)
+        if where.until is not None:
+            found.append(c.at < where.until)
+        return found
+
     def choose(self, where: LetterFilter, ids: Collection[str] = ()) -> ChosenLetters:
         """Those undecided ones that the filter admits; of these messages alone, if some are named."""
         named, chosen, classes = frozenset(ids), list[str](), LetterClasses()
-        for head in self.heads(where, undecided=True):
-            if not named or head.shown_id in named:
+        for head in self._heads_of_sources(where, undecided=True):
+            if head.shown_id is not None and (not named or head.shown_id in named):
                 chosen.append(head.shown_id)
                 classes.add(self.topology, head)
-        return ChosenLetters(tuple(chosen), tuple(classes.sorted()))
+        rejects = self.rejects(where, ids=ids, undecided=True)
+        for one in rejects:
+            classes.add(self.topology, Letter.of_sink(self.topology, one))
+        return ChosenLetters(tuple(chosen), tuple(rejects), tuple(classes.sorted()))
+
+    def named(self, where: LetterFilter, ids: Sequence[str]) -> ChosenLetters:
+        """Those of these messages, without a look at whether each is one of a source: a decision tells that."""
+        rejects = self.rejects(where, ids=ids, undecided=True) if ids else []
+        return ChosenLetters(() if where.is_of_sinks else tuple(ids), tuple(rejects), ())
 
     def of_message(self, message: str) -> list[Letter]:
-        """The dead letters of one message, oldest first."""
-        return [
-            Letter(self.topology, message, source.name, letter)
+        """The dead letters of one message, with payloads: those of its source, oldest first, then those of sinks."""
+        of_sources = [
+            Letter.of_source(self.topology, message, source.name, letter)
             for spout, source in self.sources.items()
             if (inner := _inner(spout, message)) is not None
             for letter in source.of_message(inner)
         ]
+        of_sinks = self.rejects(LetterFilter(), ids=[message], texts=True, payloads=True)
+        return [*of_sources, *(Letter.of_sink(self.topology, one) for one in of_sinks)]
+
+    def require_sources(self) -> None:
+        """Raise UsageError where the topology's source keeps nothing in the ledger's database."""
+        if not self.sources:
+            raise UsageError(
+                f"topology {self.topology!r} reads {self.row.source!r}, which keeps nothing in the ledger's database. "
+                "No command reaches its dead letters: call the source's dead_letters(), requeue(), edit() and drop() in "
+                "the process that has it",
+                topology=self.topology,
+            )
 
     def _admitted(self, where: LetterFilter) -> Iterator[tuple[str | None, DeadLetters]]:
         for spout, source in self.sources.items():
@@ -164,38 +353,29 @@ def _inner(spout: str | None, message: str) -> str | None:
 
 @contextmanager
 def letters_of(stores: Stores, topology: str) -> Generator[Letters]:
-    """The dead letters of a topology's sources, under its subscriptions. Fences no driver.
+    """The dead letters of a topology, under its subscriptions and of its sinks. Fences no driver.
 
     Raises:
-        UsageError: there is no such topology, or its source keeps nothing in the ledger's database.
+        UsageError: there is no such topology.
     """
     with ExitStack() as stack:
         sources: dict[str | None, DeadLetters] = {}
-        members, elsewhere = _evidence(stores.audit, topology)
+        row, members = _evidence(stores.audit, topology)
         for spout, evidence in members.items():
             connector = connector_of(evidence.who.kind)
             store = PostgresPendingStore(connector.NOUN, evidence.name, database=stores.database)
             sources[spout] = DeadLetters(store, evidence.who, connector)
             stack.callback(store.close)
-        yield Letters(topology, sources, elsewhere)
+        elsewhere = () if None in sources else tuple(one for one in sources_in(row.source) if one not in sources)
+        yield Letters(row, sources, stores.audit, elsewhere or (() if sources else (row.source,)))
 
 
-def _evidence(ledger: AuditLedger, topology: str) -> tuple[Mapping[str | None, PendingEvidence], tuple[str, ...]]:
-    """The records of the topology's sources, by spout (by None if it has no spouts), and the spouts without one."""
+def _evidence(ledger: AuditLedger, topology: str) -> tuple[TopologyRow, Mapping[str | None, PendingEvidence]]:
+    """A topology, and the records of its sources by spout (by None if it has no spouts), as far as the ledger has them."""
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(topology)
         found = stored_source(snapshot, row)
-        if isinstance(found, PendingEvidence):
-            return {None: found}, ()
-        members = spout_sources(snapshot, row)
-        if not members:
-            raise UsageError(
-                f"topology {topology!r} reads {row.source!r}, which keeps nothing in the ledger's database. "
-                "No command reaches its dead letters: call the source's dead_letters(), requeue(), edit() and drop() in "
-                "the process that has it",
-                topology=topology,
-            )
-        return dict(members.items()), tuple(spout for spout in sources_in(row.source) if spout not in members)
+        return row, {None: found} if isinstance(found, PendingEvidence) else dict(spout_sources(snapshot, row).items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +397,15 @@ class LetterClasses:
         self._waiting = Counter[tuple[str, str, str, str]]()
         self._decided = Counter[tuple[str, str, str, str]]()
 
-    def add(self, topology: str, head: LetterHead) -> None:
+    def add(self, topology: str, head: LetterHead | Letter) -> None:
         """Count one more."""
         key = (topology, head.error_class, head.reason, head.component)
         (self._waiting if head.disposal is None else self._decided)[key] += 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none was counted."""
+        return not self._waiting and not self._decided
 
     def sorted(self) -> list[LetterClass]:
         """The classes; the one with the most undecided ones first."""
@@ -234,7 +419,31 @@ class ChosenLetters:
     """Undecided dead letters that a decision is about, and how many there are of each class."""
 
     ids: tuple[str, ...]
+    """Messages that failed too often."""
+    rejects: tuple[Reject, ...]
+    """What sinks rejected."""
     classes: tuple[LetterClass, ...]
+
+    @property
+    def number(self) -> int:
+        """How many dead letters these are."""
+        return len(self.ids) + len(self.rejects)
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The messages, each once."""
+        return tuple(dict.fromkeys((*self.ids, *(one.message for one in self.rejects if one.message is not None))))
+
+    @property
+    def keys(self) -> frozenset[str | int]:
+        """What tells each of these dead letters from any other."""
+        return frozenset((*self.ids, *(one.id for one in self.rejects)))
+
+    def of(self, messages: Collection[str]) -> ChosenLetters:
+        """Those of these messages."""
+        mine = frozenset(messages)
+        rejects = tuple(one for one in self.rejects if one.message in mine)
+        return ChosenLetters(tuple(one for one in self.ids if one in mine), rejects, ())
 
 
 def not_dead(letters: Letters, message: str) -> UsageError:

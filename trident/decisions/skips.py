@@ -131,7 +131,8 @@ class SkipReport:
             _next(self.topology),
             *(
                 [
-                    f"run them again for this sink, after that: stormproof rejects retry {self.topology} --sink {self.sink}"
+                    f"run them again for this sink, after that: stormproof dead-letters requeue {self.topology} "
+                    f"--sink {self.sink}"
                 ]
                 if self.messages
                 else []
@@ -255,7 +256,7 @@ class SkipRowsReport:
         found = [
             f"txid {self.txid} of {self.topology}: sink {self.sink} has {counted(self.rows, 'row')} of it; "
             f"{counted(refused, 'row')} that its table refuses {'is a reject' if refused == 1 else 'are rejects'} "
-            f"(after its next start: stormproof rejects list {self.topology})"
+            f"(after its next start: stormproof dead-letters list {self.topology})"
         ]
         if self.dropped:
             found.append(f"the table's triggers dropped {counted(self.dropped, 'row')} of it without an error")

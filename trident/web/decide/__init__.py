@@ -4,7 +4,7 @@
 | --- | --- |
 | `action` | what a decision is: fields, a look at what it is about now, what it does |
 | `catalogue` | all of them, by name |
-| `letters`, `rejects`, `choosing` | of messages: one, those selected, all that match; by a canary |
+| `letters`, `choosing` | of messages: one, those selected, all that match; by a canary |
 | `driver`, `batches`, `starts` | of a driver, a batch that cannot go on, a refused start |
 | `tables` | of a sink's table, and of the ledger's size |
 | `proposals` | what was shown before a confirmation; each is acted on at most once |

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from stormproof.core.errors import UsageError
-from stormproof.trident.web.decide import batches, driver, letters, rejects, starts, tables
+from stormproof.trident.web.decide import batches, driver, letters, starts, tables
 from stormproof.trident.web.decide.action import Action
 
 ACTIONS: Final[Mapping[str, Action]] = {
-    action.name: action for module in (letters, rejects, driver, batches, starts, tables) for action in module.ACTIONS
+    action.name: action for module in (letters, driver, batches, starts, tables) for action in module.ACTIONS
 }
 
 ON_THE_COMMAND_LINE: Final[Mapping[str, str]] = {

@@ -1,8 +1,8 @@
-"""Which dead letters or rejects are meant: those selected, those that a filter admits, or expressly all of them."""
+"""Which dead letters are meant: those selected, those that a filter admits, or expressly all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from stormproof.core.errors import UsageError
 from stormproof.trident.web.decide.action import Choice, Field
@@ -49,7 +49,7 @@ def of_choice(choice: Choice, names: Sequence[str]) -> dict[str, str | None]:
     return {name: choice.text(name) for name in names}
 
 
-def changes(before: set[str], now: set[str], noun: str) -> list[str]:
+def changes(before: Set[str | int], now: Set[str | int], noun: str) -> list[str]:
     """What changed since somebody looked."""
     found = list[str]()
     if gone := len(before - now):

@@ -25,15 +25,18 @@ from stormproof.trident.web.decide.choosing import (
 if TYPE_CHECKING:
     from stormproof.trident.stores import Stores
 
-FILTERS: Final = ("source", "reason", "component", "error_class", "match", "since", "until")
+FILTERS: Final = ("source", "reason", "component", "error_class", "match", "since", "until", "sink", "first", "last")
 _CHOICE: Final = (
     Field("source", "Source or spout"),
-    Field("reason", "Reason", hint="error, timeout, ..."),
+    Field("reason", "Reason", hint="error, timeout, refused, ..."),
     Field("component", "Component", hint="of the last failure"),
-    Field("error_class", "Error class", hint="as ValueError"),
-    Field("match", "Text", hint="in error or payload"),
+    Field("error_class", "Error class", hint="as ValueError; SQLSTATE 23505, or the class 23"),
+    Field("match", "Text", hint="in error, payload or refused row"),
     Field("since", "Dead since", hint="a time, or an age as 2h"),
     Field("until", "Dead before", hint="a time, or an age as 2h"),
+    Field("sink", "Rejected by sink"),
+    Field("first", "Rejected from txid", "number"),
+    Field("last", "Rejected to txid", "number"),
     ALL,
 )
 
@@ -49,22 +52,26 @@ def _found(stores: Stores, choice: Choice) -> ChosenLetters:
 
 def _looks(verb: str) -> Looks:
     def look(stores: Stores, choice: Choice) -> Look:
-        ids, every = choice.texts("id"), choice.is_on("all")
+        ids, every, where = choice.texts("id"), choice.is_on("all"), _filter(choice)
         stores.topology(choice.topology)
-        nothing = require_chosen(ids, is_empty=_filter(choice).is_empty, every=every)
+        nothing = require_chosen(ids, is_empty=(where.without_sink if ids else where).is_empty, every=every)
         if nothing is not None:
             return Look({}, nothing=nothing)
         found = _found(stores, choice)
         classes = [(one.error_class, one.reason, one.component, str(one.undecided)) for one in found.classes]
-        missed = len(set(ids).difference(found.ids))
+        missed = len(set(ids).difference(found.messages))
+        at_sinks = len(found.rejects)
         return Look(
             {},
-            len(found.ids),
+            found.number,
             "dead letter",
-            found.ids,
-            (f"{missed} of those selected are decided about already",) if missed else (),
+            found,
+            (
+                *((f"{missed} of those selected are decided about already",) if missed else ()),
+                *((f"{at_sinks} of them only at the sinks that rejected them",) if at_sinks else ()),
+            ),
             (("error class", "reason", "failed in", "dead letters"), *classes),
-            None if found.ids else "No undecided dead letter is chosen.",
+            None if found.number else "No undecided dead letter is chosen.",
             command_of(f"dead-letters {verb}", choice.topology, ids, of_choice(choice, FILTERS), every=every),
         )
 
@@ -73,26 +80,26 @@ def _looks(verb: str) -> Looks:
 
 def _does(*, requeue: bool) -> Does:
     def do(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
-        ids: tuple[str, ...] = look.pinned
-        now = set(_found(stores, choice).ids)
-        told = changes(set(ids), now, "dead letter")
+        chosen: ChosenLetters = look.pinned
+        told = changes(chosen.keys, _found(stores, choice).keys, "dead letter")
         numbers = canary_numbers({field.name: given.text(field.name) for field in CANARY}) if requeue else None
         if numbers is not None:
             rules = CanaryRules(*numbers)
             canaries.require_driver(stores, choice.topology)
             run = CanaryRun(
                 lambda told_, stopped: canaries.requeue_canary(
-                    *(stores, choice.topology, ids, rules),
+                    *(stores, choice.topology, chosen, rules),
                     by=given.by,
                     why=given.why,
                     told=told_,
                     stopped=stopped,
                 )
             )
-            return Done((f"{choice.topology}: a canary of {len(ids)} dead letters has begun", *told), canary=run)
+            return Done((f"{choice.topology}: a canary of {chosen.number} dead letters has begun", *told), canary=run)
         with letters_of(stores, choice.topology) as letters:
-            done = dead_letters.dispose(stores, letters, ids, requeue=requeue, by=given.by, why=given.why)
-        return Done((*done.lines(), *told))
+            done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=given.by, why=given.why)
+        refused = [f"{message}: {reason}" for message, reason in done.refused.items()]
+        return Done((*done.lines(), *told, *refused), ok=not refused)
 
     return do
 
@@ -106,10 +113,10 @@ def _look_edit(stores: Stores, choice: Choice) -> Look:
         raise UsageError("an edit is of one message: the address lacks id=")
     with letters_of(stores, choice.topology) as letters:
         one = dead_letters.undecided_letter(letters, message)
-    payload = editable(one.letter.payload)
+    payload = editable(one.payload or b"")
     command = f"stormproof dead-letters edit {quoted(choice.topology)} {quoted(message)} --payload FILE"
     text = text_to_edit(payload)
-    facts = {"message": message, "failed": f"{one.letter.times_failed} times", "dead since": str(one.letter.dead_at)}
+    facts = {"message": message, "failed": f"{one.times_failed} times", "dead since": str(one.dead_at)}
     if text is None:
         why = "The payload is no text that a form of a browser keeps byte by byte. Edit it by the command below."
         return Look(facts, 1, "dead letter", None, nothing=why, command=command)
@@ -118,7 +125,7 @@ def _look_edit(stores: Stores, choice: Choice) -> Look:
         1,
         "dead letter",
         payload,
-        (f"the payload has {len(payload)} bytes; the error was: {one.letter.error}",),
+        (f"the payload has {len(payload)} bytes; the error was: {one.error}",),
         command=command,
         prefilled={"payload": text},
     )
@@ -163,7 +170,7 @@ ACTIONS: Final = (
         _does(requeue=True),
         _CHOICE,
         CANARY,
-        about="They are handed out again, with their failures counted from 0.",
+        about="They are handed out again, with their failures counted from 0; what a sink rejected goes to that sink alone.",
     ),
     Action(
         "drop",
@@ -173,7 +180,7 @@ ACTIONS: Final = (
         _does(requeue=False),
         _CHOICE,
         warning="They are given up for good: nothing hands them out again.",
-        about="They are given up, on record.",
+        about="They are given up, on record; what a sink rejected is given up at that sink.",
     ),
     Action(
         "edit",
