@@ -219,7 +219,8 @@ class _Reading:
             query = sql.SQL("select count(*), coalesce(sum({}), 0) from {} as held")
             asked = self._connection.execute(query.format(hashed, self._hold.name.identifier)).fetchone() or (0, 0)
             return Content(int(asked[0]), int(asked[1]) % MODULUS, kinds) if now == kinds else None
-        if any(name not in self._columns or not keeps(self._columns[name], kind) for name, kind in kinds):
+        keys = {*self._hold.input.keys}  # each has the one text that the table gives back
+        if any(n not in self._columns or not (n in keys or keeps(self._columns[n], kind)) for n, kind in kinds):
             return None
         total = ContentSum(kinds)
         for batch in self._batches(kinds, [], sql.SQL("true")):

@@ -387,11 +387,11 @@ def require_text_keys(table: Table, input_: SinkInput, where: str) -> None:
         if (
             column.name in input_.keys
             and is_string(input_.schema.field(column.name).type)
-            and column.base not in _TEXTS
+            and column.base not in (*_TEXTS, "uuid")
         ):
             raise SinkRefused(
                 f"{where}: key column {column.name!r} is {column.type} in the table and text in the stream; a map's key of "
-                "text is text in the table, too",
+                "text is text or uuid in the table",
                 column=column.name,
             )
 

@@ -20,7 +20,15 @@ from stormproof.sinks.postgres.hashed import known_content
 from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.refusals import is_empty
 from stormproof.sinks.postgres.rows import RowsByKey
-from stormproof.sinks.postgres.table import Table, TableName, check_flat_types, find_oid, require_text_keys, wire_schema
+from stormproof.sinks.postgres.table import (
+    Table,
+    TableName,
+    check_flat_types,
+    find_oid,
+    read_table,
+    require_text_keys,
+    wire_schema,
+)
 from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import Decision, PreparedTransaction
@@ -43,6 +51,8 @@ class PostgresBacking(Backing):
         self._input = SinkInput.for_upsert(self._schema, context.keys)
         self._hold = TableHold(database, table, context.identity, self._input, context.epoch)
         self._begun: _Begun | None = None
+        self._uuids: set[str] | None = None
+        """The table's columns of uuids, once it was read."""
 
     @property
     def record(self) -> TableHold:
@@ -83,10 +93,8 @@ class PostgresBacking(Backing):
         """The rows of these keys, by one query."""
         name = self._hold.name if self._begun is None else self._begun.table.name
         names = [_with_values(key) for key in self._keys.names]
-        arrays = [
-            sql.SQL("%s::{}[]").format(sql.SQL(column_type(f.type) or ""))  # pyright: ignore[reportArgumentType]
-            for f in self._keys
-        ]
+        types = self._key_types()
+        arrays = [sql.SQL("%s::{}[]").format(sql.SQL(types[key])) for key in self._keys.names]  # pyright: ignore[reportArgumentType]
         query = sql.SQL(
             "select {} from unnest({}) with ordinality as k ({}, place) left join {} as s on {} order by place"
         )
@@ -104,6 +112,19 @@ class PostgresBacking(Backing):
         return pa.RecordBatch.from_arrays(
             [pa.array(column, f.type) for column, f in zip(columns, self._stored, strict=True)], schema=self._stored
         )
+
+    def _key_types(self) -> dict[str, str]:
+        """The types as which the keys are sent: a text is compared as a uuid with a uuid."""
+        types = {field.name: column_type(field.type) or "" for field in self._keys}
+        if "text" not in types.values():
+            return types
+        if self._uuids is None:
+            with self._hold.link.errors():
+                connection = self._hold.link.connection() if self._begun is None else self._begun.connection
+                oid = find_oid(connection, self._hold.name)
+                columns = () if oid is None else read_table(connection, oid).columns
+            self._uuids = {column.name for column in columns if column.base == "uuid"}
+        return {name: "uuid" if name in self._uuids else kind for name, kind in types.items()}
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
         """Copy the rows in, and upsert them in key order."""
