@@ -66,10 +66,8 @@ def test_each_text_of_the_page_comes_back_as_it_says_and_the_others_fail_their_m
     assert texts_of(operated, good, suffix) == {kind: TYPES[kind][2] for kind in kinds}
     bad = sum(len([text for text in TYPES[kind][4] if text]) for kind in kinds)
     letters = operated.command("dead-letters", "list", NAME)["dead_letters"]
-    rejects = operated.command("rejects", "list", NAME)["rejects"]
-    assert len({one["id"] for one in letters} | {one["id"] for one in rejects}) == bad
-    assert letters
-    assert rejects
+    assert len({one["id"] for one in letters}) == bad
+    assert {one["sink"] for one in letters} == {None, "pg"}  # some fail in a task, the others at the commit
     found = operated.command("audit", "verify", NAME, "--deep", status=4)
     (table,) = found["tables"]
     assert (found["violations"], found["unknowns"]) == ([], [])
