@@ -95,14 +95,14 @@ class RecoveryReport:
 class RunStatistics:
     """The figures of one `run`, with the batches of an earlier driver that its recovery committed.
 
-    `messages` counts messages that every sink holds, without failed, returned and rejected ones. `rejected` counts messages
-    that a sink does not hold, since its table refuses their rows; `stormproof dead-letters` shows them. `failed` counts
-    failures, so a message that failed twice counts twice; `failed_by_reason` is the same by `FailureReason`. `returned` counts returns
-    of messages that went back with a failed one. `replayed` counts openings of messages that had failed or been returned
-    before. `unanchored` counts failed tuples that no message anchors, for which nothing is replayed. `attempts` counts jobs:
-    more than `batches` where a batch ran more than once. `dead_letters` counts messages that were given up. `superseded`
-    counts rows of upserts that changed nothing, over all sinks: a later row of their key was there already, or in the same
-    batch.
+    `messages` counts messages that every sink holds, without failed, returned and rejected ones. `rejected` counts
+    messages that a sink does not hold, since its table refuses their rows; `stormproof dead-letters` shows them.
+    `failed` counts failures, so a message that failed twice counts twice; `failed_by_reason` is the same by
+    `FailureReason`. `returned` counts returns of messages that went back with a failed one. `replayed` counts openings
+    of messages that had failed or been returned before. `unanchored` counts failed tuples that no message anchors, for
+    which nothing is replayed. `attempts` counts jobs: more than `batches` where a batch ran more than once.
+    `dead_letters` counts messages that were given up. `superseded` counts rows of upserts that changed nothing, over all
+    sinks: a later row of their key was there already, or in the same batch.
     """
 
     topology: str

@@ -9,7 +9,7 @@
 | `since` | what may a check build on that looks at what came since another (`--since`) |
 | `verify_rows` | are the rows in the tables those that were written (`--deep`) |
 | `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
-| `batches`, `figures`, `letters` | the list of batches; a graph with its figures; one failed message with its payload |
+| `batches`, `figures` | the list of batches; a graph with its figures |
 | `holdings` | which sinks hold a batch, and since when |
 | `components` | what did each component do; how many tuples went over each edge |
 | `questions` | the questions that a view of the ledger answers: filters, groups, limits |

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from starlette.responses import Response
 
-from stormproof.trident.audit.letters import FailedMessage, failed_message
+from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident.audit.questions import Answer, Asked, Question, ask
+from stormproof.trident.decisions.letters import Letter, letters_of, named, not_dead
+from stormproof.trident.stores import Stores
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
 from stormproof.trident.wording import parse_time
@@ -60,8 +62,47 @@ async def failures(visit: Visit) -> Response:
 _GROUP = ("topology", "what", "error_class", "state")
 
 
-def _read(opened: Opened, name: str, shown_id: str) -> tuple[FailedMessage, ...]:
-    return failed_message(opened.audit, name, shown_id)
+PAYLOAD_MAX: Final = 65_536
+"""Bytes of a payload that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPayload:
+    """A payload's beginning as text, and its length in bytes."""
+
+    text: str
+    length: int
+
+    @staticmethod
+    def of(payload: bytes | None) -> ShownPayload | None:
+        """Of a stored payload."""
+        return None if payload is None else ShownPayload(shown_payload(payload[:PAYLOAD_MAX]), len(editable(payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A dead letter, whose payloads are held as they are shown."""
+
+    letter: Letter
+    payload: ShownPayload | None
+    new_payload: ShownPayload | None
+
+
+def _read(opened: Opened, name: str, shown_id: str) -> tuple[Failure, ...]:
+    """The dead letters of a message, the newest first."""
+    stores = Stores(opened.settings, opened.database, opened.engine)
+    with letters_of(stores, name) as letters:
+        (message,) = named(stores, name, [shown_id])
+        found = letters.of_message(message)
+        if not found:
+            raise not_dead(letters, message)
+    newest_first = sorted(found, key=lambda one: one.dead_at, reverse=True)
+    return tuple(
+        Failure(
+            replace(one, payload=None, new_payload=None), ShownPayload.of(one.payload), ShownPayload.of(one.new_payload)
+        )
+        for one in newest_first
+    )
 
 
 async def failure(visit: Visit) -> Response:
@@ -72,7 +113,7 @@ async def failure(visit: Visit) -> Response:
         "failure.html",
         title=f"Failed message {shown_id}",
         topology_name=name,
-        id=found[0].message,
+        id=found[0].letter.id,
         found=found,
         unmasked=False,
     )
@@ -87,7 +128,7 @@ async def payload(visit: Visit) -> Response:
         "failure.html",
         title=f"Failed message {shown_id}",
         topology_name=name,
-        id=found[0].message,
+        id=found[0].letter.id,
         found=found,
         unmasked=True,
     )
