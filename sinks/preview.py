@@ -48,7 +48,9 @@ class TablePreview:
     """The table's own rules that can refuse rows at the commit, each in a few words: a dry run does not try them."""
     table_id: str | None = None
     other_lives: tuple[str, ...] = ()
-    """Other lives that wrote to the table or claimed it, named as `SinkIdentity.other_life` does."""
+    """Other lives that wrote to the table, named as `SinkIdentity.other_life` does."""
+    claimed_by: tuple[str, ...] = ()
+    """Other lives that claimed it, likewise."""
     dropped: str = ""
     """Of a table that its catalog does not have: why a start refuses it, if the ledger knows it."""
     writer: SinkWriter | None = field(default=None, repr=False, compare=False)

@@ -1,16 +1,27 @@
-"""Begins a run in its stores: raises the epoch, subscribes to the source, and opens each sink on the table that is its own.
+"""Begins a run in its stores: raises the epoch, opens each sink on the table that is its own, and subscribes to the source.
 
-Where the ledger knows a sink's table, none is made. Two sinks of a topology never have one table.
+A table is the own of a sink from the first batch on that is prepared for it; then none is made in its place. A new table is
+looked at before anything is made or marked, and a topology whose first start is refused is taken back.
+Two sinks of a topology never have one table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+import logging
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
-from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StormproofError, TransientError
+from stormproof.core.errors import (
+    FatalError,
+    Fenced,
+    PositionMismatch,
+    SinkRefused,
+    StormproofError,
+    TransientError,
+    UsageError,
+)
 from stormproof.core.failpoint import failpoint
 from stormproof.core.graph.plan import Plan
 from stormproof.core.message import storable_text
@@ -20,15 +31,27 @@ from stormproof.core.sink import SinkInput, TableKey, require_tables_apart, shar
 from stormproof.core.source.protocol import Source
 from stormproof.core.storage.address import default_storage
 from stormproof.core.storage.files import files_at
+from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession
 from stormproof.sinks.registry import describe_sink
-from stormproof.trident.ledger import bindings, events, other_lives
+from stormproof.trident.audit.inspect import open_for_inspection
+from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
+from stormproof.trident.ledger import bindings, events, fence, forgetting, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Event, Run
+from stormproof.trident.ledger.rows import NO_LIFE, Event, Run
+from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.transaction_states import EventKind
+
+log = logging.getLogger("stormproof.start")
+
+NEW_TABLE: Final = "Repair the table, or give the sink another one, and start again"
+KNOWN_TABLE: Final = (
+    "Repair the table and start again (stormproof status shows what waits for it); or give the sink a new name and a new "
+    "table, which begin behind the newest txid"
+)
 
 
 def placed(plan: Plan, database: Database, settings: Settings) -> Plan:
@@ -57,17 +80,21 @@ def attached(
 
     `accept_change` is the fingerprint of a changed graph that is to be taken.
 
-    Where the run raises, the ledger records that it has ended: its process may live on, as a notebook does.
+    Where the run raises, the ledger records that it has ended: its process may live on, as a notebook does. Of a topology
+    whose first start is refused nothing stays, but for its row where an operator is asked to adopt what is in a table.
 
     *Not guaranteed*: nothing is recorded where another driver took over, the ledger is away, or a sink still commits after
     a second interrupt.
 
     Raises:
         TopologyError: two sinks have one table.
+        SinkRefused: a table cannot hold its sink's rows.
+        PositionMismatch: a table is not the one that the ledger knows, or other lives wrote to it.
         Fenced: another driver raised the epoch meanwhile.
         StoreUnavailable: a store did not answer; may be tried again, under a new epoch.
     """
     require_own_tables(plan)
+    new_tables = _look_at_new_tables(plan, ledger, database)
     failpoint("start.before_epoch")
     run = ledger.start(
         plan.topology,
@@ -83,6 +110,9 @@ def attached(
             failpoint("start.after_epoch")
             stack.callback(source.close)
             try:
+                for sink, found in new_tables.items():
+                    with _refusal_on_record(ledger, run, sink.name), ledger.transaction(run) as tx:
+                        other_lives.require_known(tx, sink.name, sink.target, found.other_lives, found.claimed_by)
                 sessions = _open_stores(plan, source, ledger, run, stack, database)
             except Fenced as error:
                 raise _outrun(ledger, run, error) from error
@@ -117,28 +147,88 @@ def _outrun(ledger: Ledger, run: Run, error: Fenced) -> PositionMismatch:
         )
 
 
+def _look_at_new_tables(plan: Plan, ledger: Ledger, database: Database | None) -> dict[Sink, TablePreview]:
+    """Look at the tables of those sinks that no batch was prepared for: nothing is made.
+
+    Raises:
+        SinkRefused: one cannot hold its sink's rows.
+        StoreUnavailable: a store does not answer.
+    """
+    with ledger.unfenced() as unfenced:
+        life = fence.life_now(unfenced.connection, plan.topology)
+        tx = Tx(unfenced.connection, Run(plan.topology, life or NO_LIFE, 0), ledger.clock)
+        new = [sink for sink in sinks_of(plan) if bindings.bound(tx, sink.name) is None]
+    found = dict[Sink, TablePreview]()
+    for sink in new:
+        found[sink] = preview = sink.preview(
+            SinkIdentity(plan.topology, tx.run.incarnation, sink.name), plan.sinks[sink.name], database
+        )
+        if preview.action is TableAction.REFUSE:
+            raise _cannot_start(plan.topology, sink.name, SinkRefused(preview.why), NEW_TABLE)
+    return found
+
+
 def _open_stores(
     plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack, database: Database | None
 ) -> Sessions:
-    source.subscribe(run.incarnation, run.epoch)
     sessions = stack.enter_context(closing(Sessions()))
-    for sink in sinks_of(plan):
-        with _refusal_on_record(ledger, run, sink.name):
-            with ledger.transaction(run) as tx:
-                bound = bindings.bound(tx, sink.name)
-            sessions[sink.name] = session = open_bound(sink, plan.sinks[sink.name], run, bound)
-            require_own_stores(plan, sessions)
-            with ledger.transaction(run) as tx:
-                if bound is None:
-                    other_lives.require_known(tx, sink.name, sink.target, session.other_incarnations())
-                    _claim_table(session, sink.target, other_lives.adopted(tx))
-                folder = session.writer().files_in()
-                if folder is not None:
-                    with machine_errors(f"sink {sink.name!r}, the folder for its files"):
-                        files_at(folder).settle_folder(folder, private=True)
-                description = describe_sink(sink, plan.sinks[sink.name], files=folder, ledger_database=database)
-                bindings.bind(tx, sink.name, sink.target, session.table_id, description)
+    with ledger.transaction(run) as tx:
+        before = {binding.sink: binding for binding in LedgerSnapshot(tx.connection).sinks(run.incarnation)}
+    try:
+        for sink in sinks_of(plan):
+            with _refusal_on_record(ledger, run, sink.name):
+                session = _open_sink(sink, plan, sessions, ledger, run, database)
+            left = before.get(sink.name)
+            if left is not None and left.table_id != session.table_id and database is not None:
+                _let_go(session.identity, left, database)
+        source.subscribe(run.incarnation, run.epoch)
+    except (FatalError, UsageError):
+        if run.epoch == 1:
+            _take_back(ledger, run, sessions)
+        raise
     return sessions
+
+
+def _open_sink(
+    sink: Sink, plan: Plan, sessions: Sessions, ledger: Ledger, run: Run, database: Database | None
+) -> SinkSession:
+    with ledger.transaction(run) as tx:
+        bound = bindings.bound(tx, sink.name)
+    sessions[sink.name] = session = open_bound(sink, plan.sinks[sink.name], run, bound)
+    require_own_stores(plan, sessions)
+    with ledger.transaction(run) as tx:
+        if bound is None:
+            other_lives.require_known(tx, sink.name, sink.target, session.other_incarnations())
+            _claim_table(tx, session, sink.target)
+        folder = session.writer().files_in()
+        if folder is not None:
+            with machine_errors(f"sink {sink.name!r}, the folder for its files"):
+                files_at(folder).settle_folder(folder, private=True)
+        description = describe_sink(sink, plan.sinks[sink.name], files=folder, ledger_database=database)
+        bindings.bind(tx, sink.name, sink.target, session.table_id, description)
+    return session
+
+
+def _let_go(identity: SinkIdentity, left: SinkBinding, database: Database) -> None:
+    """Take the claim off a table that was this sink's before any batch was prepared for it, where it still stands."""
+    try:
+        with closing(open_for_inspection(identity, left, database)) as session:
+            if session.table_id == left.table_id and session.held() is None:
+                session.release()
+    except StormproofError as error:
+        log.warning("sink %s: its claim of %s was not taken off: %s", identity.sink, left.target, error.message)
+
+
+def _take_back(ledger: Ledger, run: Run, sessions: Sessions) -> None:
+    """Remove what a refused first start has left: its claims of tables, and its rows in the ledger.
+
+    *Not guaranteed*: where a store or the ledger is away, or another driver took over, the rest stays; see `forget`.
+    """
+    for session in sessions.values():
+        with suppress(StormproofError):
+            session.release()
+    with suppress(StormproofError), ledger.transaction(run) as tx:
+        forgetting.remove_topology(tx.connection, run.incarnation)
 
 
 @contextmanager
@@ -174,37 +264,25 @@ def open_bound(sink: Sink, input_: SinkInput, run: Run, bound: Bound | None) -> 
     except SinkRefused as error:
         if bound is not None and error.details.get(PROBLEM) == SinkProblem.TABLE_GONE:
             raise bound.is_gone(sink.target) from error
-        way_on = (
-            "give the sink another table"
-            if bound is None
-            else "give the sink a new name and a new table, which begin behind the newest txid"
-        )
-        raise SinkRefused(
-            f"topology {run.topology!r} cannot start: {error}. Nothing was written. Repair the table and start again "
-            f"(stormproof status shows what waits for it); or {way_on}",
-            **{**error.details, "sink": sink.name},
-        ) from error
+        raise _cannot_start(run.topology, sink.name, error, NEW_TABLE if bound is None else KNOWN_TABLE) from error
 
 
-def _claim_table(session: SinkSession, target: str, accepted: Collection[str]) -> None:
+def _cannot_start(topology: str, sink: str, error: SinkRefused, way_on: str) -> SinkRefused:
+    return SinkRefused(
+        f"topology {topology!r} cannot start: {error.message}. Nothing was written. {way_on}",
+        **{**error.details, "sink": sink},
+    )
+
+
+def _claim_table(tx: Tx, session: SinkSession, target: str) -> None:
     """Have the table itself record its owner before the ledger binds it: another topology may have its ledger elsewhere.
 
     Raises:
         PositionMismatch: another life has claimed it first, and may commit to it at any time; nothing was written.
     """
-    strangers = session.claim(accepted)
-    if not strangers:
-        return
-    mine, life = session.identity, strangers[0]
-    topology = life.partition("/")[0] if "/" in life else mine.topology
-    raise PositionMismatch(
-        f"sink {mine.sink!r} of topology {mine.topology!r}: {target} was claimed by topology {topology!r} (life {life}), "
-        f"which may write to it at any time, and by this topology's ledger it is not that one. Nothing was written. Use "
-        f"another table; or, where that topology never wrote to it and is not to: stormproof ledger release-table "
-        f"{topology} SINK, in its database; or, to write beside it: stormproof ledger adopt {mine.topology} {life}",
-        sink=mine.sink,
-        claimed_by=[*strangers],
-    )
+    strangers = session.claim(other_lives.adopted(tx))
+    if strangers:
+        raise other_lives.unknown(tx.run, session.identity.sink, target, (), strangers)
 
 
 # -- one table, one sink -----------------------------------------------------------------------------------------------

@@ -17,17 +17,14 @@ from stormproof.sinks.preview import RowsPreview, TableAction, TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.dry_run import DryRunSink
-from stormproof.trident.ledger import job_keys, other_lives
+from stormproof.trident.ledger import bindings, job_keys, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.graphs import Graph, compared
 from stormproof.trident.ledger.rights import lacking_rights
-from stormproof.trident.ledger.rows import Run, Txn
+from stormproof.trident.ledger.rows import NO_LIFE, Run, Txn
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import TxnState
-
-NO_LIFE: Final = "dry-run"
-"""Stands for the life that a first start would make; no life is called so."""
 
 _NEEDED_FOR_KEYS: Final = ((job_keys.job_key, "INSERT"),)
 
@@ -73,13 +70,12 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
                 return LedgerView(refusal=missing), database
             topology = ledger.topology(name)
             incarnation = topology.incarnation
-            bound = {
-                b.sink: Bound(name, b.sink, b.target, b.table_id, ledger.last_held(incarnation, b.sink))
-                for b in ledger.sinks(incarnation)
-            }
             older = None if topology.stopped_at is not None else "the last driver"
-            run = Run(name, incarnation, topology.epoch + 1, older)
-            changes, refusal = _compared(Tx(ledger.connection, run, SystemClock()), graph)
+            tx = Tx(ledger.connection, Run(name, incarnation, topology.epoch + 1, older), SystemClock())
+            bound = {
+                b.sink: b for known in ledger.sinks(incarnation) if (b := bindings.bound(tx, known.sink)) is not None
+            }
+            changes, refusal = _compared(tx, graph)
             view = LedgerView(
                 incarnation,
                 None if key is None else job_keys.find(ledger.connection, incarnation, key),
@@ -126,6 +122,7 @@ def table_of(sink: Sink, plan: Plan, view: LedgerView, name: str, database: Data
     identity = SinkIdentity(name, view.incarnation or NO_LIFE, sink.name)
     found = sink.preview(identity, plan.sinks[sink.name], database)
     bound = view.bound.get(sink.name)
+    holds, claims = (sorted(set(lives) - view.adopted) for lives in (found.other_lives, found.claimed_by))
     why = ""
     if bound is not None and found.action is TableAction.CREATE and not sink.is_new_in_process:
         why = bound.is_gone(sink.target).message
@@ -133,12 +130,8 @@ def table_of(sink: Sink, plan: Plan, view: LedgerView, name: str, database: Data
         why = bound.is_another(sink.target, found.table_id or "").message
     elif bound is not None and found.dropped:
         why = found.dropped
-    elif bound is None and set(found.other_lives) - view.adopted:
-        life = min(set(found.other_lives) - view.adopted)
-        why = (
-            f"sink {sink.name!r}: {sink.target} was written or claimed by another life, {life}; to write beside it: "
-            f"stormproof ledger adopt {name} {life}"
-        )
+    elif bound is None and (holds or claims):
+        why = other_lives.unknown(Run(name, identity.incarnation, 0), sink.name, sink.target, holds, claims).message
     return replace(found, action=TableAction.REFUSE, why=why, writer=None) if why else found
 
 

@@ -22,10 +22,11 @@ from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview
 from stormproof.sinks.stand_ins import WritesNothing
 from stormproof.trident.dry_run import DryRunOutcome, DryRunSink, TopologyDryRun, outcome_of
 from stormproof.trident.ledger.graphs import graph_of
+from stormproof.trident.ledger.rows import NO_LIFE
 from stormproof.trident.opening import placed, require_own_tables, sinks_of
 from stormproof.trident.rehearsed_rejects import RehearsedCommit, kept_in
 from stormproof.trident.reject_limit import RejectLimit
-from stormproof.trident.start_preview import NO_LIFE, LedgerView, look, notes_of, sinks_told, table_of
+from stormproof.trident.start_preview import LedgerView, look, notes_of, sinks_told, table_of
 
 EXAMPLE_CHARACTERS: Final = 500
 ATTEMPTS_MAX: Final = 5

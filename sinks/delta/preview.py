@@ -72,13 +72,13 @@ class DeltaPreview:
                     "delta-rs alone"
                 )
                 return TablePreview(TableAction.REFUSE, why, table_id=table_id)
-            lives = {*session.other_incarnations(), *other_claims(table, self._identity)}
             adopted = not self._input.is_by_key and committer is Committer.DELTA_RS
             return TablePreview(
                 TableAction.ALTER if changes else TableAction.USE,
                 changes=changes,
                 table_id=table_id,
-                other_lives=tuple(sorted(lives)),
+                other_lives=session.other_incarnations(),
+                claimed_by=tuple(other_claims(table, self._identity)),
                 writer=self._writer(
                     column_limits(table, self._input, self._path),
                     tuple(table.metadata().partition_columns) if adopted else (),

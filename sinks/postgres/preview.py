@@ -101,15 +101,18 @@ class PostgresPreview:
         if rights is not None and not rights[0]:
             why = f"{self._where}: role {rights[1]!r} has not the rights to write to the table; see: stormproof doctor"
             return TablePreview(TableAction.REFUSE, why, can_refuse=can_refuse, table_id=table_id)
-        lives: tuple[str, ...] = ()
-        if bookkeeping.is_made(connection) and table_id is not None:
-            lives = guard.other_lives(connection, table_id, committed=False)
+        holds, claims = (
+            ((), ())
+            if table_id is None or not bookkeeping.is_made(connection)
+            else (guard.other_lives(connection, table_id, committed=committed) for committed in (True, False))
+        )
         return TablePreview(
             TableAction.ALTER if changes else TableAction.USE,
             changes=tuple(map(str, changes)),
             can_refuse=can_refuse,
             table_id=table_id,
-            other_lives=lives,
+            other_lives=holds,
+            claimed_by=claims,
             writer=self._writer(table),
         )
 

@@ -23,6 +23,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.protocol import SinkIdentity
+from stormproof.trident import opening
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap
 
@@ -43,7 +44,7 @@ class Side:
     tables: Database
     folder: Path
 
-    def run(self, *put: bytes) -> None:
+    def run(self, *put: bytes, on_ready: Callable[[object], None] | None = None) -> None:
         if put:
             self.operated.put(*put)
         topology = Topology(self.name)
@@ -54,7 +55,7 @@ class Side:
         else:
             state = DeltaMap(self.folder) if self.store == "delta-map" else PostgresMap("t", database=self.tables)
             words.group_by("word").persistent_aggregate(n=count(), state=state, state_name="s")
-        self.operated.run(topology)
+        self.operated.run(topology, on_ready=on_ready)
 
     def _sink(self) -> DeltaSink | PostgresSink:
         is_delta = self.store == "delta-append"
@@ -125,12 +126,25 @@ def test_a_claim_without_a_commit_can_be_released(sides: tuple[Side, Side]) -> N
 def test_control_without_claims_both_write(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
     for session in (DeltaSession, PostgresSession):
         monkeypatch.setattr(session, "claim", lambda self, accepted: ())
+    monkeypatch.setattr(opening, "_look_at_new_tables", lambda *_: {})
     first, second = sides
-    first.run()
-    second.run()
-    first.run(b"ours")
-    second.run(b"theirs")
+    second.run(b"theirs", on_ready=lambda _: first.run(b"ours"))
     assert first.words() == ["ours", "theirs"]
+
+
+@pytest.mark.postgres
+def test_one_that_starts_between_the_others_start_and_its_first_commit_is_refused(sides: tuple[Side, Side]) -> None:
+    first, second = sides
+    refused: list[str] = []
+
+    def start_first(_: object) -> None:
+        with pytest.raises(PositionMismatch, match=r"claimed by topology 'second'") as error:
+            first.run(b"ours")
+        refused.append(str(error.value))
+
+    second.run(b"theirs", on_ready=start_first)
+    assert refused
+    assert second.words() == ["theirs"]
 
 
 def claim_each(kind: str, folder: Path, database: Database | None, life: str, barrier: Barrier, answers: Any) -> None:

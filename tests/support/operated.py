@@ -12,6 +12,7 @@ import pytest
 from stormproof import Topology
 from stormproof.core.postgres.database import connect
 from stormproof.core.settings import Settings
+from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.run import driver
 from stormproof.trident.statistics import BatchResult, RunStatistics
 from support.command_line import CommandLine
@@ -32,6 +33,7 @@ class Operated:
         built: Topology | None = None,
         *,
         on_batch: Callable[[BatchResult], None] | None = None,
+        on_ready: Callable[[Coordinator], None] | None = None,
         outage_s: float = 60.0,
         rejects_max_share: float | None = None,
     ) -> RunStatistics:
@@ -55,6 +57,7 @@ class Operated:
             until_idle=True,
             rng=random.Random(1),
             on_batch=on_batch,
+            on_ready=on_ready,
         ) as coordinator:
             return coordinator.run()
 

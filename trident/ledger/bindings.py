@@ -110,27 +110,18 @@ def bind(tx: Tx, sink: str, target: str, table_id: str, description: dict[str, J
     Raises:
         PositionMismatch: the ledger knows another table there: see `Bound.is_another`.
     """
-    known = _sink_row(tx, sink)
-    if known is None:
-        tx.connection.execute(
-            sa.insert(t.topology_sink).values(
-                incarnation=tx.run.incarnation,
-                sink=sink,
-                target=target,
-                table_id=table_id,
-                description=description,
-                first_at=tx.clock.now(),
-            )
-        )
-    elif known.table_id != table_id:
-        raise _bound(tx, known).is_another(target, table_id)
-    elif description is not None and (known.description != description or known.target != target):
-        # The same table under another path or another schema: the next inspection needs the present one.
-        tx.connection.execute(
-            sa.update(t.topology_sink)
-            .where(t.topology_sink.c.incarnation == tx.run.incarnation, t.topology_sink.c.sink == sink)
-            .values(target=target, description=description)
-        )
+    known = bound(tx, sink)
+    if known is not None and known.table_id != table_id:
+        raise known.is_another(target, table_id)
+    row = _sink_row(tx, sink)
+    now: dict[str, Any] = {"target": target, "table_id": table_id, "description": description}
+    mine = (t.topology_sink.c.incarnation == tx.run.incarnation) & (t.topology_sink.c.sink == sink)
+    if row is None:
+        first = {"incarnation": tx.run.incarnation, "sink": sink, "first_at": tx.clock.now()}
+        tx.connection.execute(sa.insert(t.topology_sink).values(**first, **now))
+    elif description is not None and now != {name: getattr(row, name) for name in now}:
+        # Under another path or another schema: the next inspection needs the present one.
+        tx.connection.execute(sa.update(t.topology_sink).where(mine).values(**now))
 
 
 def rebind(tx: Tx, sink: str, table_id: str, *, by: str, why: str, loss: Loss | None = None) -> None:
@@ -161,14 +152,12 @@ def unbind(tx: Tx, sink: str, *, by: str, why: str) -> None:
 
 
 def bound(tx: Tx, sink: str) -> Bound | None:
-    """The table behind a sink of this incarnation; None where the sink was never used."""
+    """The table behind a sink of this incarnation; None where no batch wrote to it, nor is about to: it may have another."""
     row = _sink_row(tx, sink)
-    return None if row is None else _bound(tx, row)
-
-
-def _bound(tx: Tx, row: Any) -> Bound:
-    held = last_held(tx, row.sink)
-    return Bound(tx.run.topology, row.sink, row.target, row.table_id, None if held is None else held[0])
+    held = last_held(tx, sink)
+    if row is None or (held is None and prepared(tx, sink) is None):
+        return None
+    return Bound(tx.run.topology, sink, row.target, row.table_id, None if held is None else held[0])
 
 
 def _sink_row(tx: Tx, sink: str) -> Any:

@@ -103,12 +103,18 @@ def raise_epoch(connection: sa.Connection, start: Start, clock: Clock, new_incar
     if row.source != start.source:
         raise PositionMismatch(
             f"topology {start.topology!r} reads source {row.source!r} by the ledger, and {start.source!r} by its code; "
-            f"its positions belong to the former: give the topology a new name, or the source its old one",
+            f"its positions belong to the former: give the topology a new name, or the source its old one; or, where it has "
+            f"written nothing yet: stormproof forget {start.topology}",
             topology=start.topology,
             ledger=row.source,
             code=start.source,
         )
     return run
+
+
+def life_now(connection: sa.Connection, topology: str) -> str | None:
+    """The incarnation that a topology has now; None: it has none yet."""
+    return connection.execute(sa.select(t.topology.c.incarnation).where(t.topology.c.name == topology)).scalar()
 
 
 def life_of(connection: sa.Connection, topology: str, new_incarnation: Callable[[], str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
@@ -20,6 +20,9 @@ from stormproof.trident.transaction_states import (
     TxnCause,
     TxnState,
 )
+
+NO_LIFE: Final = "dry-run"
+"""Stands for the life that a first start would make; no life is called so."""
 
 
 @dataclass(frozen=True, slots=True)

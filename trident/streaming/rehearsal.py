@@ -15,8 +15,9 @@ from stormproof.sinks.stand_ins import Rehearsal
 from stormproof.trident.dry_run import DryRun, DryRunOutcome, outcome_of
 from stormproof.trident.ledger import job_keys
 from stormproof.trident.ledger.graphs import graph_of
+from stormproof.trident.ledger.rows import NO_LIFE
 from stormproof.trident.opening import placed, require_own_tables, sinks_of
-from stormproof.trident.start_preview import NO_LIFE, look, notes_of, sinks_told, table_of
+from stormproof.trident.start_preview import look, notes_of, sinks_told, table_of
 from stormproof.trident.streaming.base import Frame
 from stormproof.trident.transaction_states import TxnState
 

@@ -1,0 +1,154 @@
+"""A first start that is refused leaves nothing; nothing is bound before the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from support.operated import Operated
+
+from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count
+from stormproof.core.errors import PositionMismatch, SinkRefused
+from stormproof.trident import opening
+
+pytestmark = pytest.mark.postgres
+
+NAME: Final = "first"
+LINES: Final = (b"a b", b"b")
+OF_LIFE: Final = (
+    "select table_name from information_schema.columns where table_schema = 'stormproof' and column_name = "
+)
+
+
+def built(operated: Operated, *into: str, name: str = NAME, table: str = "t") -> Topology:
+    """Words of lines, into sinks: ``append``, ``evolving``, ``delta``, ``map`` or ``delta-map``."""
+    database, folder = operated.cell.database, operated.cell.folder
+    topology = Topology(name)
+    words = topology.stream("lines", PostgresQueue(operated.cell.queue, database=database)).flat_map(
+        str.split, "line", schema="word string"
+    )
+    made: dict[str, Callable[[], Any]] = {
+        "append": lambda: words.into(PostgresSink(table, name="append", database=database)),
+        "evolving": lambda: words.into(
+            PostgresSink("wide", name="evolving", database=database, schema_contract="evolve")
+        ),
+        "delta": lambda: words.into(DeltaSink(folder / "delta", name="delta")),
+        "map": lambda: _counted(words, PostgresMap("counts", database=database)),
+        "delta-map": lambda: _counted(words, DeltaMap(folder / "counts")),
+    }
+    for one in into:
+        made[one]()
+    return topology
+
+
+def _counted(words: Any, state: Any) -> None:
+    words.group_by("word").persistent_aggregate(n=count(), state=state, state_name="counts")
+
+
+def run(operated: Operated, *into: str, **how: Any) -> None:
+    operated.run(built(operated, *into, **how))
+
+
+def left(operated: Operated) -> dict[str, int]:
+    """The number of rows in each table of the ledger that has a topology's own, of claims, and of columns."""
+    of_life = [f"stormproof.{name}" for (name,) in operated.sql(f"{OF_LIFE}'incarnation'")]
+    tables = [*of_life, "stormproof.pending_subscription"]
+    if operated.sql("select to_regclass('stormproof_sink.guard')") != [(None,)]:
+        tables.append("stormproof_sink.guard")
+    counts = {table: operated.sql(f"select count(*) from {table}")[0][0] for table in tables}
+    columns = operated.sql("select count(*) from information_schema.columns where table_schema = 'public'")[0][0]
+    return {table: n for table, n in counts.items() if n} | {"columns": columns}
+
+
+def in_delta(folder: Path) -> list[str]:
+    return sorted(DeltaTable(folder).to_pyarrow_table()["word"].to_pylist())
+
+
+def refuse_append(operated: Operated) -> Callable[[], object]:
+    operated.sql("create table t (number int)")
+    return lambda: operated.sql("alter table t add column word text")
+
+
+def refuse_delta(operated: Operated) -> Callable[[], object]:
+    folder = operated.cell.folder / "delta"
+    write_deltalake(folder, pa.table({"word": pa.array([], pa.int64())}))
+    return lambda: write_deltalake(
+        folder, pa.table({"word": pa.array([], pa.string())}), mode="overwrite", schema_mode="overwrite"
+    )
+
+
+def refuse_map(operated: Operated) -> Callable[[], object]:
+    operated.sql("create table counts (word text primary key, n text)")
+    return lambda: operated.sql("drop table counts")
+
+
+REFUSALS: Final = {"append": refuse_append, "delta": refuse_delta, "map": refuse_map}
+
+
+@pytest.fixture
+def wide(operated: Operated) -> Operated:
+    """With a table that a sink would add a column to, and lines in the queue."""
+    operated.sql("create table wide (id bigint)")
+    operated.put(*LINES)
+    return operated
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_a_refused_first_start_leaves_nothing_and_the_mended_one_goes_on(wide: Operated, what: str) -> None:
+    mend = REFUSALS[what](wide)
+    before = left(wide)
+    for _ in range(2):
+        with pytest.raises(SinkRefused, match=f"topology '{NAME}' cannot start: sink '({what}|counts)'"):
+            run(wide, "evolving", what)
+        assert left(wide) == before
+    mend()
+    run(wide, "evolving", what)
+    assert sorted(wide.sql("select word from wide")) == [("a",), ("b",), ("b",)]
+    wide.verify()
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_control_without_looking_first_and_taking_back_it_is_left(
+    wide: Operated, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    REFUSALS[what](wide)
+    monkeypatch.setattr(opening, "_look_at_new_tables", lambda *_: {})
+    monkeypatch.setattr(opening, "_take_back", lambda *_: None)
+    with pytest.raises(SinkRefused):
+        run(wide, "evolving", what)
+    assert {"stormproof.topology", "stormproof_sink.guard"} <= left(wide).keys()
+
+
+@pytest.mark.parametrize("what", ["append", "delta"])
+def test_where_an_operator_is_asked_only_the_topology_and_its_refusal_stay(wide: Operated, what: str) -> None:
+    run(wide, what, name="other")
+    before = left(wide)
+    with pytest.raises(PositionMismatch, match=rf"stormproof ledger adopt {NAME} other/") as refused:
+        run(wide, "evolving", what)
+    added = {table: n - before.get(table, 0) for table, n in left(wide).items() if n != before.get(table, 0)}
+    assert added.keys() <= {f"stormproof.{of}" for of in ("topology", "event", "backend", "graph")}
+    assert wide.command("status", NAME, status=1)["topologies"][0]["refused"]["reason"] == str(refused.value)
+    wide.command("ledger", "adopt", NAME, *(str(life) for life in refused.value.details["unknown"]))
+    run(wide, "evolving", what)
+    assert len(wide.sql("select word from wide")) == 3
+
+
+def test_before_the_first_batch_a_sink_may_have_another_table_and_the_old_one_is_free(operated: Operated) -> None:
+    run(operated, "append", table="typo")
+    operated.put(*LINES)
+    run(operated, "append", table="right_one")
+    assert sorted(operated.sql("select word from right_one")) == [("a",), ("b",), ("b",)]
+    run(operated, "append", name="other", table="typo")
+    assert len(operated.sql("select word from typo")) == 3
+    operated.verify()
+
+
+def test_from_the_first_batch_on_it_may_not(operated: Operated) -> None:
+    operated.put(*LINES)
+    run(operated, "append", table="typo")
+    with pytest.raises(PositionMismatch, match="wrote to table typo"):
+        run(operated, "append", table="other")
