@@ -65,8 +65,8 @@ def _holds(run: Run, life: str, gone: str | None) -> str:
 def _claimed(topology: str, life: str) -> str:
     return (
         f"was claimed by topology {topology!r} (life {life}), which may write to it at any time, and by this topology's "
-        "ledger it is not that one. Nothing was written. Use another table; or, where that topology never wrote to it and is "
-        f"not to: stormproof ledger release-table {topology} SINK, in its database"
+        "ledger it is not that one. Nothing was written. Use another table; or, where that topology never wrote to it and "
+        f"is not to: stormproof ledger release-table {topology} SINK, in its database"
     )
 
 
