@@ -290,7 +290,9 @@ def planted_messages() -> str:
     lines = ["| change | " + " | ".join(kinds.values()) + " |", "| --- |" + " --- |" * len(kinds)]
     for what, found in plants.MESSAGES_FOUND.items():
         lines.append(f"| {what} | " + " | ".join("found" if name in found else "-" for name in kinds) + " |")
-    return "Changes that the tests plant there:\n\n" + "\n".join(lines) + "\n\n`-`: the tests make no such change there.\n"
+    return (
+        "Changes that the tests plant there:\n\n" + "\n".join(lines) + "\n\n`-`: the tests make no such change there.\n"
+    )
 
 
 def text() -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.taskcontext import TaskContext as SparkTask
 
@@ -24,10 +24,10 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import packed
-from stormproof.core.engine.spark import SparkEngine, require_settings
+from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.engine.spark_error import carried, raised_by_job
-from stormproof.core.engine.spark_settings import SETTINGS
-from stormproof.core.errors import UsageError
+from stormproof.core.engine.spark_settings import REQUIRED_BY_QUERIES, SETTINGS
+from stormproof.core.errors import SettingsError, UsageError
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.message import storable_text
 from stormproof.core.python_to_arrow import nulls_refused
@@ -115,6 +115,22 @@ class Frames(Protocol):
     def engine(self, frame: Any, parallelism: int | None, worker_memory_mb: int | None) -> Engine:
         """The engine that runs a topology's jobs beside this query."""
         ...
+
+
+def require_settings(session: SparkSession) -> None:
+    """Refuse a session without the settings that a query's rows rest on. A setting that is not given has Spark's default.
+
+    Raises:
+        SettingsError: names the setting, what it is and what it has to be.
+    """
+    for key, value in REQUIRED_BY_QUERIES.items():
+        found = session.conf.get(key) if key.startswith("spark.sql.") else session.conf.get(key, "false")
+        if found != value:
+            raise SettingsError(
+                f"the Spark session has {key}={found!r}; the rows of a query rest on {value!r}: set it before the session "
+                "starts, or let stormproof.core.engine.spark.spark_session make the session",
+                setting=key,
+            )
 
 
 class SparkFrames:

@@ -34,7 +34,7 @@ from stormproof.core.engine.memory_limit import granted_worker_mb, limit_memory
 from stormproof.core.engine.shipping import packed, unshippable
 from stormproof.core.engine.small_jobs import SMALL_JOB_MS, SmallJobs
 from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
-from stormproof.core.engine.spark_settings import REQUIRED, is_local, session_settings, without_secrets
+from stormproof.core.engine.spark_settings import is_local, session_settings, without_secrets
 from stormproof.core.errors import (
     FatalError,
     JobFailed,
@@ -145,22 +145,6 @@ def drop_answer() -> None:
         connection.close()
 
 
-def require_settings(session: SparkSession) -> None:
-    """Refuse a session without the settings that exactly-once rests on. A setting that is not given has Spark's default.
-
-    Raises:
-        SettingsError: names the setting, what it is and what it has to be.
-    """
-    for key, value in REQUIRED.items():
-        found = session.conf.get(key) if key.startswith("spark.sql.") else session.conf.get(key, "false")
-        if found != value:
-            raise SettingsError(
-                f"the Spark session has {key}={found!r}; exactly-once rests on {value!r}: set it before the session "
-                "starts, or let stormproof.core.engine.spark.spark_session make the session",
-                setting=key,
-            )
-
-
 @dataclass(slots=True)
 class _Running:
     """A running job, and its tag on Spark."""
@@ -193,7 +177,6 @@ class SparkEngine:
         clock: Clock | None = None,
         between: Between | None = None,
     ) -> None:
-        require_settings(session)
         self._session = session
         self._parallelism = parallelism or session.sparkContext.defaultParallelism
         granted = granted_worker_mb(dict(session.sparkContext.getConf().getAll()))

@@ -1,7 +1,7 @@
-"""Which settings a Spark session gets: those that exactly-once rests on, ours, the user's, and what was submitted.
+"""Which settings a Spark session gets: ours, the user's, and what was submitted.
 
-A user's own settings pass through: `spark.*` in `stormproof.toml`, ``--conf`` of `stormproof run`, and what `spark-submit`
-set. Only those that exactly-once rests on are fixed, and another value is refused by name.
+A user's own settings go before ours: `spark.*` in `stormproof.toml`, ``--conf`` of `stormproof run`, and what `spark-submit`
+set.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from stormproof.core.errors import SettingsError
 if TYPE_CHECKING:
     from stormproof.core.settings import Settings
 
-REQUIRED: Final = {
+REQUIRED_BY_QUERIES: Final = {
     # User code need not be deterministic, and Spark assumes that it is. These checksums detect a repeated map task whose
-    # output differs; everything that read the old output then runs again.
+    # output differs; everything that read the old output then runs again. A topology's own exchange detects that by itself.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
     "spark.shuffle.push.enabled": "false",  # turns the checksums off
     "spark.speculation": "false",
 }
-"""Without these settings the engine refuses to start."""
+"""What Spark must have where a user's own query computes the rows, as in `once` and `exactly_once`."""
 
 SETTINGS: Final = {
-    **REQUIRED,
+    **REQUIRED_BY_QUERIES,
     "spark.sql.adaptive.enabled": "false",  # it would merge the tasks after a small exchange into one
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "64",  # a row between stages is a chunk of thousands of rows
@@ -107,8 +107,8 @@ def session_settings(
     variables (default: this process's).
 
     Raises:
-        SettingsError: a setting that exactly-once rests on has another value; the master is given as one; they ask for Spark
-            Connect, or for a driver elsewhere; or `spark.redaction.regex` is no regular expression.
+        SettingsError: the master is given as a setting; they ask for Spark Connect, or for a driver elsewhere; or
+            `spark.redaction.regex` is no regular expression.
     """
     environment = os.environ if environment is None else environment
     if "spark.master" in settings.spark:
@@ -132,11 +132,6 @@ def session_settings(
         )
     theirs = {**submitted, **settings.spark}
     _refuse_spark_connect(master, theirs, environment)
-    for name, value in REQUIRED.items():
-        if theirs.get(name, value) != value:
-            raise SettingsError(
-                f"{name}={theirs[name]} was set for Spark; exactly-once rests on {value}: take it away", setting=name
-            )
     for name in LISTS:
         parts = [part.strip() for part in (*ours.get(name, "").split(","), *theirs.get(name, "").split(","))]
         if name in theirs:

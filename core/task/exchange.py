@@ -5,7 +5,8 @@ XOR. Its report travels in one of them. So the receiver sees a chunk, notice or 
 tripled, with or without shares.
 
 A task that is repeated may send other rows than the first time, and its readers may then have read different runs of it.
-So the control rows have a mark of everything that this run of the task sent, and all readers' marks must agree.
+So the control rows have the mark of the run that sent them, which no other run has. Each reader reports a digest of all
+marks that it read, and all readers of a stage must have read the same (`stormproof.core.task.report.require_one_run`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from stormproof.core.task.chunk import Chunk, Form, pack, packed_schema, unpack
 from stormproof.core.task.report import TaskReport
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, CONTROL, INIT, INIT_SCHEMA, WireRow, wire_batch, wire_rows
 from stormproof.core.tracking.anchors import Anchors, MessageTable
-from stormproof.core.tracking.share import as_words, mix64, signed, xor_reduce
+from stormproof.core.tracking.share import xor_reduce
 
 CHUNK_ROWS_MAX: Final = 65_536
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -34,15 +35,11 @@ BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 
 @dataclass(slots=True)
 class _Sent:
-    """What was sent over one edge to one task.
-
-    `mark` identifies its messages in any order: the XOR of their shares, or without shares a sum over their ids.
-    """
+    """What was sent over one edge to one task."""
 
     chunks: int = 0
     rows: int = 0
     xor: int = 0
-    mark: int = 0
 
     def add(self, row: WireRow, rows: int, xor: int | None) -> None:
         """Count a wire row. `xor` is the XOR of its shares; None where it has not one a row."""
@@ -57,10 +54,13 @@ def _checksum(row: WireRow) -> int:
 
 
 class Sender:
-    """One map task's side of an exchange: chunks go out as they come, the control rows at the end."""
+    """One map task's side of an exchange: chunks go out as they come, the control rows at the end.
 
-    def __init__(self, task: int, tasks: int, messages: MessageTable) -> None:
-        self._task, self._tasks, self._messages = task, tasks, messages
+    `mark` is this run's: another run of the task has another one.
+    """
+
+    def __init__(self, task: int, tasks: int, messages: MessageTable, mark: str) -> None:
+        self._task, self._tasks, self._messages, self._mark = task, tasks, messages, mark
         self._sent: dict[tuple[int, int], _Sent] = {}
 
     @property
@@ -117,12 +117,6 @@ class Sender:
         row = WireRow(dest, self._task, edge << 2 | form, sent.chunks, packed.serialize())
         xor = xor_reduce(anchors.share) if anchors.row is None and anchors.share is not None else None
         sent.add(row, rows.num_rows, xor)
-        if anchors.share is not None:
-            sent.mark ^= anchors.xor() if xor is None else xor
-        elif form is not Form.ROWS:
-            ids = packed.column(0)
-            words = as_words((ids if form is Form.PAIRS else ids.flatten()).to_numpy())
-            sent.mark = signed(sent.mark + int(np.add.reduce(mix64(words))))
         return row
 
     def notices(self, edge: int, rows: pa.RecordBatch, acker: Rows, ackers: int) -> Iterator[pa.RecordBatch]:
@@ -136,7 +130,6 @@ class Sender:
             sent = self._sent.setdefault((dest, edge), _Sent())
             row = WireRow(dest, self._task, edge, sent.chunks, part.serialize())
             sent.add(row, part.num_rows, None)
-            sent.mark ^= xor_reduce(as_words(part.column("value").to_numpy()))
             wire.append(row)
         if wire:
             yield wire_batch(wire)
@@ -155,12 +148,10 @@ class Sender:
     def control(self, reports: Sequence[TaskReport]) -> pa.RecordBatch:
         """The control rows, one for every task; the reports travel in one of them."""
         wire: list[WireRow] = []
-        marks = sorted((dest, edge, s.rows, s.mark) for (dest, edge), s in self._sent.items())
-        run = _digest(marks)
         for dest in range(self._tasks):
             edges = {str(e): [s.chunks, s.rows, s.xor] for (d, e), s in self._sent.items() if d == dest}
             carried = [r.to_json() for r in reports] if dest == self._task % self._tasks else []
-            payload = json.dumps({"edges": edges, "reports": carried, "run": run}).encode()
+            payload = json.dumps({"edges": edges, "reports": carried, "mark": self._mark}).encode()
             wire.append(WireRow(dest, self._task, CONTROL, 0, payload))
         return wire_batch(wire)
 
@@ -188,7 +179,7 @@ class Received:
     """What a task was sent: chunks by edge, in an order that does not depend on their arrival, and reports.
 
     `passing` are chunks for a later stage. `inits` and `acks` are notices for ackers. `copied` has each chunk that came
-    more than once, once. `heard` is a digest of the marks of the runs that sent all this.
+    more than once, once. `heard` is a digest of the marks of the runs that sent all this, unless control rows are wrong.
     """
 
     chunks: dict[int, list[Chunk]]
@@ -218,18 +209,19 @@ def receive(
             else:
                 rows.append(row)
     told: dict[tuple[int, int], tuple[int, int, int]] = {}
-    runs: list[str] = []
+    marks: list[str] = []
     for source in range(sources):
         copies = controls.pop(source, [])
         if len(copies) != 1:
             received.violations.append(f"{where} received {len(copies)} control rows of task {source} instead of 1")
         for control in copies[:1]:
-            runs.append(control["run"])
+            marks.append(control["mark"])
             received.reports += [TaskReport.from_json(parts) for parts in control["reports"]]
             for edge, (count, number, xor) in control["edges"].items():
                 told[source, int(edge)] = (count, number, xor)
     received.violations += [f"{where} received control rows of an unknown task {source}" for source in controls]
-    received.heard = _digest(runs)
+    if not received.violations:
+        received.heard = hashlib.blake2b(" ".join(marks).encode(), digest_size=8).hexdigest()
     rows.sort(key=lambda row: (_edge_of(row), row.source, row.seq))
     found: dict[tuple[int, int], _Sent] = {}
     seen: dict[tuple[int, int, int], int] = {}
@@ -276,7 +268,3 @@ def _taken(
     if again:
         received.copied.append(chunk)
     return packed.num_rows, xor
-
-
-def _digest(values: Sequence[object]) -> str:
-    return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()

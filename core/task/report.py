@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.errors import Json
+from stormproof.core.errors import JobFailed, Json
+from stormproof.core.machine_faults import OUTSIDE
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.sink import PreparedFile, files_to_json
 from stormproof.core.task.wire import SUMMARY, WireRow, wire_batch, wire_rows
@@ -102,7 +103,11 @@ def summary(stage: int, task: int, reports: Sequence[TaskReport]) -> pa.RecordBa
 
 
 def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms: dict[str, float]) -> JobReport:
-    """All summaries as one report. `tasks` is the number of tasks of each stage; each must have reported once."""
+    """All summaries as one report. `tasks` is the number of tasks of each stage; each must have reported once.
+
+    Raises:
+        JobFailed: see `require_one_run`.
+    """
     heard: dict[tuple[int, int], TaskReport] = {}
     violations: list[str] = []
     for batch in batches:
@@ -116,12 +121,7 @@ def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms
         missing = [task for task in range(number) if (stage, task) not in heard]
         violations += [f"task {task} of stage {stage} did not report" for task in missing]
     reports = [heard[key] for key in sorted(heard)]
-    for stage in range(1, len(tasks)):
-        if len({report.heard for report in reports if report.stage == stage}) > 1:
-            violations.append(
-                f"the tasks of stage {stage} did not all read the same run of a task of stage {stage - 1}: the task was "
-                "repeated and sent other rows than before, so a function or a reader in it is not deterministic"
-            )
+    require_one_run(reports)
     return JobReport(
         read_messages=sum(r.read_messages for r in reports),
         read_xor=xor_signed(r.read_xor for r in reports),
@@ -140,3 +140,22 @@ def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms
         unanchored=sum(r.unanchored for r in reports),
         counts=total(r.counts for r in reports),
     )
+
+
+def require_one_run(reports: Sequence[TaskReport]) -> None:
+    """Refuse a job in which tasks of a stage read different runs of a task that ran again.
+
+    By induction from the last stage, whose tasks report to the driver once, a job's result then rests on one run of each
+    task: all that read it read the same run, and its report came with what that run sent. Nothing of Spark's scheduler is
+    relied on. Two runs are taken for one with probability 2^-64.
+
+    Raises:
+        JobFailed: names the stage.
+    """
+    for stage in sorted({report.stage for report in reports}):
+        if len({report.heard for report in reports if report.stage == stage and report.heard}) > 1:
+            raise JobFailed(
+                f"the tasks of stage {stage} did not all read the same run of a task of stage {stage - 1}, which ran again "
+                "meanwhile, as after the loss of an executor. No message is to blame; the job runs again",
+                **{OUTSIDE: "two runs of one task"},
+            )

@@ -8,6 +8,7 @@ names the message, the share that ended in the failure is accounted for, and the
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -89,7 +90,9 @@ class _Task:
         self._part, self._plan, self._task, self._pulse = part, plan, task, pulse
         self._account = Account(part.stage, task, part.ackers, part.named_max)
         last = part.stage == len(part.tasks) - 1
-        self._sender = None if last else Sender(task, part.tasks[part.stage + 1], self._account.messages)
+        self._sender = (
+            None if last else Sender(task, part.tasks[part.stage + 1], self._account.messages, uuid.uuid4().hex)
+        )
         self._ends = Ends(part, plan, task, pulse, self._account, self._sender)
         self._nodes = Nodes(part, plan, task, pulse, observe, go_on, self._account, self._ends)
 

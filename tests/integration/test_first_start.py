@@ -132,7 +132,8 @@ def test_where_an_operator_is_asked_only_the_topology_and_its_refusal_stay(wide:
     added = {table: n - before.get(table, 0) for table, n in left(wide).items() if n != before.get(table, 0)}
     assert added.keys() <= {f"stormproof.{of}" for of in ("topology", "event", "backend", "graph")}
     assert wide.command("status", NAME, status=1)["topologies"][0]["refused"]["reason"] == str(refused.value)
-    wide.command("ledger", "adopt", NAME, *(str(life) for life in refused.value.details["unknown"]))
+    (life,) = wide.sql("select incarnation from stormproof.topology where name = 'other'")[0]
+    wide.command("ledger", "adopt", NAME, f"other/{life}")
     run(wide, "evolving", what)
     assert len(wide.sql("select word from wide")) == 3
 

@@ -18,6 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from support.jobs import FIRST_ID, Ran, run_job, source
 
+from stormproof.core.engine.frame import require_settings
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import SparkEngine
@@ -276,9 +277,12 @@ def test_a_running_job_is_cancelled(engine: SparkEngine, tmp_path: Path) -> None
     assert run_job(engine, word_count(tmp_path), LINES, tmp_path).mismatches == ()
 
 
-def test_the_engine_refuses_a_session_that_believes_in_determinism(spark: SparkSession) -> None:
+def test_a_query_refuses_a_session_that_believes_in_determinism_and_a_topology_takes_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     key = "spark.sql.shuffle.orderIndependentChecksum.enabled"
     other = spark.newSession()
     other.conf.set(key, "false")
     with pytest.raises(SettingsError, match=key):
-        SparkEngine(other)
+        require_settings(other)
+    assert run_job(SparkEngine(other), word_count(tmp_path), LINES, tmp_path).mismatches == ()

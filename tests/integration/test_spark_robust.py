@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from pyspark.sql import SparkSession
 from support.jobs import Ran, run_job, source
 
 from stormproof.core.bolt import BasicBolt, Emit, Tuple
-from stormproof.core.engine import spark as engine_module
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.engine.spark_settings import REQUIRED
+from stormproof.core.engine.spark_settings import REQUIRED_BY_QUERIES
 from stormproof.core.errors import JobFailed
 from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.task import report
 from stormproof.sinks.memory import MemorySink
 
 pytestmark = pytest.mark.spark
@@ -30,6 +31,8 @@ TASKS = 4
 
 LINES = [f"w{i % 7} w{i % 3} \u00e9{i}".encode() for i in range(60)] + [b"", b"bad \xff", b"fail me"]
 WORDS = Counter(word for line in LINES[:-2] for word in line.decode().split())
+Keyed: TypeAlias = Callable[[str], list[tuple[str, int]]]
+ROW = "word string, value long"
 STAGES = ["split", "keyed", "everywhere"]
 
 
@@ -102,18 +105,18 @@ class Pass:
     component: str
     fault: Fault
 
-    def __call__(self, word: str) -> list[str]:
+    def __call__(self, word: str, value: int = 0) -> list[tuple[str, int]]:
         self.fault.reached(self.component, word)
-        return [word]
+        return [(word, value)]
 
 
-def topology(fault: Fault, staging: Path, keyed: Callable[[str], list[str]]) -> TopologyGraph:
+def topology(fault: Fault, staging: Path, keyed: Keyed) -> TopologyGraph:
     """Split, then by word to one task, then to every task, and once more by word to one."""
     t = TopologyGraph("robust")
     words = t.bolt("split", Split(fault), t.spout("lines", source()).none())
-    by_word = t.bolt("keyed", keyed, words.fields("word"), schema="word string")
-    everywhere = t.bolt("everywhere", Pass("everywhere", fault), by_word.all(), schema="word string")
-    last = t.bolt("last", Pass("last", fault), by_word.fields("word"), schema="word string")
+    by_word = t.bolt("keyed", keyed, words.fields("word"), schema=ROW)
+    everywhere = t.bolt("everywhere", Pass("everywhere", fault), by_word.all(), schema=ROW)
+    last = t.bolt("last", Pass("last", fault), by_word.fields("word"), schema=ROW)
     t.sink(MemorySink("copies", staging=staging), everywhere)
     t.sink(MemorySink("once", staging=staging), last)
     return t
@@ -123,15 +126,18 @@ def with_a_sink_in_the_middle(fault: Fault, staging: Path) -> TopologyGraph:
     """The same with a sink in the stage before the last."""
     t = TopologyGraph("robust")
     words = t.bolt("split", Split(fault), t.spout("lines", source()).none())
-    by_word = t.bolt("keyed", Pass("keyed", fault), words.fields("word"), schema="word string")
-    everywhere = t.bolt("everywhere", Pass("everywhere", fault), by_word.all(), schema="word string")
+    by_word = t.bolt("keyed", Pass("keyed", fault), words.fields("word"), schema=ROW)
+    everywhere = t.bolt("everywhere", Pass("everywhere", fault), by_word.all(), schema=ROW)
     t.sink(MemorySink("copies", staging=staging), everywhere)
     t.sink(MemorySink("once", staging=staging), by_word)
     return t
 
 
 def run(
-    engine: SparkEngine | InlineEngine, fault: Fault, folder: Path, keyed: Callable[[str], list[str]] | None = None
+    engine: SparkEngine | InlineEngine,
+    fault: Fault,
+    folder: Path,
+    keyed: Callable[[str], list[tuple[str, int]]] | None = None,
 ) -> Ran:
     t = topology(fault, folder / "staging", keyed or Pass("keyed", fault))
     return run_job(engine, t, LINES, folder / "staging")
@@ -196,14 +202,11 @@ def test_a_task_that_fails_three_times_and_then_works(
 
 
 def at_the_latest_with_the_next(attempt: Callable[[], Ran]) -> Ran:
-    """The attempt, or the one after it where Spark gave the first up because a stage answered differently.
-
-    A stage that reads from several tasks meets their rows in any order, so it may cut its answer into other chunks.
-    """
+    """The attempt, or the one after it where two runs of a task had readers, or Spark gave the first up to prevent that."""
     try:
         return attempt()
     except JobFailed as error:
-        if "indeterminate" not in str(error):
+        if not {"indeterminate", "two runs of one task"} & {*str(error).split(), error.details.get("outside")}:
             raise
     return attempt()
 
@@ -234,34 +237,56 @@ def test_a_sink_in_the_middle_is_whole_with_the_next_attempt_at_the_latest(
     assert_whole(ran, undisturbed)
 
 
-def at_random(word: str) -> list[str]:
-    """What no bolt should do: the next running of the task gives something else."""
-    return [f"{word} {random.getrandbits(62)}"]
+def at_random(word: str) -> list[tuple[str, int]]:
+    """What no bolt should do: the next running of the task gives something else, to the same tasks."""
+    return [(word, random.getrandbits(62))]
 
 
 def torn(ran: Ran) -> int:
     """How many of the tuples that went to every task did not reach every task."""
-    return sum(n != TASKS for n in counted(ran, "copies").values())
+    return sum(n != TASKS for n in Counter((row["word"], row["value"]) for row in ran.rows["copies"]).values())
 
 
-def test_a_bolt_that_answers_at_random_never_gets_two_answers_into_one_batch(spark: SparkSession, folder: Path) -> None:
+@pytest.fixture(params=["checksums", "no checksums"])
+def session(request: pytest.FixtureRequest, spark: SparkSession) -> SparkSession:
+    """With Spark's own checksums of shuffles, and without them."""
+    if request.param == "checksums":
+        return spark
+    careless = spark.newSession()
+    for key in REQUIRED_BY_QUERIES:
+        if "Checksum" in key:
+            careless.conf.set(key, "false")
+    return careless
+
+
+def test_a_bolt_that_answers_at_random_never_gets_two_answers_into_one_batch(
+    session: SparkSession, spark: SparkSession, folder: Path
+) -> None:
     fault = Fault(folder, "everywhere", "lose", shuffle_folders=shuffle_folders(spark))
-    ran = at_the_latest_with_the_next(lambda: run(SparkEngine(spark, TASKS), fault, folder, at_random))
+    ran = at_the_latest_with_the_next(lambda: run(SparkEngine(session, TASKS), fault, folder, at_random))
     assert fault.happened() == 1
     assert ran.mismatches == ()
     assert torn(ran) == 0
 
 
-def test_without_sparks_checksums_two_answers_do_get_into_one_batch(
-    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("session", ["no checksums"], indirect=True)
+def test_two_runs_of_a_task_in_one_batch_fail_the_job_by_name(
+    session: SparkSession, spark: SparkSession, folder: Path
 ) -> None:
-    """The negative control of the settings that the engine insists on."""
-    careless = spark.newSession()
-    for key in REQUIRED:
-        if "Checksum" in key:
-            careless.conf.set(key, "false")
-    monkeypatch.setattr(engine_module, "REQUIRED", {})
     fault = Fault(folder, "everywhere", "lose", shuffle_folders=shuffle_folders(spark))
-    ran = run(SparkEngine(careless, TASKS), fault, folder, at_random)
+    with pytest.raises(JobFailed, match="did not all read the same run of a task") as error:
+        run(SparkEngine(session, TASKS), fault, folder, at_random)
+    assert error.value.details == {"outside": "two runs of one task"}
     assert fault.happened() == 1
+
+
+@pytest.mark.parametrize("session", ["no checksums"], indirect=True)
+def test_control_where_the_runs_are_not_compared_two_answers_get_into_one_batch(
+    session: SparkSession, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "require_one_run", lambda _: None)
+    fault = Fault(folder, "everywhere", "lose", shuffle_folders=shuffle_folders(spark))
+    ran = run(SparkEngine(session, TASKS), fault, folder, at_random)
+    assert fault.happened() == 1
+    assert ran.mismatches == ()  # tokens, shares and counts agree
     assert torn(ran) > 0

@@ -10,7 +10,7 @@ import pytest
 from stormproof.core.engine.spark_settings import (
     ELSEWHERE,
     ON_ONE_MACHINE,
-    REQUIRED,
+    REQUIRED_BY_QUERIES,
     SETTINGS,
     session_settings,
     without_secrets,
@@ -123,14 +123,12 @@ def test_a_users_setting_goes_before_ours_and_lists_are_joined() -> None:
     assert found["spark.driver.host"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("name", REQUIRED)
-def test_what_exactly_once_rests_on_cannot_be_changed(name: str) -> None:
-    other = "true" if REQUIRED[name] == "false" else "false"
-    with pytest.raises(SettingsError, match=name.replace(".", r"\.")):
-        session_settings(Settings(spark={name: other}), JARS, {})
-    with pytest.raises(SettingsError, match="take it away"):
-        session_settings(Settings(), JARS, {name: other})
-    assert session_settings(Settings(spark={name: REQUIRED[name]}), JARS, {})[name] == REQUIRED[name]
+@pytest.mark.parametrize("name", REQUIRED_BY_QUERIES)
+def test_a_topology_runs_with_what_only_queries_rest_on(name: str) -> None:
+    other = "true" if REQUIRED_BY_QUERIES[name] == "false" else "false"
+    assert session_settings(Settings(spark={name: other}), JARS, {})[name] == other
+    assert session_settings(Settings(), JARS, {name: other})[name] == other
+    assert session_settings(Settings(), JARS, {})[name] == REQUIRED_BY_QUERIES[name]
 
 
 def test_the_master_has_one_place() -> None:
