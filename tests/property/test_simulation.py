@@ -16,7 +16,7 @@ from support.broken_tracking import Break
 from support.random_topologies import check_seed, judge, random_case
 
 from stormproof.core.guarantee import Guarantee
-from stormproof.testing import Fault, FaultKind, Faults
+from stormproof.testing import Faults
 
 SEEDS = 2_000
 CHUNK = 100
@@ -62,10 +62,6 @@ CONTROLS: dict[Break, tuple[Guarantee, Faults | None]] = {
     ),
     broken_tracking.tokens_reused: (ONCE_OR_MORE, None),
     broken_tracking.tokens_counted_by_the_reader: (ONCE_OR_MORE, None),
-    broken_tracking.share_split_by_row_position: (
-        ONCE_OR_MORE,
-        Faults(at=(Fault(FaultKind.WORKER_DEATH, "stage 0"), Fault(FaultKind.WORKER_DEATH, "stage 1"))),
-    ),
     broken_tracking.one_share_for_two_subscribers: (ONCE_OR_MORE, Faults()),
     broken_tracking.ack_dropped: (ONCE_OR_MORE, Faults()),
     broken_tracking.rows_not_counted: (ONCE, Faults(duplicates=0.05)),

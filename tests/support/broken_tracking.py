@@ -13,17 +13,16 @@ import pytest
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.pending import batches, slice_position
 from stormproof.core.source.protocol import Expectation
-from stormproof.core.task import exchange
+from stormproof.core.task import report
 from stormproof.core.task import task as task_module
 from stormproof.core.task.exchange import Received, Way, receive
 from stormproof.core.task.report import TaskReport
-from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking import attempts
 from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.outcome import Complete
 from stormproof.core.tracking.report import JobReport
-from stormproof.core.tracking.share import mix64, split_runs, unsigned
+from stormproof.core.tracking.share import mix64, unsigned
 from stormproof.core.tracking.verdict import mismatches, misread
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -50,21 +49,6 @@ def tokens_counted_by_the_reader(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(attempts, "mismatches", of_read)
     patch.setattr(attempts, "misread", lambda report, _: misread(report, read(report)))
-
-
-def share_split_by_row_position(patch: pytest.MonkeyPatch) -> None:
-    """A child's share depends on how many rows its worker has seen, so a repeated task sends others."""
-    position = itertools.count()
-
-    def split(shares: Words, counts: Rows) -> Words:
-        moved = shares + np.uint64(next(position))
-        made = split_runs(moved, counts)
-        has_children = np.flatnonzero(counts)
-        last = np.cumsum(counts)[has_children] - 1
-        made[last] ^= (moved ^ shares)[has_children]  # they still XOR to their parent's
-        return made
-
-    patch.setattr(tracking, "split_runs", split)
 
 
 def one_share_for_two_subscribers(patch: pytest.MonkeyPatch) -> None:
@@ -140,4 +124,4 @@ def failed_message_confirmed(patch: pytest.MonkeyPatch) -> None:
 
 def runs_not_compared(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether all readers of a repeated task read the same run of it."""
-    patch.setattr(exchange, "_digest", lambda _: "")
+    patch.setattr(report, "require_one_run", lambda _: None)

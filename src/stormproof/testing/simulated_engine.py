@@ -100,7 +100,7 @@ class SimulatedEngine(InlineEngine):
             first = super()._run_task(part, task, list(incoming)) if late else []
             if not repeated:
                 raise JobFailed(f"{where}: its worker was killed", stage=part.stage, task=task)
-            chance.tell("repeated", place, where)
+            chance.tell("repeated, with two runs read" if late else "repeated", place, where)
             again = super()._run_task(part, task, incoming)
             return _mixed(first, again, chance.rng) if late else again
         return super()._run_task(part, task, incoming)
