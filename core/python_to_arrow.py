@@ -6,6 +6,7 @@ import datetime
 import decimal
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, cast
 
 import numpy as np
@@ -77,10 +78,31 @@ def _whole(values: Sequence[object], field: pa.Field, strict: frozenset[type] | 
         return None
     if (strict is not None and not strict.issuperset(map(type, values))) or (array.null_count and not field.nullable):
         return None
-    if _overflown(array, values):
+    if _overflown(array, values) or (pa.types.is_nested(field.type) and not _fits_inside(values, field.type)):
         return None
     # Above 2 GiB of text there are chunks.
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _fits_inside(values: Iterable[Any], type_: pa.DataType) -> bool:
+    """Whether the values inside of nested ones are of Python types that theirs take; Arrow would cut a 1.5 to 1 there."""
+    if not pa.types.is_nested(type_):
+        strict = _strict_types(type_)
+        kinds = set(map(type, values)) if strict is not None else set[type]()
+        return all(issubclass(kind, tuple(strict or ())) and kind is not bool for kind in kinds)
+    there = [value for value in values if value is not None]
+    if pa.types.is_map(type_):
+        pairs = [pair for value in there for pair in (value.items() if isinstance(value, Mapping) else value)]
+        return all(
+            _fits_inside([pair[n] for pair in pairs], t) for n, t in enumerate((type_.key_type, type_.item_type))
+        )
+    if pa.types.is_struct(type_):
+        rows = [value if isinstance(value, tuple) else dict(value) for value in there]
+        return all(
+            _fits_inside([row[n] if isinstance(row, tuple) else row.get(field.name) for row in rows], field.type)
+            for n, field in enumerate(type_)
+        )
+    return _fits_inside(list(chain.from_iterable(there)), type_.value_type)
 
 
 def _overflown(array: pa.Array, values: Sequence[Any]) -> bool:
@@ -120,7 +142,11 @@ def _but_for_culprits(
             if problem is not None:
                 errors.append((row, problem))
                 kept[row] = None
-    return pa.array(kept, field.type), errors
+    try:
+        return pa.array(kept, field.type), errors
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        # Each by itself is converted, but not all in one list: a dict and a tuple for a struct.
+        return pa.concat_arrays([pa.array([value], field.type) for value in kept]), errors
 
 
 def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> str | None:
@@ -135,6 +161,8 @@ def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> 
         array = pa.array([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         return f"{wanted}: {storable_text(error, CULPRIT_MAX_CHARACTERS)}"
+    if pa.types.is_nested(field.type) and not _fits_inside([value], field.type):
+        return f"{wanted}: a value inside of it is of another type"
     return f"{wanted}: it is too large" if _overflown(array, [value]) else None
 
 
