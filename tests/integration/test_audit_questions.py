@@ -33,7 +33,7 @@ def asked(
 ) -> CommandLine:
     """A run with a message that failed once, a dead letter, a reject, a verdict and a decision."""
     command = shown_in(tmp_path, database, monkeypatch, capsys)
-    (letter,) = command("dead-letters", "list", NAME)["dead_letters"]
+    letter = command("dead-letters", "list", NAME)["dead_letters"][0]
     command("dead-letters", "drop", NAME, letter["id"], "--by", "ann", "--why", "not a number")
     return command
 

@@ -51,7 +51,7 @@ def reported(
     Path("lines").write_text("\n".join(["1", "2", "refused", PAYLOAD]))
     command("queue", "put", NAME, "--lines", "lines")
     command(*RUN)
-    (letter,) = command("dead-letters", "list", NAME)["dead_letters"]
+    letter = command("dead-letters", "list", NAME)["dead_letters"][0]
     why = "<script>alert(1)</script>\u202e"
     command("dead-letters", "drop", NAME, letter["id"], "--by", "ann", "--why", why)
     return command
