@@ -283,3 +283,30 @@ def test_a_renamed_topology_is_refused_since_it_would_read_its_source_again(name
     renamed(named)
     assert named.run()["messages"] == 1
     assert named.rows() == [(1,), (2,)]
+
+
+WIDER = """
+from stormproof import PostgresQueue, PostgresSink, Topology
+
+queue = PostgresQueue("orders", schema="number int, note string", max_attempts=1)
+
+topology = Topology("orders")
+rows = topology.stream("lines", queue).map(lambda *row: row, "number", "note", schema="number int, note string")
+rows.into(PostgresSink("orders", name="pg"{more}))
+"""
+
+
+@pytest.mark.parametrize("evolves", [True, False], ids=["evolves", "by_hand"])
+def test_a_deployment_adds_a_column_to_source_function_and_table_at_once(named: Deployed, *, evolves: bool) -> None:
+    more = ', schema_contract="evolve"' if evolves else ""
+    (named.folder / "orders.py").write_text(WIDER.replace("{more}", more))
+    options: list[str] = []
+    if not evolves:
+        assert "note" in named.refused()  # the table lacks it
+        named.sql("alter table orders add column note text")
+        options = ["--accept-change", fingerprint_in(" ".join(named.run("--dry-run", status=1)["notes"]))]
+    assert named.run(*options)["messages"] == 1
+    named.put('{"number": 3}')
+    assert named.run(*options)["messages"] == 1
+    assert named.rows() == [(1, None), (2, "new"), (3, None)]
+    assert named.command("audit", "verify", "orders")["verdict"] == "clean"
