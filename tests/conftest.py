@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(f"broker {mark.args[0]}"))
 
 
-SHARES: Final = {"conformance": 0.05, "integration": 0.08, "property": 0.15}
+SHARES: Final = {"conformance": 0.04, "integration": 0.065, "property": 0.12}
 """The share of a folder's tests that a run takes, unless they are marked otherwise, or their file is named."""
 
 
