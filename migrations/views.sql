@@ -266,7 +266,8 @@ from stormproof.dead_letter s
 join stormproof.topology t on (s.subscription in (t.incarnation, t.name) or starts_with(s.subscription, t.incarnation || ':'))
 union all
 select t.name, 'reject', r.message, null, r.sink, r.txid, r.at, coalesce(r.sqlstate, 'refused'),
-  coalesce(r.sqlstate, 'refused'), null, null, r.rows, r.state, r.decided_by, r.decided_why, r.decided_at
+  coalesce(r.sqlstate, 'refused'), null, null, r.rows,
+  case r.state when 'open' then 'undecided' else r.state end, r.decided_by, r.decided_why, r.decided_at
 from stormproof.reject r
 join stormproof.topology t on t.incarnation = r.incarnation
 union all
@@ -291,7 +292,7 @@ comment on column stormproof.audit_dead_letters.error_class is 'class of the exc
 comment on column stormproof.audit_dead_letters.times_opened is 'how often a dead letter was opened';
 comment on column stormproof.audit_dead_letters.times_failed is 'how often it failed';
 comment on column stormproof.audit_dead_letters.rows is 'rows of a reject or a skip, which the sink does not hold';
-comment on column stormproof.audit_dead_letters.state is 'of a dead letter: undecided, requeue, drop, edit; of a reject: open, retrying, retried, dropped; of a skip: dropped';
+comment on column stormproof.audit_dead_letters.state is 'of a dead letter: undecided, requeue, drop, edit; of a reject: undecided, retrying, retried, dropped; of a skip: dropped';
 comment on column stormproof.audit_dead_letters.decided_by is 'who decided';
 comment on column stormproof.audit_dead_letters.decided_why is 'why, in that person''s words';
 comment on column stormproof.audit_dead_letters.decided_at is 'when';

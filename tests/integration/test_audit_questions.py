@@ -55,7 +55,7 @@ def each_question_is_answered(asked: CommandLine) -> None:
     letters = {row["what"]: row for row in rows(asked, "dead-letters", NAME)}
     dead = letters["dead_letter"]
     assert (dead["error_class"], dead["state"], dead["decided_by"]) == ("ValueError", "drop", "ann")
-    assert (letters["reject"]["reason"], letters["reject"]["state"]) == ("23514", "open")
+    assert (letters["reject"]["reason"], letters["reject"]["state"]) == ("23514", "undecided")
     (failed,) = rows(asked, "dead-letters", NAME, "--class", "ValueError")
     assert failed == dead
     histogram = {(row["what"], row["times"]): row["number"] for row in rows(asked, "attempts", NAME)}

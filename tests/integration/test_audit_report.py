@@ -79,7 +79,10 @@ def a_report_answers_each_question_with_a_digest(command: CommandLine) -> None:
     assert (record["verdict"]["verdict"], record["verdict"]["from"]) == ("clean", "verification")
     assert record["verdict"]["recorded"] == command("audit", "verdicts", NAME)["rows"][0]["id"]
     letters = question(record, "dead-letters")
-    assert {(one["what"], one["state"]) for one in letters["rows"]} == {("dead_letter", "drop"), ("reject", "open")}
+    assert {(one["what"], one["state"]) for one in letters["rows"]} == {
+        ("dead_letter", "drop"),
+        ("reject", "undecided"),
+    }
     (action,) = question(record, "actions")["rows"]
     assert (action["by"], action["action"]) == ("ann", "drop")
     txn = question(record, "txn")

@@ -79,7 +79,7 @@ def every_address(command: CommandLine) -> list[str]:
         "/find?q=none",
         *(f"/{view}?{of}&id={quote(one)}" for one in ids for view in ("message", "failure")),
         "/failures",
-        f"/failures?{of}&what=reject&state=open",
+        f"/failures?{of}&what=reject&state=any",
         "/failures?error_class=ValueError&limit=1",
         "/replays",
         f"/replays?{of}&span=1h&reason=error",

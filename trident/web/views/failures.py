@@ -29,8 +29,9 @@ class Failures:
 
 
 def asked_of(visit: Visit, **more: Any) -> Asked:
-    """The filters of the address; without a state: those about which nobody has decided."""
+    """The filters of the address; without a state: those about which nobody has decided; ``any``: all of them."""
     given: dict[str, Any] = {name: visit.text(name) for name in FILTERS}
+    given["state"] = {None: "undecided", "any": None}.get(given["state"], given["state"])
     return Asked(
         topology=visit.text("topology"),
         since=parse_time(visit.text("since"), visit.now),
@@ -55,7 +56,7 @@ async def failures(visit: Visit) -> Response:
         chosen=chosen,
         found=await visit.ask(question, *sorted(visit.values().items())),
         limit=limit,
-        states=("undecided", "requeue", "edit", "drop", "open", "retrying", "retried", "dropped"),
+        states=("undecided", "requeue", "edit", "drop", "retrying", "retried", "dropped"),
     )
 
 
