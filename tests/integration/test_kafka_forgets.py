@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 import pytest
 from support.brokers import until
@@ -12,11 +13,13 @@ from support.brokers.kafka import KafkaBroker
 from support.kafka_source import KafkaHarness
 from support.queues import prepared_database
 from support.source_harness import messages_of
+from support.verdicts import verified
 
-from stormproof import KafkaSource
+from stormproof import KafkaSource, PostgresSink, Topology
 from stormproof.core.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.pending.continuity import Continuity, looks_in
-from stormproof.core.postgres.database import Database
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.settings import Settings
 from stormproof.core.source.kafka.scout import SAMPLE
 from stormproof.core.source.protocol import Lease, Limit
 
@@ -125,6 +128,33 @@ def test_a_restart_behind_an_end_without_a_message_that_was_opened_is_no_alarm(
     assert driven(harness) == [b"new"]
     ((position,),) = harness.execute("select position from stormproof.pending_subscription")
     assert {one.verdict for one in looks_in(position)} <= {Continuity.REMOVED}
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_an_end_of_transactions_without_a_message_is_no_loss_where_retention_takes_it(
+    harness: KafkaHarness, tmp_path: Path, is_committed: bool
+) -> None:
+    """A transaction's marker, or one that was aborted: it was looked at, and has no message."""
+    topology, settings = Topology("ends"), Settings(database_url=harness.database.adbc_uri, home=tmp_path)
+    source = harness.unsubscribed()
+    topology.stream("lines", source).into(PostgresSink("ends", database=harness.database))
+
+    def run() -> None:
+        topology.run(engine="inline", until_idle=True, settings=settings)
+
+    with harness.broker.transaction(commit=is_committed) as producer:
+        producer.produce(harness.name, b"in a transaction", partition=0)
+    harness.broker.until_stable(harness.name, 1)
+    run()
+    run()
+    harness.broker.remove_below(harness.name, 0, harness.broker.end(harness.name))
+    run()
+    harness.put([b"later"])
+    run()
+    assert verified("ends", harness.database).violations == ()
+    with connect(harness.database, application_name="tests") as connection:
+        rows = connection.execute("select line from ends order by 1").fetchall()
+    assert rows == [("in a transaction",)] * is_committed + [("later",)]
 
 
 def test_a_subscription_that_began_at_an_end_that_was_lost_since_is_refused(harness: KafkaHarness) -> None:

@@ -111,8 +111,8 @@ class KafkaAudit:
                 findings.append(self._missed(place, end, start, f"before {holder}", txid))
             covered = max(covered, stop)
         end = max(covered, known)
-        if place is not None and end < place.next:
-            findings.append(self._missed(place, end, place.next, "behind the last batch", None))
+        if place is not None and end < place.begin:
+            findings.append(self._missed(place, end, place.begin, "behind the last batch", None))
         return findings
 
     def unsubscribed(self) -> list[Finding]:

@@ -322,7 +322,18 @@ class Lookout:
         return {number: _checksum(messages[0]) for number, messages in read.items() if messages}
 
     def marks(self, position: KafkaPosition) -> KafkaPosition:
-        """The position, with checksums of the last messages that were opened; where nothing lies behind it."""
+        """The position, behind offsets without a message where nothing else lies behind it; there with checksums of the last
+        messages that were opened.
+        """
+        epochs = self.asking.epochs
+        position = position.with_places(
+            {
+                n: replace(place, next=end, empty=end - place.begin, epoch=epochs.get(partition, NOTHING))
+                for n, place in enumerate(position.places)
+                if (end := self.ends.get(partition := (place.topic, place.partition), 0)) > place.next
+                and self.scout.is_empty(place, end)
+            }
+        )
         missing = {
             number: place
             for number, place in enumerate(position.places)
@@ -423,7 +434,7 @@ class Lookout:
             f"{_named(place)}: offsets {place.next} to {first - 1} were removed by the topic's retention before they were "
             "read"
         )
-        behind, number = str(place.next - 1), position.places.index(place)
+        behind, number = str(place.begin - 1), position.places.index(place)
         look = Look(Continuity.REMOVED, text, first - place.next, behind, str(first), number)
         self._noted += self._rules.decided([look])
         self._removed_in[number] = epoch
@@ -435,7 +446,7 @@ def _named(place: Place) -> str:
 
 def _is_next(look: Look, position: KafkaPosition) -> bool:
     """Whether a look is still to go on record: what was removed does where the position stands before it."""
-    return look.verdict is not Continuity.REMOVED or position.places[look.place].next == int(look.behind) + 1
+    return look.verdict is not Continuity.REMOVED or position.places[look.place].begin == int(look.behind) + 1
 
 
 def _checksum(message: Any) -> int:

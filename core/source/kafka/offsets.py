@@ -91,6 +91,11 @@ class OffsetRange:
         return self.offsets + number_of(self.place, 0)
 
     @property
+    def first(self) -> int:
+        """The first message's offset: what lies before it may be gone."""
+        return self.start if self.gaps is None else int(self.offsets[0])
+
+    @property
     def last(self) -> int:
         """The last message's offset; one before `start` where there is none."""
         return self.start + self.messages - 1 if self.gaps is None else int(self.offsets[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Final
 
 from stormproof.core.errors import Json, UsageError
@@ -21,7 +21,8 @@ class Place:
 
     `last` is the offset of the last message that was opened, or was seen to be removed, `checksum` that message's, and
     `epoch` the partition's leader epoch when the place came to `next`; `NOTHING` where it is not known. They tell a
-    partition that lost its end and was filled again.
+    partition that lost its end and was filled again. The `empty` offsets right before `next` have no message, as those of
+    transactions that were aborted, and are in no slice; the next one begins with them.
     """
 
     topic: str
@@ -31,6 +32,12 @@ class Place:
     last: int = NOTHING
     checksum: int = NOTHING
     epoch: int = NOTHING
+    empty: int = 0
+
+    @property
+    def begin(self) -> int:
+        """The first offset that is in no slice."""
+        return self.next - self.empty
 
     @property
     def is_marked(self) -> bool:
@@ -86,7 +93,7 @@ class KafkaPosition:
         on_record = looks_in(with_looks(self.to_json(), looks))
         moved = {
             one.place: replace(
-                self.places[one.place], next=next_, last=next_ - 1, checksum=GONE, epoch=epochs[one.place]
+                self.places[one.place], next=next_, last=next_ - 1, checksum=GONE, epoch=epochs[one.place], empty=0
             )
             for one in looks
             if one.verdict is Continuity.REMOVED
@@ -136,8 +143,8 @@ def _list(value: Json) -> list[Json]:
 
 def _place(value: Json) -> Place:
     match value:
-        case [str(topic), int(partition), int(first), int(next_), int(last), int(checksum), int(epoch)]:
-            return Place(topic, partition, first, next_, last, checksum, epoch)
+        case [str(topic), int(partition), *numbers] if len(numbers) == len(fields(Place)) - 2:
+            return Place(topic, partition, *(number for number in numbers if isinstance(number, int)))
         case _:
             raise UsageError(f"not a partition's place: {value}")
 

@@ -67,7 +67,7 @@ def _read(
     idle = feeds(cluster)
     feed = idle.pop() if idle else Feed(cluster)
     try:
-        feed.assign({partition: one.start for partition, one in wanted.items()})
+        feed.assign({partition: one.first for partition, one in wanted.items()})
         _collect(feed, wanted, found, keep)
         feed.assign({})
     except OffsetGone as error:

@@ -97,7 +97,7 @@ class _Behind:
 
     def cut(self, place: Place, number: int, most: int, most_bytes: int, *, one_at_least: bool) -> OffsetRange | None:
         """At most so many messages and bytes of them."""
-        where = OffsetRange(place.topic, place.partition, number, place.next, place.next, 0, 0)
+        where = OffsetRange(place.topic, place.partition, number, place.begin, place.next, 0, 0)
         if self.offsets is None or self.sizes is None:
             kept = min(most, max(int(most_bytes / max(self.mean_bytes, 1.0)), one_at_least))
             if kept <= 0:
@@ -122,7 +122,7 @@ def count(cluster: Cluster, ranges: Sequence[OffsetRange]) -> dict[int, tuple[Ro
     wanted = {(one.topic, one.partition): one for one in ranges if one.messages}
     scout = Scout(cluster)
     try:
-        places = [Place(one.topic, one.partition, one.start, one.start) for one in wanted.values()]
+        places = [Place(one.topic, one.partition, one.first, one.first) for one in wanted.values()]
         every = Limit(messages=sum(one.stop - one.start for one in wanted.values()) + len(places) * _MOST, certain=True)
         scout.look(places, {partition: one.stop for partition, one in wanted.items()}, every, patient=True)
         return {one.place: scout.counted(partition, one.stop) for partition, one in wanted.items()}
@@ -151,7 +151,16 @@ class Scout:
 
     def assumed(self, places: Sequence[Place]) -> list[Place]:
         """The places that are not counted: each offset behind them is taken to have a message."""
-        return [place for place in places if place.next < self._even.get((place.topic, place.partition), (0.0, 0))[1]]
+        return [
+            place
+            for place in places
+            if not place.empty and place.next < self._even.get((place.topic, place.partition), (0.0, 0))[1]
+        ]
+
+    def is_empty(self, place: Place, end: int) -> bool:
+        """Whether all up to an offset was counted, and none of it is a message."""
+        behind = self._behind(place, assumes=False)
+        return not behind.messages and behind.stop >= end
 
     def counted(self, partition: Partition, stop: int) -> tuple[Rows, Rows]:
         """Offsets and sizes that were counted below an offset."""

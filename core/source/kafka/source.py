@@ -295,7 +295,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
     def _behind(self, place: Place, opened: OffsetRange) -> Place:
         """A place behind messages that are opened."""
         epoch = self._lookout.asking.epochs.get((place.topic, place.partition), NOTHING)
-        return replace(place, next=opened.stop, last=opened.last, checksum=NOTHING, epoch=epoch)
+        return replace(place, next=opened.stop, last=opened.last, checksum=NOTHING, epoch=epoch, empty=0)
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The first messages by place and offset. They are counted again: compaction may have removed some."""
