@@ -192,7 +192,7 @@ def _next_of(position: At) -> int | None:
 
 
 def _first_of(position: At) -> int:
-    """The number that the subscription began with; 0 where an older version did not keep it."""
+    """The number that the subscription began with; 0 where there is none."""
     number = position.get("first")
     return number if isinstance(number, int) else 0
 

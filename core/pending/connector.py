@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.lineage import OriginIds, ShownIds
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit
@@ -136,11 +135,6 @@ class Connector(Source):
 
         It is called once for each message, when its first slice ends. The transaction may still be rolled back.
         """
-
-    @classmethod
-    def from_version_before(cls, position: dict[str, Json]) -> dict[str, Json]:
-        """A slice's description that a version without the one pending store left in the ledger, as it is written now."""
-        return position
 
     def unpack(self) -> Any:
         """A picklable function from stored payloads to arrays of the decoder's own type; None: they are bytes."""

@@ -75,13 +75,8 @@ def slice_of(row: SliceRow, expected: Expectation, retries: Sequence[Retry] = ()
 
 
 def at_of(position: Mapping[str, Json]) -> At | None:
-    """What the connector said of a slice, from the ledger's description; None: it is of retries.
-
-    Positions that a version before wrote have no "retry": there a null among the connector's own words says so.
-    """
-    at = {key: value for key, value in position.items() if key not in _OURS}
-    is_retry = position.get("retry", any(value is None for value in at.values()))
-    return None if is_retry else at
+    """What the connector said of a slice, from the ledger's description; None: it is of retries."""
+    return None if position.get("retry") else {key: value for key, value in position.items() if key not in _OURS}
 
 
 def row_of(position: dict[str, Json]) -> tuple[SliceRow, list[Retry]]:

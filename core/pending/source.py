@@ -409,7 +409,7 @@ class PendingSource(Connector):
     # ---- shared steps
 
     def _row_of(self, position: dict[str, Json]) -> tuple[SliceRow, list[Retry]]:
-        return row_of(position if "retry" in position else self.from_version_before(position))
+        return row_of(position)
 
     def _who(self) -> Subscriber:
         if self._subscription is None:

@@ -54,11 +54,7 @@ class _Entry:
 
     @staticmethod
     def of(rows: int, text: str | None) -> _Entry:
-        said: dict[str, Any] = (
-            json.loads(text)
-            if text
-            else {"why": "it has no digest: content_digests was off, or an earlier version wrote it"}
-        )
+        said: dict[str, Any] = json.loads(text) if text else {"why": "it has no digest: content_digests was off"}
         totals = Totals.of_text(text)
         return _Entry(
             rows, Content.of_text(text), totals, str(said.get("why", "")), bool(said.get("began_empty", False))

@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 from stormproof.core.arguments import error_prefix, require_seconds, require_text, require_whole
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import Json, MissingRight, PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
@@ -310,13 +310,6 @@ class PostgresQueue(PendingSource):
 
     def _select(self, columns: str, at: At) -> str:
         return self.table.select(columns, spans.span_of(at).conditions())
-
-    @classmethod
-    def from_version_before(cls, position: dict[str, Json]) -> dict[str, Json]:
-        """It named each retry as [origin, id]."""
-        replayed = position.get("replayed")
-        pairs = replayed if isinstance(replayed, list) else []
-        return {**position, "replayed": [pair[::-1] if isinstance(pair, list) else pair for pair in pairs]}
 
     def unopened(self, position: At, cursor: psycopg.Cursor[Any]) -> tuple[int, float | None]:
         """Counted in the message table: the cost grows with them."""

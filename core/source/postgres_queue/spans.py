@@ -238,10 +238,8 @@ def xid_of(at: Mapping[str, Json]) -> int | None:
 
 
 def ids_of(at: Mapping[str, Json]) -> tuple[int, int, int]:
-    """The lowest and the highest id of a slice, and how many messages it has; 0 where an earlier version did not say."""
+    """The lowest and the highest id of a slice, and how many messages it has."""
     match at.get("ids"):
-        case [int(low), int(high)]:
-            return low, high, 0
         case [int(low), int(high), int(messages)]:
             return low, high, messages
         case _:
