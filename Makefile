@@ -7,6 +7,7 @@ JSON ?=
 PAIRS ?=
 ROUNDS ?= 300
 SEED ?= 1
+SPARKS ?=
 ARGS ?=
 WORKERS ?= 2
 
@@ -21,7 +22,7 @@ EXISTING = $(wildcard $(SOURCES))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-classes check ruff mypy pyright format docs fresh-install bench torture clean
+.PHONY: help setup demo test test-classes check ruff mypy pyright format docs fresh-install bench torture versions clean
 
 help:
 	@echo "make demo      the word count through kill -9, with its proof (a few minutes)"
@@ -31,6 +32,7 @@ help:
 	@echo "make fresh-install   the wheel in a fresh environment, without Java and Postgres, then with the extras"
 	@echo "make bench     measurements                  (BENCH='P1a P2' JSON=file PAIRS=n)"
 	@echo "make torture   every failpoint in every way, two drivers at once, random rounds, Spark    (ROUNDS=n SEED=s)"
+	@echo "make versions  the tests that rest on Spark, with the other PySparks that are served   (SPARKS=4.1.4)"
 	@echo "make setup     what the others do first      (PYTHON=python3.12 for another interpreter)"
 	@echo "make clean     remove all that these made"
 
@@ -53,6 +55,9 @@ test-classes: $(STAMP)
 # The two type checkers take the longest, and one core each.
 check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target pyright mypy ruff
+
+versions: $(STAMP)
+	@tools/other_sparks.sh $(SPARKS)
 
 ruff: $(STAMP)
 	$(VENV)/bin/ruff format --check $(EXISTING)

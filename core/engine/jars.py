@@ -24,7 +24,7 @@ from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.trusted_paths import require_trusted, user_cache
 
 DELTA_VERSION: Final = "4.4.0"
-"""The Delta release whose jars were built for the pinned PySpark."""
+"""The Delta release; it has jars for each line of Spark that is served."""
 MANIFEST: Final = "manifest.json"
 FETCH_COMMAND: Final = "stormproof jars"
 # Delta declares a second Hadoop, Parquet, Jackson and log4j beside Spark's own; without those it runs on Spark's.
@@ -61,8 +61,8 @@ def delta_jars(folder: Path | None = None) -> list[Path]:
     """Delta's jars, for `spark.jars`: from `folder`; else from the first of these that is whole: `.jars` in the working
     folder, `.jars` in the clone, the folder that `fetch` fills.
 
-    A folder that `fetch` has filled is checked against its list. Any other must have Delta's two main jars. The working
-    folder's `.jars` is used only where no other user can have put it there.
+    Each must have Delta's two main jars, for the installed line of Spark. One that `fetch` has filled is checked against
+    its list. The working folder's `.jars` is used only where no other user can have put it there.
 
     Raises:
         SettingsError: they are missing or incomplete, or another user could have written them; says what to do.
@@ -96,8 +96,9 @@ def _missing(folder: Path) -> str | None:
         return "no such folder"
     found = {path.name: path for path in folder.glob("*.jar")}
     manifest = folder / MANIFEST
-    if not manifest.exists():
-        absent = [part for part in ("delta-spark", "delta-storage") if not any(part in name for name in found)]
+    main = (f"delta-spark_{spark_line()}", "delta-storage")
+    absent = [part for part in main if not any(part in name for name in found)]
+    if absent or not manifest.exists():
         return f"no jar of {', '.join(absent)}" if absent else None
     try:
         listed: dict[str, int | str] = json.loads(manifest.read_text())["jars"]
@@ -152,6 +153,8 @@ def _fill(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as work:
         jars = _resolve(Path(work))
         (folder / MANIFEST).unlink(missing_ok=True)
+        for jar in folder.glob("io.delta_*.jar"):  # of another Spark or Delta: a session would load both
+            jar.unlink()
         for jar in jars:
             jar.replace(folder / jar.name)
         listed = {jar.name: _sha256(folder / jar.name) for jar in jars}

@@ -15,6 +15,7 @@
 | `in_order` | how do rows get into a table in which rows of several keys exclude each other |
 | `parallel` | how do tasks load large files by themselves |
 | `refusals`, `row_by_row` | which CHECK, UNIQUE or FOREIGN KEY can refuse a row; how is such a row left out; how many |
+| `columns` | which columns take text by the server's own cast, and which of them as keys |
 | `table`, `table_key` | what can each column hold; do two names mean one table |
 | `evolve` | how does a table get the columns and types that its rows have |
 | `preview` | what would a start do with the table, for a dry run |

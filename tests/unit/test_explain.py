@@ -176,6 +176,7 @@ OPERATION = re.compile(r"`(?:group_by\(\.\.\.\))?\.?(\w+)\(")
 
 def test_the_page_has_every_operation() -> None:
     page = (ROOT / "docs" / "stream_operations.md").read_text()
+    page = re.sub(r"\n## What a function gets.*?(?=\n## )", "", page, flags=re.DOTALL)  # its rows are types
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in OPERATION.findall(row)}
     own = {

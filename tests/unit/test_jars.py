@@ -76,7 +76,22 @@ def test_a_list_of_sizes_is_still_read(tmp_path: Path) -> None:
 
 def test_a_folder_of_ones_own_needs_the_main_jars(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no jar of delta-storage"):
-        jars.delta_jars(filled(tmp_path / "jars", "delta-spark.jar"))
+        jars.delta_jars(filled(tmp_path / "jars", MAIN[0]))
+
+
+def test_jars_for_another_line_of_spark_are_refused_by_name_and_replaced_by_a_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = "io.delta_delta-spark_4.1_2.13-4.4.0.jar"
+    folder = listed(filled(tmp_path / "mine", old, MAIN[1]))
+    with pytest.raises(
+        SettingsError, match=rf"no jar of delta-spark_4\.2\); fetch them with: stormproof jars {folder}"
+    ):
+        jars.delta_jars(folder)
+    monkeypatch.setattr(jars, "_submit", lambda ivy, *_: answer(ivy, 7))
+    monkeypatch.setattr("shutil.which", lambda _: "/bin/bash")
+    assert jars.fetch(folder).fetched
+    assert not (folder / old).exists()
 
 
 @pytest.mark.parametrize("what", [".jars", f".jars/{MAIN[0]}"])
@@ -112,7 +127,7 @@ def test_what_is_there_and_whole_is_not_fetched(
 
 
 def answer(folder: Path, number: int, *, torn: bool = False) -> subprocess.CompletedProcess[str]:
-    filled(folder / "jars", *(f"{i}-delta-{'spark' if i else 'storage'}.jar" for i in range(number)))
+    filled(folder / "jars", *(f"{i}-delta-{'spark_4.2' if i else 'storage'}.jar" for i in range(number)))
     if torn:
         jar = folder / "jars" / "0-delta-storage.jar"
         jar.write_bytes(jar.read_bytes()[:-20])
