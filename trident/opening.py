@@ -1,4 +1,4 @@
-"""Begins a run in its stores: raises the epoch, opens each sink on the table that is its own, and subscribes to the source.
+"""Begins a run in its stores: raises the epoch, subscribes to the source, and opens each sink on the table that is its own.
 
 A table is the own of a sink from the first batch on that is prepared for it; then none is made in its place. A new table is
 looked at before anything is made or marked, and a topology whose first start is refused is taken back.
@@ -175,13 +175,13 @@ def _open_stores(
     with ledger.transaction(run) as tx:
         before = {binding.sink: binding for binding in LedgerSnapshot(tx.connection).sinks(run.incarnation)}
     try:
+        source.subscribe(run.incarnation, run.epoch)
         for sink in sinks_of(plan):
             with _refusal_on_record(ledger, run, sink.name):
                 session = _open_sink(sink, plan, sessions, ledger, run, database)
             left = before.get(sink.name)
             if left is not None and left.table_id != session.table_id and database is not None:
                 _let_go(session.identity, left, database)
-        source.subscribe(run.incarnation, run.epoch)
     except (FatalError, UsageError):
         if run.epoch == 1:
             _take_back(ledger, run, sessions)
@@ -220,9 +220,10 @@ def _let_go(identity: SinkIdentity, left: SinkBinding, database: Database) -> No
 
 
 def _take_back(ledger: Ledger, run: Run, sessions: Sessions) -> None:
-    """Remove what a refused first start has left: its claims of tables, and its rows in the ledger.
+    """Remove what a refused first start has left: its claims of tables, its rows in the ledger, and its subscription.
 
-    *Not guaranteed*: where a store or the ledger is away, or another driver took over, the rest stays; see `forget`.
+    *Not guaranteed*: where a store or the ledger is away, or another driver took over, the rest stays, and so does a
+    subscription in another database; see `forget`.
     """
     for session in sessions.values():
         with suppress(StormproofError):

@@ -35,7 +35,7 @@ def screen(command: CommandLine, tmp_path: Path) -> Generator[Screen]:
 
 
 def test_every_view_stands_at_two_widths_and_in_both_themes(screen: Screen, command: CommandLine) -> None:
-    (letter,) = command("dead-letters", "list", NAME)["dead_letters"]
+    letter, *_ = command("dead-letters", "list", NAME)["dead_letters"]
     of = f"topology={NAME}"
     queries = {
         "topology": of,
