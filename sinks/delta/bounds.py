@@ -42,10 +42,13 @@ def narrowed(
 ) -> str | None:
     """The value of `WITH_STATISTICS` that leaves out the columns that are doubtful; None: there are none.
 
-    `partitions` are the columns without statistics, by which the table is partitioned.
+    `partitions` are the columns without statistics, by which the table is partitioned. A column that has the name of a field
+    inside of a doubtful one is left out, too: delta-rs takes its name for that of the field.
     """
     indexed = [f for f in _indexed(schema, properties) if f.name not in partitions]
-    kept = [f for f in indexed if not is_doubtful(f)]
+    doubtful = [f for f in indexed if is_doubtful(f)]
+    inside = {name for f in doubtful for name in _names_inside(f.type)}
+    kept = [f for f in indexed if f not in doubtful and f.name not in inside]
     return None if kept == indexed else ",".join(f"`{f.name}`" for f in kept if _may_be_named(f))
 
 
@@ -127,6 +130,14 @@ def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
         return
     for at in range(kind.num_fields):
         yield from _leaves(kind.field(at).type)
+
+
+def _names_inside(kind: pa.DataType) -> Iterator[str]:
+    """The names of a struct's fields, at any depth."""
+    if pa.types.is_struct(kind):
+        for at in range(kind.num_fields):
+            yield kind.field(at).name
+            yield from _names_inside(kind.field(at).type)
 
 
 def _may_be_named(field: pa.Field) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sink_harness import SCHEMA, SinkHarness
 
@@ -123,6 +123,7 @@ def facts(table: TableHead) -> tuple[object, ...]:
     )
 
 
+@settings(deadline=None)
 @given(steps=st.lists(st.one_of(st.just("append"), st.sampled_from(sorted(STEPS))), max_size=12))
 def test_the_head_is_what_a_reader_finds(steps: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     place = Place(tmp_path_factory.getbasetemp() / f"head-{next(_numbers)}")

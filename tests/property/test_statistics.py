@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
@@ -44,3 +45,14 @@ def test_no_file_has_statistics_that_exclude_a_row(how: str, made: list[pa.Table
             if how == "compact":
                 session.compact()
             assert session.repair(dry_run=True) == Repair(None, [], 0, 0, [])
+
+
+def test_a_field_of_a_struct_that_has_the_name_of_a_column_has_no_bounds_of_its_own(tmp_path: Path) -> None:
+    schema = pa.schema([("i", pa.int32()), ("a", pa.struct([("price", pa.decimal128(19, 19))])), ("price", pa.int32())])
+    table = pa.Table.from_pylist([{"i": 0, "a": {"price": Decimal("1E-19")}, "price": 1}], schema)
+    input_ = SinkInput.for_upsert(schema, ("i",))
+    sink = DeltaSink(tmp_path / "t", name="t")
+    put(sink, table, input_, txid=1)
+    with closing(sink.open(SinkIdentity(IDENTITY.topology, IDENTITY.incarnation, "t"), input_, 9)) as session:
+        assert isinstance(session, DeltaSession)
+        assert session.repair(dry_run=True) == Repair(None, [], 0, 0, [])
