@@ -98,8 +98,10 @@ def _missing(folder: Path) -> str | None:
     manifest = folder / MANIFEST
     main = (f"delta-spark_{spark_line()}", "delta-storage")
     absent = [part for part in main if not any(part in name for name in found)]
-    if absent or not manifest.exists():
-        return f"no jar of {', '.join(absent)}" if absent else None
+    if absent:
+        return f"no jar of {', '.join(absent)}"
+    if not manifest.exists():
+        return None
     try:
         listed: dict[str, int | str] = json.loads(manifest.read_text())["jars"]
     except (ValueError, KeyError):

@@ -110,10 +110,10 @@ def bind(tx: Tx, sink: str, target: str, table_id: str, description: dict[str, J
     Raises:
         PositionMismatch: the ledger knows another table there: see `Bound.is_another`.
     """
-    known = bound(tx, sink)
+    row = _sink_row(tx, sink)
+    known = _in_use(tx, row)
     if known is not None and known.table_id != table_id:
         raise known.is_another(target, table_id)
-    row = _sink_row(tx, sink)
     now: dict[str, Any] = {"target": target, "table_id": table_id, "description": description}
     mine = (t.topology_sink.c.incarnation == tx.run.incarnation) & (t.topology_sink.c.sink == sink)
     if row is None:
@@ -153,11 +153,16 @@ def unbind(tx: Tx, sink: str, *, by: str, why: str) -> None:
 
 def bound(tx: Tx, sink: str) -> Bound | None:
     """The table behind a sink of this incarnation; None where no batch wrote to it, nor is about to: it may have another."""
-    row = _sink_row(tx, sink)
-    held = last_held(tx, sink)
-    if row is None or (held is None and prepared(tx, sink) is None):
+    return _in_use(tx, _sink_row(tx, sink))
+
+
+def _in_use(tx: Tx, row: Any) -> Bound | None:
+    if row is None:
         return None
-    return Bound(tx.run.topology, sink, row.target, row.table_id, None if held is None else held[0])
+    held = last_held(tx, row.sink)
+    if held is None and prepared(tx, row.sink) is None:
+        return None
+    return Bound(tx.run.topology, row.sink, row.target, row.table_id, None if held is None else held[0])
 
 
 def _sink_row(tx: Tx, sink: str) -> Any:
