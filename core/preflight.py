@@ -23,7 +23,7 @@ from stormproof.core.errors import MachineUnavailable, MachineUnfit, StoreUnavai
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.pulse.connection import Connection
-from stormproof.core.pulse.wire import TcpPlace
+from stormproof.core.pulse.wire import Place
 
 PROBE_BYTES: Final = 64 * 1024
 """Size of the file that is written as a test: larger than one block of a file system."""
@@ -148,7 +148,7 @@ class FolderProbe:
 class PulseProbe:
     """The driver's port for the progress of tasks."""
 
-    place: TcpPlace
+    place: Place
 
     def probe(self) -> None:
         """Connect, show the token, and report an end."""

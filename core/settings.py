@@ -140,12 +140,6 @@ class Settings(BaseSettings):
         "grants it (`spark.executor.pyspark.memory`; on YARN and Kubernetes `spark.executor.memoryOverhead` over the "
         "cores), else half of its machine's memory over its cores, at least 1024",
     )
-    pulse: Literal["auto", "folder", "tcp"] = Field(
-        default="auto",
-        description="how tasks report their progress to the driver: `folder` in files below `staging_dir`, which all "
-        "must share; `tcp` over the network, to a port of the driver's; `auto` is `folder` where Spark's executors run "
-        "inside the driver, and `tcp` elsewhere",
-    )
     pulse_port: int = Field(
         default=0,
         ge=0,
@@ -319,7 +313,7 @@ class Settings(BaseSettings):
 
     @property
     def pulse_path(self) -> Path:
-        """The folder of pulses: with the prepared files, or in `home` where those are in an object store."""
+        """The folder of the driver's notes: with the prepared files, or in `home` where those are in an object store."""
         return Path(absolute(self.home) if is_url(self.staging_address) else self.staging_address, "pulse")
 
     @property

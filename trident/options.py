@@ -13,10 +13,10 @@ from stormproof.core.source.protocol import Limit
 class RunOptions:
     """How a topology is run.
 
-    A slice's lease lapses `lease_s` after its last extension. `pulse_root` is a folder for the progress of jobs, which
-    executors must reach where they do not report it over the network: a job without progress for `message_timeout_s` (a
-    topology's own wins), or without a running task for `start_timeout_s`, is cancelled. Where it is reported in neither
-    way, a job may take `message_timeout_s` in all. A run gives up when a store has been away for `outage_s`.
+    A slice's lease lapses `lease_s` after its last extension. In `pulse_root` the
+    driver notes what careful jobs have in hand, for the one that takes over when it dies. A job without progress for
+    `message_timeout_s` (a topology's own wins), or without a running task for `start_timeout_s`, is cancelled; where jobs
+    do not report, one may take `message_timeout_s` in all. A run gives up when a store has been away for `outage_s`.
     `until_idle` ends the run once nothing is left to read and no retry is due. At most `max_batches_in_flight` batches
     are in flight: by default one, with a `latency_target_s` up to four. `limit` bounds the messages and bytes of each.
     Under a `latency_target_s` both bounds are upper limits of what `stormproof.trident.latency_tuner` chooses while

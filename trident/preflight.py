@@ -16,8 +16,8 @@ class Preflight:
     """Checks in every slot of an engine what each task of this run will need: the package and the user's functions, the
     folders that it writes, the databases that it reads, and the way to the driver.
 
-    `functions` are the topology's, as `stormproof.core.engine.shipping.require_shippable` packed them. With a `listener`
-    tasks report to it, and need no staging folder but those of sinks.
+    `functions` are the topology's, as `stormproof.core.engine.shipping.require_shippable` packed them. `staging` is a
+    folder that they need besides those of sinks. With a `listener` tasks report to it.
     """
 
     def __init__(
@@ -26,14 +26,14 @@ class Preflight:
         plan: Plan,
         functions: bytes,
         source: Source,
-        staging: str,
+        staging: str | None = None,
         listener: PulseListener | None = None,
     ) -> None:
         self._engine = engine
         self._source = source
         self._functions = functions
         self._listener = listener
-        self._folders = [] if listener is not None else [("the staging folder", staging)]
+        self._folders = [] if staging is None else [("the staging folder", staging)]
         for spec in plan.sink_specs:
             folder = spec.files_in(plan.sinks[spec.name])
             if folder is not None:

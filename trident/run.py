@@ -26,7 +26,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine_faults import own_faults
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import DatabaseProbe
-from stormproof.core.pulse.listener import DriverAddress, PulseListener
+from stormproof.core.pulse.listener import LOOPBACK, PulseListener
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source
 from stormproof.trident.control_line import ControlLine
@@ -107,16 +107,16 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
     return choice, False
 
 
-def pulse_listener(engine: Engine, settings: Settings, options: RunOptions, clock: Clock) -> PulseListener | None:
-    """Where the tasks of this run report to over the network; None where they do so in a folder.
+def pulse_listener(engine: Engine, settings: Settings, options: RunOptions, clock: Clock) -> PulseListener:
+    """Where the tasks of this run report to.
 
     Raises:
         SettingsError: the driver cannot listen there.
     """
-    if settings.pulse == "folder" or (settings.pulse == "auto" and engine.driver_address is None):
-        return None
-    address = engine.driver_address or DriverAddress("127.0.0.1", "127.0.0.1")
-    return PulseListener(address, settings.pulse_port, root=options.pulse_root, clock=clock)
+    address = engine.driver_address
+    return PulseListener(
+        address or LOOPBACK, settings.pulse_port, root=options.pulse_root, direct=address is None, clock=clock
+    )
 
 
 def require_reachable(database: Database, source: Source, engine: Engine, settings: Settings) -> None:
@@ -203,10 +203,9 @@ def driver(
         plan = placed(plan, database, settings)
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)
-        listener = pulse_listener(running, settings, chosen_options, clock)
-        if listener is not None:
-            stack.enter_context(listener)
-        preflight = Preflight(running, plan, functions, source, settings.staging_address, listener)
+        listener = stack.enter_context(pulse_listener(running, settings, chosen_options, clock))
+        staging = settings.staging_address if running.driver_address is None else None
+        preflight = Preflight(running, plan, functions, source, staging, listener)
         outlasting_outages(preflight, chosen_options, clock)
         # Postgres was reached just now; if it goes away again this early, the run waits for it as in any later step.
         attach = partial(attached, plan, source, ledger, database, accept_change)

@@ -12,7 +12,6 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.errors import JobFailed, MachineUnavailable, TransientError
 from stormproof.core.graph.plan import Plan
 from stormproof.core.job import Job
-from stormproof.core.pulse.folder import PulseFolders
 from stormproof.core.pulse.protocol import Pulses
 from stormproof.core.pulse.record import Progress
 from stormproof.core.source.protocol import Lease, Source
@@ -68,12 +67,7 @@ class Watch:
         pulses: Pulses | None = None,
         on_progress: Callable[[JobProgress], None] | None = None,
     ) -> Watch:
-        """By the run's options; the topology's own message timeout beats theirs.
-
-        Without `pulses`, jobs report to folders below the options' `pulse_root`.
-        """
-        if pulses is None and options.pulse_root is not None:
-            pulses = PulseFolders(options.pulse_root)
+        """By the run's options; the topology's own message timeout beats theirs. Without `pulses`, jobs do not report."""
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
         return Watch(timeout_s, options.start_timeout_s, pulses, on_progress=on_progress)
 

@@ -4,15 +4,15 @@ Each running task reports how many rows it has worked on, whether it has ended, 
 in hand. From this the driver learns whether a job hangs (`stormproof.trident.lease_keeper`), and which messages were in hand
 when a worker, or the driver itself, died.
 
-There are two carriers. Where all tasks run on the driver's machine, or share a folder with it, each task has a file in its
-job's folder. Else each task has a TCP connection to the driver, which asks for no shared disk.
+Each task has a TCP connection to the driver, also where both are on one machine. The driver writes down what is in hand in a
+folder of its own, for the driver that takes over when it dies.
 
 | module | question that it answers |
 | --- | --- |
 | `record` | what does a task report; which messages are suspects |
-| `task` | what does a task call, whichever carrier its job has |
-| `protocol` | what is a carrier, to a task and to the driver |
-| `folder` | how do files in a folder carry the reports |
+| `task` | what does a task call |
+| `protocol` | what does the driver ask of a job's pulse |
+| `folder` | what did tasks have in hand when their driver died |
 | `wire` | what do the two ends of a connection say to each other |
 | `connection` | a task's end of the connection: notes, heartbeats, and how it is made again |
 | `listener` | the driver's end: one thread for all tasks, and what strangers can do there |

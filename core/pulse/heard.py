@@ -1,8 +1,11 @@
-"""Pulses over TCP, the driver's end of one job: what was heard from its tasks, and which of them are dead or silent.
+"""The driver's end of one job: what was heard from its tasks, and which of them are dead or silent.
 
 - A connection is open: the task runs. Where its kernel does not answer either, for `SILENT_S`, the task is *silent*.
 - The connection came to its end without the task's: the process is dead, unless it connects again within `GRACE_S`.
 - The connection broke (a reset, or no answer for 9 s): the task is silent until it connects again. It may live.
+
+Where tasks run below the driver, on its machine (`direct`), nothing lies between: there is no silence, and a connection that
+is over is a dead process.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from stormproof.core.clock import Clock
+from stormproof.core.pulse.folder import NOTES
 from stormproof.core.pulse.record import (
+    AWAITED,
     DONE,
     NOTED,
     RECORD,
@@ -29,7 +34,7 @@ from stormproof.core.pulse.record import (
     Record,
     most_often,
 )
-from stormproof.core.pulse.wire import KEEPALIVE_S, TcpPlace
+from stormproof.core.pulse.wire import KEEPALIVE_S, Place
 
 log = logging.getLogger("stormproof.pulse")
 
@@ -38,9 +43,6 @@ SILENT_S: Final = 2.5 * KEEPALIVE_S
 
 GRACE_S: Final = 3.0
 """How long a task whose connection was closed by something between may take to connect again, before it counts as dead."""
-
-NOTES: Final = "notes"
-"""The file in a job's folder in which the driver writes down notes, for the driver that takes over when it dies."""
 
 QuietFor = Callable[[socket.socket], float]
 """Seconds since the other machine was heard."""
@@ -75,9 +77,11 @@ class _Task:
 class Heard:
     """What was heard from one job's tasks. The listener's thread writes, any thread asks."""
 
-    notices_silence_s: ClassVar[float] = 2 * SILENT_S
-
-    def __init__(self, place: TcpPlace, folder: Path | None, clock: Clock, quiet: QuietFor) -> None:
+    def __init__(
+        self, place: Place, folder: Path | None, clock: Clock, quiet: QuietFor, *, direct: bool = False
+    ) -> None:
+        self.notices_silence_s: Final = 0.0 if direct else 2 * SILENT_S
+        self._direct, self._grace_s = direct, 0.0 if direct else GRACE_S
         self.place: Final = place
         self._folder, self._clock, self._quiet = folder, clock, quiet
         self._lock = threading.Lock()
@@ -116,10 +120,10 @@ class Heard:
         if task.record[STATE] != RUNNING:
             return False, False
         if task.connection is not None:
-            return True, self._quiet(task.connection) > SILENT_S
+            return True, not self._direct and self._quiet(task.connection) > SILENT_S
         if task.closed_at_s is None:
             return True, True
-        return now_s - task.closed_at_s < GRACE_S, False
+        return now_s - task.closed_at_s < self._grace_s, False
 
     # The listener tells.
 
@@ -144,7 +148,7 @@ class Heard:
             task = self._tasks[run]
             if task.connection is connection:
                 task.connection = None
-                task.closed_at_s = None if broken else self._clock.monotonic_s()
+                task.closed_at_s = None if broken and not self._direct else self._clock.monotonic_s()
 
     def lost(self, why: str) -> None:
         """Nobody listens any more: nothing is known of the tasks from here on."""
@@ -176,4 +180,4 @@ class Heard:
 
 def is_record(record: Record) -> bool:
     """Whether a task can have sent this."""
-    return record[ROWS] >= 0 and RUNNING <= record[STATE] <= DONE + 1 and record[NOTED] in (0, 1)
+    return record[ROWS] >= 0 and RUNNING <= record[STATE] <= DONE + 1 and {record[NOTED], record[AWAITED]} <= {0, 1}

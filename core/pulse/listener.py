@@ -1,4 +1,4 @@
-"""Pulses over TCP, the driver's end: one thread that listens, and hears the tasks of all of a driver's jobs.
+"""The driver's end: one thread that listens, and hears the tasks of all of a driver's jobs.
 
 A report costs no work of its own: of all records that have arrived, the last one is looked at. Nor do strangers cost
 anything: until it has shown a job's token, a connection has `HELLO_S` and 80 bytes, and there are at most `STRANGERS_MAX` of
@@ -24,15 +24,16 @@ from stormproof.core.errors import FatalError, SettingsError, UsageError
 from stormproof.core.forks import process_life
 from stormproof.core.pulse.folder import job_folder
 from stormproof.core.pulse.heard import Heard, QuietFor, is_record, quiet_for
-from stormproof.core.pulse.record import RECORD, AttemptKey
+from stormproof.core.pulse.record import AWAITED, RECORD, AttemptKey
 from stormproof.core.pulse.wire import (
     CHALLENGE_BYTES,
+    HEARD,
     HELLO_BYTES,
     ID_BYTES,
     KNOWN,
     OVER,
     TOKEN_BYTES,
-    TcpPlace,
+    Place,
     hello_names,
     is_proven,
     keep_alive,
@@ -90,10 +91,14 @@ class _State:
     accepts_from_s: float | None = None
 
 
+LOOPBACK: Final = DriverAddress("127.0.0.1", "127.0.0.1", same_machine=True)
+"""Where all tasks run in the driver's process or below it."""
+
+
 class PulseListener:
     """Listens for the tasks of one driver's jobs. A context; its end closes every connection.
 
-    `refused` counts the connections that were dropped, by reason. `port` 0 takes a free one.
+    `refused` counts the connections that were dropped, by reason. `port` 0 takes a free one. `direct` is as in `Heard`.
 
     An error that nobody expected does not end it unseen: it is logged, every connection is dropped, and the thread begins
     anew; the tasks connect again, and are silent until then. Where that does not help, jobs that run are no longer heard
@@ -111,12 +116,13 @@ class PulseListener:
         port: int = 0,
         *,
         root: Path | None = None,
+        direct: bool = False,
         clock: Clock | None = None,
         quiet: QuietFor = quiet_for,
         new_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._root, self._clock, self._quiet, self._new_bytes = root, clock or SystemClock(), quiet, new_bytes
-        self._host = address.host
+        self._host, self._direct = address.host, direct
         try:
             family, *_, where = socket.getaddrinfo(
                 address.bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -171,8 +177,8 @@ class PulseListener:
         if (ended := self._ended()) is not None:
             raise ended from self._failed
         name = self._new_bytes(ID_BYTES)
-        place = TcpPlace(self._host, self.port, name, self._new_bytes(TOKEN_BYTES))
-        heard = self._jobs[name] = Heard(place, folder, self._clock, self._quiet)
+        place = Place(self._host, self.port, name, self._new_bytes(TOKEN_BYTES))
+        heard = self._jobs[name] = Heard(place, folder, self._clock, self._quiet, direct=self._direct)
         if (ended := self._ended()) is not None:  # meanwhile
             heard.lost(ended.message)
         try:
@@ -212,8 +218,7 @@ class PulseListener:
         return FatalError(
             f"the driver hears no task any more: its thread {self._thread.name} at port {self.port} ended "
             f"{RESTARTS_MAX + 1} times within {RESTARTS_S:g} s, last by {type(error).__name__}: {error}. The log has where. "
-            "No message is to blame. Start again; STORMPROOF_PULSE=folder needs no such thread, where all share "
-            "STORMPROOF_STAGING_DIR",
+            "No message is to blame. Start again",
             port=self.port,
             error=type(error).__name__,
         )
@@ -327,14 +332,22 @@ class PulseListener:
             if len(said) == HELLO_BYTES:
                 self._admit(peer)
             return
+        self._hear(peer, peer.heard, said)
+
+    def _hear(self, peer: _Peer, heard: Heard, said: bytes) -> None:
         whole = len(said) - len(said) % RECORD.size
         peer.said = bytes(said[whole:])
         if whole:
             record = RECORD.unpack_from(said, whole - RECORD.size)
-            if is_record(record):
-                peer.heard.reported(peer.run, record)
-            else:
+            if not is_record(record):
                 self._refuse(peer, "no record")
+                return
+            heard.reported(peer.run, record)
+            if record[AWAITED]:
+                try:
+                    peer.socket.send(HEARD)
+                except OSError:
+                    self._drop(peer, broken=True)
 
     def _admit(self, peer: _Peer) -> None:
         names = hello_names(peer.said)

@@ -1,36 +1,12 @@
-"""What a carrier of pulses is: to a task, and to the driver."""
+"""What the driver asks of its jobs' pulses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol
 
-from stormproof.core.arrays import Rows
 from stormproof.core.pulse.record import AttemptKey, Progress
 from stormproof.core.pulse.wire import Place
-
-T = TypeVar("T")
-
-
-class Carrier(Protocol):
-    """Carries one task's reports to the driver."""
-
-    def publish(self, rows: int) -> None:
-        """Report the number of rows worked on. Called several times a second, by a thread of the pulse's."""
-        ...
-
-    def noting(self, ids: Rows, items: Iterator[T]) -> Iterator[T]:
-        """The items; before each is handed out, its message's number is where it outlives this process.
-
-        Raises:
-            TransientError: the driver does not hear this task any more.
-        """
-        ...
-
-    def close(self, rows: int, *, failed: bool) -> None:
-        """Report the end; the thread of `publish` has ended."""
-        ...
 
 
 class JobPulse(Protocol):
@@ -41,8 +17,10 @@ class JobPulse(Protocol):
         """What tasks need to report; picklable."""
         ...
 
-    notices_silence_s: ClassVar[float]
-    """How long it takes to tell silence from a hang: a job may not be blamed earlier. 0: there is no silence."""
+    @property
+    def notices_silence_s(self) -> float:
+        """How long it takes to tell silence from a hang: a job may not be blamed earlier. 0: there is no silence."""
+        ...
 
     def progress(self) -> Progress:
         """How far the job is.

@@ -1,4 +1,4 @@
-"""What a task reports: one record of 40 bytes, the same in a file and on a connection."""
+"""What a task reports: one record of 40 bytes, the same on a connection and in the driver's notes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ SUSPECTS_MAX: Final = 8
 """Where more messages than this are equally suspect, none is named."""
 
 RECORD: Final = struct.Struct("=qqqqq")
-ROWS, STATE, NOTED, MESSAGE, LOCKED_ON = range(5)
+ROWS, STATE, NOTED, MESSAGE, AWAITED = range(5)
 RUNNING, DONE, FAILED = range(3)
 
 Record: TypeAlias = tuple[int, int, int, int, int]
-"""Rows worked on; running, done or failed; whether a message is noted, and which; the machine that locked its file, or 0."""
+"""Rows worked on; running, done or failed; whether a message is noted, and which; whether the task waits for an
+answer."""
 
 
 AttemptKey: TypeAlias = tuple[str, int, int]

@@ -10,14 +10,11 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from operator import length_hint
-from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeVar
 
 from stormproof.core.arrays import Rows
 from stormproof.core.pulse.connection import Connection
-from stormproof.core.pulse.folder import File
-from stormproof.core.pulse.protocol import Carrier
 from stormproof.core.pulse.wire import Place
 
 T = TypeVar("T")
@@ -35,8 +32,7 @@ class Pulse:
 
     def __init__(self, place: Place, stage: int, task: int, *, careful: bool) -> None:
         self.careful = careful
-        carrier = File(place, stage, task) if isinstance(place, Path) else Connection(place, stage, task)
-        self._carrier: Carrier = carrier
+        self._connection = Connection(place, stage, task)
         # (rows of finished loops and batches, the running loop's iterator, the number of its items); one tuple, so that the
         # publishing thread never sees half of a change.
         self._at: tuple[int, Iterator[object], int] = (0, iter(()), 0)
@@ -71,11 +67,11 @@ class Pulse:
         left = iter(items)
         self._at = (self._rows(), left, len(items))
         ids = self._ids
-        return left if ids is None or not self.careful else self._carrier.noting(ids, left)
+        return left if ids is None or not self.careful else self._connection.noting(ids, left)
 
     def publish(self) -> None:
         """Report the row count now. The pulse's own thread does so by itself."""
-        self._carrier.publish(self._rows())
+        self._connection.publish(self._rows())
 
     # The end.
 
@@ -87,7 +83,7 @@ class Pulse:
     ) -> None:
         self._over.set()
         self._thread.join()
-        self._carrier.close(self._rows(), failed=kind is not None)
+        self._connection.close(self._rows(), failed=kind is not None)
 
     # Its own.
 
@@ -110,8 +106,7 @@ def running(place: Place | None, stage: int, task: int, *, careful: bool = False
     Where an exception leaves the block, the task has failed, and the message that it had in hand stays a suspect.
 
     Raises:
-        TransientError: the job is over: another driver took over, or the folder is not the driver's.
-        MachineUnavailable: this machine does not reach the driver.
+        MachineUnavailable: the job is over, or this machine does not reach the driver.
     """
     if place is None:
         yield None

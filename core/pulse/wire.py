@@ -1,9 +1,9 @@
 """What a task and the driver say to each other on a pulse's connection.
 
 The driver sends a challenge, the task answers with its name and an HMAC of both under the job's token, and the driver says
-whether it knows the job. From then on only the task speaks: one record a report, of which the last one counts. The driver
-never sends anything that a task might leave unread: a process that dies with unread input makes its kernel send a reset in
-the place of an end, and the two mean different things here.
+whether it knows the job. From then on the task speaks: one record a report, of which the last one counts. The driver answers
+only what the task waits for: a process that dies with unread input makes its kernel send a reset in the place of an end, and
+the two mean different things where a network lies between.
 
 The token is one job's own, and travels in the job's closure. Nothing is encrypted: whoever can read the network sees row
 counts and messages' numbers.
@@ -16,8 +16,7 @@ import hmac
 import socket
 import struct
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from stormproof.core.errors import MachineUnavailable
 
@@ -25,6 +24,9 @@ CHALLENGE_BYTES: Final = 32
 TOKEN_BYTES: Final = 32
 ID_BYTES: Final = 16
 KNOWN: Final = b"+"
+HEARD: Final = b"!"
+"""The answer to a record that a task waits for: the driver has it, and a note is in its folder."""
+
 OVER: Final = b"-"
 """The driver's answer where the job is over, or another driver's."""
 
@@ -44,7 +46,7 @@ class ContactLost(MachineUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class TcpPlace:
+class Place:
     """Where and as what the tasks of one job report to the driver."""
 
     host: str
@@ -53,11 +55,7 @@ class TcpPlace:
     token: bytes = field(repr=False)
 
 
-Place: TypeAlias = Path | TcpPlace
-"""What a job's tasks need to report: a folder, or an address."""
-
-
-def hello(place: TcpPlace, run: bytes, challenge: bytes) -> bytes:
+def hello(place: Place, run: bytes, challenge: bytes) -> bytes:
     """A task's answer to a challenge; `run` is the id of this execution of the task, the same when it connects again."""
     name = _NAME.pack(_MAGIC, place.job, run)
     return name + _proof(place.token, challenge, name)

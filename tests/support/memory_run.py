@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.options import RunOptions
 from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.watched_job import Watch
+from support.pulses import listening
 
 
 class World:
@@ -92,18 +94,21 @@ class World:
             max_batches_in_flight=self.in_flight,
             **more,
         )
-        return run_driver(
-            plan,
-            self.source,
-            self.ledger,
-            engine or InlineEngine(2, rng=self.rng, clock=self.clock),
-            options,
-            clock=self.clock,
-            rng=self.rng,
-            jobs=jobs or JobsInTurn(self.rng if self.in_flight > 1 else None),
-            watch=None if watch is None else watch(Watch.of(plan, options)),
-            on_batch=on_batch,
-        )
+        with ExitStack() as stack:
+            pulses = None if pulse_root is None else stack.enter_context(listening(pulse_root, self.clock))
+            watched = Watch.of(plan, options, pulses)
+            return run_driver(
+                plan,
+                self.source,
+                self.ledger,
+                engine or InlineEngine(2, rng=self.rng, clock=self.clock),
+                options,
+                clock=self.clock,
+                rng=self.rng,
+                jobs=jobs or JobsInTurn(self.rng if self.in_flight > 1 else None),
+                watch=watched if watch is None else watch(watched),
+                on_batch=on_batch,
+            )
 
     def epoch(self) -> int:
         """The epoch of the newest driver."""

@@ -1,10 +1,50 @@
-"""A task's note of the message in hand, made outside a loop over rows."""
+"""Tasks that report to a driver in this process, and what the driver has heard of them."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 
+from stormproof.core.clock import Clock
+from stormproof.core.pulse.heard import Heard
+from stormproof.core.pulse.listener import LOOPBACK, PulseListener
 from stormproof.core.pulse.task import Pulse
+
+WAIT_S = 10.0
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition, with a bound."""
+    end_s = time.monotonic() + WAIT_S
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < end_s, "it never held"
+        pause.wait(0.005)
+
+
+def listening(root: Path | None = None, clock: Clock | None = None) -> PulseListener:
+    """The listener of a driver whose tasks run in this process or below it."""
+    return PulseListener(LOOPBACK, root=root, direct=True, clock=clock)
+
+
+@contextmanager
+def hearing(clock: Clock | None = None) -> Generator[Heard]:
+    """What a driver hears of one job."""
+    with listening(clock=clock) as listener, listener.job() as heard:
+        yield heard
+
+
+def published(pulse: Pulse) -> None:
+    """Report the row count now, and wait until the driver has it."""
+    connection = pulse._connection  # pyright: ignore[reportPrivateUsage]
+    pulse.publish()
+    with connection._lock:  # pyright: ignore[reportPrivateUsage]
+        connection._tell_within(WAIT_S)  # pyright: ignore[reportPrivateUsage]
 
 
 def note(pulse: Pulse, message: int) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.pulses import hearing, published
 
 from stormproof.core.bolt import (
     AnyBolt,
@@ -34,7 +35,7 @@ from stormproof.core.bolt.cycle_collector import ALLOCATIONS, fewer_collections
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.errors import BoltUnavailable, JobFailed, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason
-from stormproof.core.pulse.folder import progress, suspects
+from stormproof.core.pulse.heard import Heard
 from stormproof.core.pulse.task import running
 from stormproof.core.schema import parse_schema
 from stormproof.core.user_errors import blame
@@ -377,15 +378,13 @@ def test_each_call_and_each_reset_is_a_sign_of_life(tmp_path: Path) -> None:
 
     seen: list[int] = []
     for bolt in (Each(execute, finish), Basic(lambda t, emit: None), Arrow(lambda batch: {})):
-        folder = tmp_path / type(bolt).__name__
-        folder.mkdir()
-        with running(folder, 0, 0) as pulse:
+        with hearing() as heard, running(heard.place, 0, 0) as pulse:
             assert pulse is not None
             it = runner(bolt)
             it.run(words("a", "slow", "b"), "split", "default", pulse)
             it.finish(pulse)
-            pulse.publish()
-            seen.append(progress(folder).rows)
+            published(pulse)
+            seen.append(heard.progress().rows)
     assert seen == [5, 3, 1]
 
 
@@ -393,19 +392,18 @@ def test_the_message_in_hand_is_noted_where_the_pulse_is_careful(tmp_path: Path)
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def noting(bolt: AnyBolt, folder: Path) -> None:
-        with running(folder, 0, 0, careful=True) as pulse:
+    def noting(bolt: AnyBolt, heard: Heard) -> None:
+        with running(heard.place, 0, 0, careful=True) as pulse:
             assert pulse is not None
             pulse.at(np.array([41, 42], np.int64))
             runner(bolt).run(words("a", "b"), "split", "default", pulse)
 
     bolts: list[AnyBolt] = [Each(die), Basic(die)]
-    for number, bolt in enumerate(bolts):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        with pytest.raises(KeyboardInterrupt):
-            noting(bolt, folder)
-        assert suspects(folder) == (41,)
+    for bolt in bolts:
+        with hearing() as heard:
+            with pytest.raises(KeyboardInterrupt):
+                noting(bolt, heard)
+            assert heard.suspects() == (41,)
 
 
 def test_prepare_is_given_the_context_and_keeps_the_collector() -> None:

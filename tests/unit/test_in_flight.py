@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from shutil import copytree, rmtree
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from support.memory_run import World
-from support.pulses import note
+from support.pulses import hearing, note, published
 
 from stormproof.core.arrow_compute import pc
 from stormproof.core.clock import ManualClock, SystemClock
@@ -25,7 +26,6 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.pulse.folder import FolderPulse
 from stormproof.core.pulse.task import Pulse
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit
@@ -622,31 +622,27 @@ def test_what_is_in_line_is_dropped_when_jobs_are_closed() -> None:
     assert ran == []
 
 
-def test_a_job_that_waits_behind_a_live_one_is_not_stalled_and_is_where_nothing_moves(tmp_path: Path) -> None:
+def test_a_job_that_waits_behind_a_live_one_is_not_stalled_and_is_where_nothing_moves() -> None:
     clock, moves = ManualClock(), LastMove()
-    mine, ahead = tmp_path / "mine", tmp_path / "ahead"
     lease = Lease("a", 1, 1e9)
-    keepers = {
-        folder: LeaseKeeper(
-            Leases(), lease, lambda: None, 10, start_timeout_s=20, pulse=FolderPulse(folder), clock=clock, moves=moves
+    with hearing(clock) as heard, hearing(clock) as none:
+        ahead, mine = (
+            LeaseKeeper(Leases(), lease, lambda: None, 10, start_timeout_s=20, pulse=one, clock=clock, moves=moves)
+            for one in (heard, none)
         )
-        for folder in (mine, ahead)
-    }
-    for folder in keepers:
-        folder.mkdir()
-    with Pulse(ahead, 0, 0, careful=False) as pulse:
-        for _ in range(20):
-            pulse.beat()
-            pulse.publish()
-            assert keepers[ahead].look()
-            assert keepers[mine].look()
+        with Pulse(heard.place, 0, 0, careful=False) as pulse:
+            for _ in range(20):
+                pulse.beat()
+                published(pulse)
+                assert ahead.look()
+                assert mine.look()
+                clock.advance(4)
+        assert ahead.look()
+        for _ in range(5):
+            assert mine.look()
             clock.advance(4)
-    assert keepers[ahead].look()
-    for _ in range(5):
-        assert keepers[mine].look()
-        clock.advance(4)
-    assert not keepers[mine].look()
-    assert keepers[mine].stalled
+        assert not mine.look()
+        assert mine.stalled
 
 
 def test_a_cancel_that_comes_too_early_is_repeated() -> None:
@@ -667,31 +663,32 @@ def test_a_message_that_kills_the_driver_is_found_though_four_batches_were_open_
     tmp_path: Path, seed: int
 ) -> None:
     """Deaths count for all that was open; opened again, each runs by itself and notes what is in hand."""
-    culprit, pulses, open_messages, noted = 5, tmp_path / "pulse", list[int](), list[Job]()
+    culprit, pulses, open_messages = 5, tmp_path / "pulse", list[int]()
+    left = tmp_path / "left"
 
     class Deadly(InlineEngine):
         def run(self, job: Job) -> JobReport:
             if culprit not in ids_of(job):
                 return super().run(job)
             open_messages.append(w.source.backlog().pending)
-            noted[:] = [job] if job.careful else []
+            if job.careful:
+                assert job.pulse is not None
+                with Pulse(job.pulse, 0, 0, careful=True) as pulse:
+                    note(pulse, culprit)
+                    copytree(pulses, left)
             raise Died
 
     lines = [b"m%d x" % i for i in range(16)]
     w = World(lines, tmp_path / "w", in_flight=4, batch_messages=4, max_attempts=1)
-    notes, statistics = list[Pulse](), None
+    statistics = None
     while statistics is None:
         assert len(open_messages) < 5, "more drivers die than with one batch in flight"
         try:
             statistics = w.run(engine=Deadly(), jobs=JobsInTurn(Random(seed)), pulse_root=pulses)
         except Died:
-            for job in noted:  # a process that is killed leaves its notes behind
-                folder = pulses / ".".join(map(str, job.key))
-                folder.mkdir(parents=True)
-                notes.append(Pulse(folder, 0, 0, careful=True))
-                note(notes[-1], culprit)
-    for left in notes:
-        left.__exit__(None, None, None)
+            if left.exists():  # a process that is killed leaves its notes behind
+                rmtree(pulses)
+                left.rename(pulses)
     assert len(open_messages) == 3
     assert open_messages[1:] == [4, 1], "another batch ran beside one that a driver had died over"
     assert statistics.dead_letters == 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from support.pulses import note
+from support.pulses import listening, note
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.clock import SystemClock
@@ -19,7 +18,7 @@ from stormproof.core.errors import Fenced, JobFailed, MachineUnavailable, Transi
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job, JobKey
-from stormproof.core.pulse.folder import PulseFolders
+from stormproof.core.pulse.listener import PulseListener
 from stormproof.core.pulse.record import Progress
 from stormproof.core.pulse.task import Pulse
 from stormproof.core.pulse.wire import Place
@@ -73,6 +72,12 @@ def run(work: Callable[[Engine, Job], JobReport], watch: Watch, source: MemorySo
     return run_watched(Engine(work), job, lines, lease, watch, SystemClock())
 
 
+@pytest.fixture
+def pulses(tmp_path: Path) -> Iterator[PulseListener]:
+    with listening(tmp_path) as made:
+        yield made
+
+
 def noting(job: Job, message: int) -> None:
     """A task of the job that fails with this message in hand."""
     assert job.pulse is not None
@@ -81,49 +86,47 @@ def noting(job: Job, message: int) -> None:
         raise JobFailed("the worker is gone")
 
 
-def test_a_job_that_reports_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_job_that_reports_leaves_no_folder(pulses: PulseListener, tmp_path: Path) -> None:
     def work(engine: Engine, job: Job) -> JobReport:
-        assert job.pulse == tmp_path / "life.1.2"
+        assert job.pulse is not None
         assert (tmp_path / "life.1.2").is_dir()
         return EMPTY
 
-    assert run(work, Watch(FAR_S, FAR_S, PulseFolders(tmp_path))) is EMPTY
+    assert run(work, Watch(FAR_S, FAR_S, pulses)) is EMPTY
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_that_dies_names_what_was_in_hand(tmp_path: Path) -> None:
+def test_a_job_that_dies_names_what_was_in_hand(pulses: PulseListener, tmp_path: Path) -> None:
     def work(engine: Engine, job: Job) -> JobReport:
         noting(job, 7)
         return EMPTY
 
-    assert run(work, Watch(FAR_S, FAR_S, PulseFolders(tmp_path))) == JobDied(
-        "the worker is gone", timed_out=False, suspects=(7,)
-    )
+    assert run(work, Watch(FAR_S, FAR_S, pulses)) == JobDied("the worker is gone", timed_out=False, suspects=(7,))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_that_hangs_has_timed_out(tmp_path: Path) -> None:
+def test_a_job_that_hangs_has_timed_out(pulses: PulseListener) -> None:
     def work(engine: Engine, job: Job) -> JobReport:
         assert job.pulse is not None
         with Pulse(job.pulse, 0, 0, careful=job.careful) as pulse:
             note(pulse, 8)
             return engine.hang()
 
-    found = run(work, Watch(SOON_S, FAR_S, PulseFolders(tmp_path)))
+    found = run(work, Watch(SOON_S, FAR_S, pulses))
     assert found == JobDied(f"cancelled: no progress for {SOON_S} s", timed_out=True, suspects=(8,))
 
 
-def test_a_job_whose_tasks_never_start_blames_no_message(tmp_path: Path) -> None:
+def test_a_job_whose_tasks_never_start_blames_no_message(pulses: PulseListener) -> None:
     with pytest.raises(TransientError, match="txid 1 of topology 'words': no task of its job ran") as raised:
-        run(lambda engine, job: engine.hang(), Watch(SOON_S, SOON_S, PulseFolders(tmp_path)))
+        run(lambda engine, job: engine.hang(), Watch(SOON_S, SOON_S, pulses))
     assert not isinstance(raised.value, JobFailed), "which would count against the message"
 
 
 class Silent:
     """Pulses whose tasks are not heard of."""
 
-    notices_silence_s: ClassVar[float] = 0.0
-    place: Place = Path()
+    notices_silence_s: float = 0.0
+    place: Place = Place("", 0, b"", b"")
 
     def __init__(self, silent: int) -> None:
         self._silent = silent
@@ -156,9 +159,9 @@ def test_where_silence_is_taken_for_death_the_message_in_hand_is_a_suspect() -> 
     assert run(dies, Watch(FAR_S, FAR_S, Silent(0))) == JobDied("an executor was lost", timed_out=False, suspects=(7,))
 
 
-def test_a_lease_that_ran_out_blames_no_message(tmp_path: Path) -> None:
+def test_a_lease_that_ran_out_blames_no_message(pulses: PulseListener) -> None:
     with pytest.raises(TransientError, match="its lease ran out") as raised:
-        run(lambda engine, job: engine.hang(), Watch(FAR_S, FAR_S, PulseFolders(tmp_path)), Lapsed("lines", [b"a"]))
+        run(lambda engine, job: engine.hang(), Watch(FAR_S, FAR_S, pulses), Lapsed("lines", [b"a"]))
     assert not isinstance(raised.value, JobFailed)
 
 

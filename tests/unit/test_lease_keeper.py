@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import ClassVar
 
 import pytest
+from support.pulses import hearing, published
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import StoreUnavailable
-from stormproof.core.pulse.folder import FolderPulse
+from stormproof.core.pulse.heard import Heard
 from stormproof.core.pulse.record import Progress
 from stormproof.core.pulse.task import Pulse
 from stormproof.core.pulse.wire import Place
@@ -36,24 +35,24 @@ class Away(MemorySource):
 
 
 class World:
-    """A leased slice, its job's folder, and time that passes when told."""
+    """A leased slice, what is heard of its job, and time that passes when told."""
 
-    def __init__(self, folder: Path) -> None:
-        self.clock = ManualClock()
+    def __init__(self, heard: Heard, clock: ManualClock) -> None:
+        self.clock = clock
         self.source = Away("lines", [b"a"], clock=self.clock)
         self.source.subscribe("life", 1)
         assert self.source.open(LEASE, Limit(), 7) is not None
-        self.folder = folder
-        self.keeper = self.keeper_of(folder)
+        self.heard = heard
+        self.keeper = self.keeper_of(heard)
 
-    def keeper_of(self, pulse: Path | None) -> LeaseKeeper:
+    def keeper_of(self, pulse: Heard | None) -> LeaseKeeper:
         return LeaseKeeper(
             self.source,
             LEASE,
             lambda: None,
             TIMEOUT_S,
             start_timeout_s=START_S,
-            pulse=None if pulse is None else FolderPulse(pulse),
+            pulse=pulse,
             clock=self.clock,
         )
 
@@ -63,7 +62,7 @@ class World:
             self.clock.advance(1.0)
             if pulse is not None:
                 pulse.beat()
-                pulse.publish()
+                published(pulse)
             if not self.keeper.look():
                 return second + 1
         return seconds
@@ -77,13 +76,15 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world() -> Iterator[World]:
+    clock = ManualClock()
+    with hearing(clock) as heard:
+        yield World(heard, clock)
 
 
 @pytest.fixture
-def pulse(tmp_path: Path) -> Iterator[Pulse]:
-    with Pulse(tmp_path, 0, 0, careful=False) as made:
+def pulse(world: World) -> Iterator[Pulse]:
+    with Pulse(world.heard.place, 0, 0, careful=False) as made:
         yield made
 
 
@@ -102,7 +103,7 @@ def test_a_job_that_stands_still_is_given_up_after_the_message_timeout(world: Wo
 def test_a_keeper_that_does_not_look_lets_a_hanging_job_go_on(world: World, pulse: Pulse) -> None:
     """The negative control: with a pulse that always beats, as if nobody read it, a hang is never found."""
     del pulse
-    with Pulse(world.folder, 0, 1, careful=False) as always:
+    with Pulse(world.heard.place, 0, 1, careful=False) as always:
         assert world.looks(1_000, always) == 1_000
 
 
@@ -112,17 +113,17 @@ def test_before_the_first_task_runs_only_the_larger_bound_counts(world: World) -
 
 
 def test_between_two_stages_nobody_hangs(world: World) -> None:
-    with Pulse(world.folder, 0, 0, careful=False) as first:
+    with Pulse(world.heard.place, 0, 0, careful=False) as first:
         assert world.looks(5, first) == 5
     assert world.looks(200) == 200
-    with Pulse(world.folder, 1, 0, careful=False) as second:
+    with Pulse(world.heard.place, 1, 0, careful=False) as second:
         assert world.looks(5, second) == 5
         assert world.looks(1_000) == TIMEOUT_S
     assert world.keeper.timed_out
 
 
 def test_a_hang_beside_a_task_that_moves_is_found_once_that_is_done(world: World, pulse: Pulse) -> None:
-    with Pulse(world.folder, 0, 1, careful=False) as other:
+    with Pulse(world.heard.place, 0, 1, careful=False) as other:
         assert world.looks(500, other) == 500
     assert not pulse.careful
     assert world.looks(1_000) <= TIMEOUT_S + 1
@@ -166,8 +167,8 @@ def test_a_driver_that_stood_still_itself_blames_nobody(world: World, pulse: Pul
 class Told:
     """A pulse that says what the test says, and needs 5 s to tell silence from a hang."""
 
-    notices_silence_s: ClassVar[float] = 5.0
-    place: Place = Path()
+    notices_silence_s: float = 5.0
+    place: Place = Place("", 0, b"", b"")
 
     def __init__(self) -> None:
         self.now = Progress(0, 2, 2)
@@ -216,22 +217,21 @@ def test_nobody_is_blamed_before_silence_can_be_told(world: World, told: Told) -
     assert world.keeper.timed_out
 
 
-def test_a_folder_that_cannot_be_read_blames_nobody(world: World, tmp_path: Path) -> None:
-    file = tmp_path / "no-folder"
-    file.touch()
-    world.keeper = world.keeper_of(file)
+def test_a_listener_that_is_lost_blames_nobody(world: World) -> None:
+    world.heard.lost("its thread has ended")
     assert world.looks(1_000) == START_S
     assert world.keeper.stalled
 
 
-def test_the_thread_cancels_the_job_that_it_gives_up(tmp_path: Path) -> None:
+def test_the_thread_cancels_the_job_that_it_gives_up() -> None:
     source = MemorySource("lines", [b"a"])
     source.subscribe("life", 1)
     assert source.open(LEASE, Limit(), 7) is not None
     cancelled = threading.Event()
     with (
-        Pulse(tmp_path, 0, 0, careful=False),
-        LeaseKeeper(source, LEASE, cancelled.set, 0.02, start_timeout_s=0.02, pulse=FolderPulse(tmp_path)) as keeper,
+        hearing() as heard,
+        Pulse(heard.place, 0, 0, careful=False),
+        LeaseKeeper(source, LEASE, cancelled.set, 0.02, start_timeout_s=0.02, pulse=heard) as keeper,
     ):
         assert cancelled.wait(5)
     assert keeper.timed_out

@@ -9,8 +9,7 @@ import signal
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.pulses import note
+from support.pulses import note, until
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import FatalError, MachineUnavailable, SettingsError
@@ -37,15 +36,6 @@ from stormproof.core.task.operate import apply
 
 LOOPBACK = DriverAddress("127.0.0.1", "127.0.0.1")
 WAIT_S = 10.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition, with a bound."""
-    end_s = time.monotonic() + WAIT_S
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < end_s, "it never held"
-        pause.wait(0.005)
 
 
 @pytest.fixture
@@ -286,24 +276,6 @@ def test_thousands_of_tasks_are_heard_by_one_thread(heard: Heard) -> None:
     until(lambda: not heard.connections())
 
 
-def test_notes_cost_the_driver_no_work_for_each(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = 0
-    reported = Heard.reported
-
-    def counting(self: Heard, run: bytes, record: tuple[int, int, int, int, int]) -> None:
-        nonlocal looked
-        looked += 1
-        reported(self, run, record)
-
-    monkeypatch.setattr(Heard, "reported", counting)
-    with Pulse(heard.place, 0, 0, careful=True) as pulse:
-        pulse.at(np.arange(100_000))
-        for _ in pulse.each(range(100_000)):
-            pass
-    until(lambda: heard.progress() == Progress(100_000, 1, 0))
-    assert looked < 50_000
-
-
 def test_a_dead_drivers_suspects_are_found_in_its_folder(tmp_path: Path) -> None:
     process = os.fork()
     if process == 0:
@@ -379,7 +351,6 @@ def test_control_an_error_that_comes_again_and_again_stops_the_driver_by_name(
 ) -> None:
     """It is not taken for silent tasks: nothing is known of them, and no job begins."""
     monkeypatch.setattr(connection_module, "CLOSE_S", 0.05)
-    fault = Fault(monkeypatch, 1_000)
 
     def is_lost() -> bool:
         pulse.beat(1)
@@ -391,6 +362,7 @@ def test_control_an_error_that_comes_again_and_again_stops_the_driver_by_name(
         return False
 
     with Pulse(heard.place, 0, 0, careful=False) as pulse:
+        fault = Fault(monkeypatch, 1_000)
         until(is_lost)
     assert fault.left == 1_000 - 1 - RESTARTS_MAX
     with (

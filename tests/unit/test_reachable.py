@@ -9,7 +9,7 @@ from stormproof.core.clock import SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
-from stormproof.core.pulse.listener import DriverAddress
+from stormproof.core.pulse.listener import LOOPBACK, DriverAddress
 from stormproof.core.settings import Settings
 from stormproof.trident.options import RunOptions
 from stormproof.trident.run import pulse_listener, require_reachable
@@ -51,20 +51,7 @@ def test_what_reaches_it_or_does_not_need_it_is_not_refused() -> None:
     require_reachable(HERE, PostgresQueue("words", database=elsewhere).for_run(HERE), CLUSTER, Settings())
 
 
-@pytest.mark.parametrize(
-    ("pulse", "engine", "listens"),
-    [
-        ("auto", CLUSTER, True),
-        ("auto", BESIDE, True),
-        ("auto", Elsewhere(None), False),
-        ("tcp", Elsewhere(None), True),
-        ("folder", CLUSTER, False),
-    ],
-)
-def test_the_pulses_carrier_goes_by_the_setting_and_then_by_where_tasks_are(
-    pulse: str, engine: Elsewhere, listens: bool
-) -> None:
-    listener = pulse_listener(engine, Settings.model_validate({"pulse": pulse}), RunOptions(), SystemClock())
-    assert (listener is not None) == listens
-    if listener is not None:
-        listener.close()
+@pytest.mark.parametrize(("engine", "listens_at"), [(CLUSTER, CLUSTER.driver_address), (Elsewhere(None), LOOPBACK)])
+def test_tasks_report_to_where_they_reach_the_driver(engine: Elsewhere, listens_at: DriverAddress) -> None:
+    with pulse_listener(engine, Settings(), RunOptions(), SystemClock()) as listener, listener.job() as heard:
+        assert heard.place.host == listens_at.host

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from support.jobs import Batch, run_all
 from support.memory_run import World
+from support.pulses import published
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.arrays import Rows, Words
@@ -32,7 +33,8 @@ from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
-from stormproof.core.pulse.folder import suspects
+from stormproof.core.pulse.protocol import JobPulse, Pulses
+from stormproof.core.pulse.record import AttemptKey
 from stormproof.core.pulse.task import Pulse, running
 from stormproof.core.pulse.wire import Place
 from stormproof.core.source.backoff import Backoff
@@ -278,13 +280,22 @@ class Hand(InlineEngine):
         self.keeper: LeaseKeeper
         self.job: Job
         self.pulse: Pulse | None = None
+        self.pulses: Pulses
+        self.heard: JobPulse | None = None
 
     def __deepcopy__(self, memo: object) -> Hand:
         return self
 
     def watching(self, watch: Watch) -> Watch:
         """The run's own watch, with this hand in the place of the keeper's thread."""
-        return replace(watch, keeping=self.keeping, in_hand=lambda _: self.noted)
+        assert watch.pulses is not None
+        self.pulses = watch.pulses
+        return replace(watch, pulses=self, keeping=self.keeping, in_hand=lambda _: self.noted)
+
+    @contextmanager
+    def of_job(self, key: AttemptKey) -> Generator[JobPulse]:
+        with self.pulses.of_job(key) as self.heard:
+            yield self.heard
 
     @contextmanager
     def keeping(self, keeper: LeaseKeeper) -> Generator[None]:
@@ -301,11 +312,11 @@ class Hand(InlineEngine):
             if second:
                 self.clock.advance(1.0)
             assert self.pulse is not None
-            self.pulse.publish()
+            published(self.pulse)
             if not self.keeper.look():
                 self.busy_s.append(float(second))
-                assert isinstance(self.job.pulse, Path)
-                self.noted = suspects(self.job.pulse)  # a worker would be killed here, and its notes stay as they are
+                assert self.heard is not None
+                self.noted = self.heard.suspects()  # a worker would be killed here, and its notes stay as they are
                 self.cancel(self.job.key)
                 return False
         return True
