@@ -24,12 +24,13 @@ from stormproof.core.task.in_turn import rows_for
 from stormproof.core.task.passage import Observer
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
+from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.report import JobReport
 
 T = TypeVar("T")
-"""What is shuffled: task numbers, or record batches."""
+"""What is shuffled: task numbers, or wire rows."""
 
-Tamper: TypeAlias = Callable[[int, list[pa.RecordBatch]], list[pa.RecordBatch]]
+Tamper: TypeAlias = Callable[[int, list[WireRow]], list[WireRow]]
 """For tests: changes the wire rows before a stage, whose number it is given."""
 
 
@@ -85,7 +86,7 @@ class InlineEngine:
         if not job.readers:
             raise UsageError("a job needs at least one reader")
         started_s = self._clock.monotonic_s()
-        rows: list[pa.RecordBatch] = []
+        rows: list[WireRow] = []
         parts = stage_jobs(job, self._parallelism)
         with self._cancellable(job):
             for part in parts:
@@ -116,14 +117,14 @@ class InlineEngine:
     def close(self) -> None:
         """There is nothing to release."""
 
-    def _run_stage(self, part: StageJob, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _run_stage(self, part: StageJob, rows: list[WireRow]) -> list[WireRow]:
         order = self._shuffled(list(range(part.tasks[part.stage])))
-        results: dict[int, list[pa.RecordBatch]] = {}
+        results: dict[int, list[WireRow]] = {}
         for task in order:
-            results[task] = self._run_task(part, task, rows_for(rows, task) if part.stage else [])
-        return [batch for task in order for batch in results[task]]
+            results[task] = self._run_task(part, task, rows_for(rows, task))
+        return [row for task in order for row in results[task]]
 
-    def _run_task(self, part: StageJob, task: int, incoming: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _run_task(self, part: StageJob, task: int, incoming: list[WireRow]) -> list[WireRow]:
         if part.stage == 0:
             part = replace(part, readers=tuple(_watched(r, self._go_on) for r in part.readers))
         try:
@@ -133,10 +134,10 @@ class InlineEngine:
         except Exception as error:
             raise classified(error, f"task {task} of stage {part.stage}") from error
 
-    def _watched(self, incoming: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in self._shuffled(incoming):
+    def _watched(self, incoming: list[WireRow]) -> Iterator[WireRow]:
+        for row in self._shuffled(incoming):
             self._go_on()
-            yield batch
+            yield row
         self._go_on()
 
     @contextmanager

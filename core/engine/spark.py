@@ -1,6 +1,6 @@
 """The Spark engine: a job is one Spark job, its stages joined by one exchange each.
 
-Everything that is not the public DataFrame API (job tags, the settings of a running context) stays in this module.
+A job goes by Spark's core, not by Spark SQL: see `stormproof.core.engine.byte_rdd`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
+from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.taskcontext import TaskContext
+from pyspark.sql import SparkSession
 
 from stormproof.core import failpoint
 from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.engine.byte_rdd import Task, exchanged, keyed, run_by, tasks
 from stormproof.core.engine.executors import ask_executors, first_fault_of
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.jars import delta_jars
@@ -53,7 +52,7 @@ from stormproof.core.task.cut import StageJob, stage_jobs
 from stormproof.core.task.in_turn import run_in_turn
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
-from stormproof.core.task.wire import WIRE_DDL, WIRE_SCHEMA
+from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.report import JobReport
 
 if TYPE_CHECKING:  # a worker that imports this module needs neither pydantic nor the embedded Postgres
@@ -64,12 +63,10 @@ log = logging.getLogger("stormproof.spark")
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """The variable by which `spark-submit` tells its Python process where the JVM listens."""
 
-_ANSWER: Final = pa.schema([("fault", pa.string())])
-
 START_TIMEOUT_S: Final = 300.0
 
-Between: TypeAlias = Callable[[int, DataFrame], DataFrame]
-"""For tests: changes the wire rows before a stage."""
+Between: TypeAlias = "Callable[[int, RDD[Any]], RDD[Any]]"
+"""For tests: changes the wire rows before a stage, as bytes."""
 
 
 def spark_session(settings: Settings, **more: str) -> SparkSession:
@@ -235,7 +232,7 @@ class SparkEngine:
             with self._lock:
                 del self._running[job.key]
         elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
-        report = job_report(rows, parts[0].tasks, {"job": elapsed_ms})
+        report = job_report(map(WireRow.from_bytes, rows), parts[0].tasks, {"job": elapsed_ms})
         self._small.ran(job, report)
         return report
 
@@ -257,8 +254,8 @@ class SparkEngine:
         slots = max(self._session.sparkContext.defaultParallelism, self._parallelism)
         asked = functools.partial(_answer, packed(tuple(probes)), self._worker_memory_mb)
         running = _Running(f"stormproof-{uuid.uuid4().hex}")
-        rows = self._collect(self._planned(lambda: self._rows(slots).mapInArrow(asked, "fault string")), running)
-        faults = [fault_in(text) for batch in rows for text in batch.column(0).to_pylist()]
+        told = self._collect(self._planned(lambda: run_by(tasks(self._session.sparkContext, slots), asked)), running)
+        faults = [fault_in(text.decode()) for text in told]
         found = [fault for fault in faults if fault is not None]
         if found:
             raise min(found, key=lambda fault: isinstance(fault, TransientError))  # one that no wait mends comes first
@@ -278,7 +275,7 @@ class SparkEngine:
     def close(self) -> None:
         """There is nothing to release: the session is not the engine's own."""
 
-    def _planned(self, plan: Callable[[], DataFrame]) -> DataFrame:
+    def _planned(self, plan: Callable[[], RDD[Any]]) -> RDD[Any]:
         try:
             return plan()
         except (Py4JError, OSError) as error:  # no job runs yet, so Spark itself does not answer
@@ -288,31 +285,26 @@ class SparkEngine:
                 "JVM's end in the machine's log (was it killed for its memory?)"
             ) from error
 
-    def _rows(self, number: int) -> DataFrame:
-        """One row a task."""
-        return self._session.range(0, number, 1, number)
-
-    def _plan(self, plan: Plan, parts: tuple[StageJob, ...]) -> DataFrame:
-        frame = self._rows(parts[0].tasks[0])
+    def _plan(self, plan: Plan, parts: tuple[StageJob, ...]) -> RDD[Any]:
+        rdd = tasks(self._session.sparkContext, parts[0].tasks[0])
         for part in parts:
-            if part.stage:
-                frame = self._between(part.stage, frame) if self._between else frame
-                frame = frame.repartitionById(part.tasks[part.stage], frame["dest"])
-            frame = frame.mapInArrow(_shipped(plan, part, _run, self._worker_memory_mb), WIRE_DDL)
-        return frame
+            rdd = exchanged(rdd, part.tasks[part.stage]) if part.stage else rdd
+            rdd = self._between(part.stage, rdd) if self._between and part.stage else rdd
+            rdd = run_by(rdd, _shipped(plan, part, _run, self._worker_memory_mb))
+        return rdd
 
-    def _plan_of_small(self, plan: Plan, parts: tuple[StageJob, ...]) -> DataFrame:
-        return self._rows(1).mapInArrow(_shipped(plan, parts, _run_small, self._worker_memory_mb), WIRE_DDL)
+    def _plan_of_small(self, plan: Plan, parts: tuple[StageJob, ...]) -> RDD[Any]:
+        one = tasks(self._session.sparkContext, 1)
+        return run_by(one, _shipped(plan, parts, _run_small, self._worker_memory_mb))
 
-    def _collect(self, frame: DataFrame, running: _Running) -> list[pa.RecordBatch]:
+    def _collect(self, rdd: RDD[Any], running: _Running) -> list[bytes]:
         context = self._session.sparkContext
         try:
             context.addJobTag(running.tag)
             try:
                 if running.cancelled:  # before Spark knew of the job
                     raise JobFailed("the job was cancelled")
-                made: list[pa.RecordBatch] = frame.toArrow().to_batches()
-                return made
+                return rdd.collect()
             finally:
                 context.removeJobTag(running.tag)
         except (PySparkException, Py4JError, OSError) as error:
@@ -324,9 +316,9 @@ class SparkEngine:
 def _shipped(
     plan: Plan,
     parts: StageJob | tuple[StageJob, ...],
-    run: Callable[[bytes, int | None, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    run: Callable[[bytes, int | None, int, Iterable[bytes]], Iterator[bytes]],
     memory_mb: int | None,
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+) -> Task:
     """The function that Spark runs."""
     try:
         data = packed(parts)
@@ -335,31 +327,32 @@ def _shipped(
     return functools.partial(run, data, memory_mb)
 
 
-def _answer(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _answer(data: bytes, memory_mb: int | None, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
     """One slot's answer to a preflight, inside a worker."""
     end_in_silence_when_idle()
-    for _ in batches:
-        try:
-            limit_memory(memory_mb)
-            fault = first_fault(unpickled(data))
-        except StormproofError as error:
-            fault = error
-        yield pa.RecordBatch.from_pydict({"fault": [None if fault is None else carried(fault)]}, schema=_ANSWER)
+    yield from incoming  # there is none; Spark uses a worker again that has read to its end
+    try:
+        limit_memory(memory_mb)
+        fault = first_fault(unpickled(data))
+    except StormproofError as error:
+        fault = error
+    if fault is not None:
+        yield carried(fault).encode()
     _loaded.freeze()
 
 
-def _run(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _run(data: bytes, memory_mb: int | None, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
     """One task, inside a worker."""
-    yield from _in_worker(memory_mb, lambda: _run_part(unpickled(data), batches))
+    yield from _in_worker(memory_mb, lambda: _run_part(unpickled(data), task, incoming))
 
 
-def _run_small(data: bytes, memory_mb: int | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _run_small(data: bytes, memory_mb: int | None, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
     """All tasks of a small job, inside a worker."""
-    for _ in batches:
-        yield from _in_worker(memory_mb, lambda: _wired(run_in_turn(unpickled(data))))
+    yield from incoming
+    yield from _in_worker(memory_mb, lambda: (row.to_bytes() for row in run_in_turn(unpickled(data))))
 
 
-def _in_worker(memory_mb: int | None, run: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+def _in_worker(memory_mb: int | None, run: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
     try:
         end_in_silence_when_idle()
         limit_memory(memory_mb)
@@ -369,22 +362,11 @@ def _in_worker(memory_mb: int | None, run: Callable[[], Iterator[pa.RecordBatch]
     _loaded.freeze()
 
 
-def _run_part(part: StageJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    incoming: Iterator[pa.RecordBatch] = batches
-    if part.stage == 0:
-        (task,) = (number for batch in batches for number in batch.column(0).to_pylist())  # of `range`: one row a task
-        incoming = iter(())
-    else:
-        context = TaskContext.get()
-        if context is None:
-            raise RuntimeError("not inside a Spark task")
-        task = context.partitionId()
-    yield from _wired(run_task(part, task, incoming))
-
-
-def _wired(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch.select(WIRE_SCHEMA.names)  # Spark matches columns by position
+def _run_part(part: StageJob, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
+    last = part.stage == len(part.tasks) - 1
+    for row in run_task(part, task, map(WireRow.from_bytes, incoming)):
+        yield from (row.to_bytes(),) if last else keyed(row.dest, row.to_bytes())
+    yield from incoming  # the first stage is given nothing; Spark uses a worker again that has read to its end
 
 
 class _LoadedModules:

@@ -16,7 +16,7 @@ from stormproof.core.pulse.task import Pulse
 from stormproof.core.task.exchange import Sender
 from stormproof.core.task.passage import Failed, Passage, Tuples
 from stormproof.core.task.report import TaskReport
-from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
+from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRow
 from stormproof.core.tracking.acker import acker_of
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.core.tracking.component_counts import ACKER, Counts
@@ -163,7 +163,7 @@ class Account:
             # A message has a number for each chunk in which it came, so both may be the same message.
             self.report.together = np.unique(ids[ids[:, 0] != ids[:, 1]], axis=0)
 
-    def notices(self, sender: Sender) -> Iterator[pa.RecordBatch]:
+    def notices(self, sender: Sender) -> Iterator[WireRow]:
         """Send the notices to the ackers, with one ack notice a message."""
         ackers = self._ackers
         if not ackers:

@@ -11,13 +11,13 @@ from stormproof.core.message import FailureReason, MessageFailure, MessageId, To
 from stormproof.core.task.cut import StageJob
 from stormproof.core.task.exchange import receive
 from stormproof.core.task.report import TaskReport, summary
-from stormproof.core.task.wire import INIT_SCHEMA
+from stormproof.core.task.wire import INIT_SCHEMA, WireRow
 from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.component_counts import ACKER
 from stormproof.core.tracking.share import as_words
 
 
-def judged(part: StageJob, task: int, incoming: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+def judged(part: StageJob, task: int, incoming: Iterable[WireRow]) -> WireRow:
     """The task's summary: it names the messages that are not complete."""
     received = receive(incoming, part.stage, task, part.tasks[part.stage - 1], {}, tracked=part.tracked)
     inits = pa.Table.from_batches(received.inits, INIT_SCHEMA)

@@ -27,6 +27,7 @@ from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.passage import End, Failed, Passage, Tuples, shown_row
 from stormproof.core.task.router import Router
 from stormproof.core.task.row_messages import message_columns, single_messages, with_columns
+from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.share import signed, split_one
 
@@ -74,7 +75,7 @@ class Ends:
         """Take the combiner of this node."""
         return self._combiners.pop(key)
 
-    def finish(self, passage: Passage) -> Iterator[pa.RecordBatch]:
+    def finish(self, passage: Passage) -> Iterator[WireRow]:
         """End a passage: check the tuples that end, drop those of failed messages, then combine, send, write and ack."""
         counts = self._account.counts
         checked = [self._check(passage, end.key, end.node, end.tuples) for end in passage.ends]
@@ -109,7 +110,7 @@ class Ends:
                 dest = check.dest if mask is None or check.dest is None else check.dest[mask]
                 yield from self._send(node, tuples, dest)
 
-    def send_combined(self) -> Iterator[pa.RecordBatch]:
+    def send_combined(self) -> Iterator[WireRow]:
         """Send what was combined for an exchange, at the task's end."""
         for key, combiner in self._combiners.items():
             node = self._plan.nodes[key]
@@ -162,7 +163,7 @@ class Ends:
 
     def _send(
         self, node: CombineNode | SendNode, tuples: Tuples, dest: npt.NDArray[np.int32] | None
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[WireRow]:
         assert self._sender is not None
         tasks = node.tasks or self._part.parallelism
         if dest is None:

@@ -25,12 +25,13 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.task.chunk import Chunk, Form, pack, packed_schema, unpack
 from stormproof.core.task.report import TaskReport
-from stormproof.core.task.wire import ACK, ACK_SCHEMA, CONTROL, INIT, INIT_SCHEMA, WireRow, wire_batch, wire_rows
+from stormproof.core.task.wire import ACK, ACK_SCHEMA, CONTROL, INIT, INIT_SCHEMA, WireRow
 from stormproof.core.tracking.anchors import Anchors, MessageTable
 from stormproof.core.tracking.share import xor_reduce
 
 CHUNK_ROWS_MAX: Final = 65_536
-BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+CHUNK_BYTES_MAX: Final = 16 * 1024 * 1024
+"""About as many, by the mean of the rows that are sent together; a longer row is a chunk of its own."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Sender:
 
     def send(
         self, edge: int, rows: pa.RecordBatch, anchors: Anchors, dest: npt.NDArray[np.int32], tasks: int
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[WireRow]:
         """Send each row to its task in `dest`, which are numbered below `tasks`."""
         if rows.num_rows == 0:
             return
@@ -81,7 +82,7 @@ class Sender:
         bounds = np.searchsorted(dest, np.arange(tasks + 1))
         yield from self._chunks(edge, rows, anchors, bounds)
 
-    def copies(self, edge: int, rows: pa.RecordBatch, anchors: Anchors, tasks: int) -> Iterator[pa.RecordBatch]:
+    def copies(self, edge: int, rows: pa.RecordBatch, anchors: Anchors, tasks: int) -> Iterator[WireRow]:
         """Send all rows to every task; each copy has a share of its own."""
         if rows.num_rows == 0:
             return
@@ -92,24 +93,16 @@ class Sender:
 
     def _chunks(
         self, edge: int, rows: pa.RecordBatch, anchors: Anchors, bounds: npt.NDArray[np.int64]
-    ) -> Iterator[pa.RecordBatch]:
-        wire: list[WireRow] = []
-        size = 0
+    ) -> Iterator[WireRow]:
+        most = max(1, min(CHUNK_ROWS_MAX, rows.num_rows * CHUNK_BYTES_MAX // max(1, rows.nbytes)))
         for task in range(len(bounds) - 1):
             begin, end = int(bounds[task]), int(bounds[task + 1])
-            for start in range(begin, end, CHUNK_ROWS_MAX):
-                stop = min(start + CHUNK_ROWS_MAX, end)
+            for start in range(begin, end, most):
+                stop = min(start + most, end)
                 part = anchors
                 if stop - start < rows.num_rows:
                     part = anchors.take(np.arange(start, stop, dtype=np.int64))
-                row = self._chunk(task, edge, rows.slice(start, stop - start), part)
-                wire.append(row)
-                size += len(row.payload)
-                if size > BATCH_BYTES_MAX:
-                    yield wire_batch(wire)
-                    wire, size = [], 0
-        if wire:
-            yield wire_batch(wire)
+                yield self._chunk(task, edge, rows.slice(start, stop - start), part)
 
     def _chunk(self, dest: int, edge: int, rows: pa.RecordBatch, anchors: Anchors) -> WireRow:
         form, packed = pack(rows, anchors, self._messages)
@@ -119,9 +112,8 @@ class Sender:
         sent.add(row, rows.num_rows, xor)
         return row
 
-    def notices(self, edge: int, rows: pa.RecordBatch, acker: Rows, ackers: int) -> Iterator[pa.RecordBatch]:
+    def notices(self, edge: int, rows: pa.RecordBatch, acker: Rows, ackers: int) -> Iterator[WireRow]:
         """Send notices towards the ackers that `acker` names; `edge` is INIT or ACK."""
-        wire: list[WireRow] = []
         for number in range(ackers):
             part = rows.filter(pa.array(acker == number))
             if part.num_rows == 0:
@@ -130,30 +122,23 @@ class Sender:
             sent = self._sent.setdefault((dest, edge), _Sent())
             row = WireRow(dest, self._task, edge, sent.chunks, part.serialize())
             sent.add(row, part.num_rows, None)
-            wire.append(row)
-        if wire:
-            yield wire_batch(wire)
+            yield row
 
-    def relay(self, passing: Iterable[Passing]) -> Iterator[pa.RecordBatch]:
+    def relay(self, passing: Iterable[Passing]) -> Iterator[WireRow]:
         """Pass chunks on, to the task of the same number in the next stage."""
-        wire: list[WireRow] = []
         for chunk in passing:
             sent = self._sent.setdefault((self._task, chunk.row.edge >> 2), _Sent())
             row = WireRow(self._task, self._task, chunk.row.edge, sent.chunks, chunk.row.payload)
             sent.add(row, chunk.rows, chunk.xor)
-            wire.append(row)
-        if wire:
-            yield wire_batch(wire)
+            yield row
 
-    def control(self, reports: Sequence[TaskReport]) -> pa.RecordBatch:
+    def control(self, reports: Sequence[TaskReport]) -> Iterator[WireRow]:
         """The control rows, one for every task; the reports travel in one of them."""
-        wire: list[WireRow] = []
         for dest in range(self._tasks):
             edges = {str(e): [s.chunks, s.rows, s.xor] for (d, e), s in self._sent.items() if d == dest}
             carried = [r.to_json() for r in reports] if dest == self._task % self._tasks else []
             payload = json.dumps({"edges": edges, "reports": carried, "mark": self._mark}).encode()
-            wire.append(WireRow(dest, self._task, CONTROL, 0, payload))
-        return wire_batch(wire)
+            yield WireRow(dest, self._task, CONTROL, 0, payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +178,20 @@ class Received:
 
 
 def receive(
-    batches: Iterable[pa.RecordBatch], stage: int, task: int, sources: int, ways: Mapping[int, Way], *, tracked: bool
+    wire: Iterable[WireRow], stage: int, task: int, sources: int, ways: Mapping[int, Way], *, tracked: bool
 ) -> Received:
     """Receive everything that `sources` tasks sent to a task of a stage, checked against their control rows."""
     rows: list[WireRow] = []
     controls: dict[int, list[Any]] = {}
     where = f"task {task} of stage {stage}"
     received = Received({edge: [] for edge, way in ways.items() if not way.passes}, [], [])
-    for batch in batches:
-        for row in wire_rows(batch):
-            if row.dest != task:
-                received.violations.append(f"{where} received a row of task {row.source} meant for task {row.dest}")
-            if row.edge == CONTROL:
-                controls.setdefault(row.source, []).append(json.loads(bytes(row.payload)))
-            else:
-                rows.append(row)
+    for row in wire:
+        if row.dest != task:
+            received.violations.append(f"{where} received a row of task {row.source} meant for task {row.dest}")
+        if row.edge == CONTROL:
+            controls.setdefault(row.source, []).append(json.loads(bytes(row.payload)))
+        else:
+            rows.append(row)
     told: dict[tuple[int, int], tuple[int, int, int]] = {}
     marks: list[str] = []
     for source in range(sources):

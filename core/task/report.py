@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from stormproof.core.errors import JobFailed, Json
 from stormproof.core.machine_faults import OUTSIDE
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.sink import PreparedFile, files_to_json
-from stormproof.core.task.wire import SUMMARY, WireRow, wire_batch, wire_rows
+from stormproof.core.task.wire import SUMMARY, WireRow
 from stormproof.core.tracking.component_counts import Counts, total
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import signed, xor_signed
@@ -97,12 +96,12 @@ def _failures_from_json(parts: Any) -> list[MessageFailure]:
     ]
 
 
-def summary(stage: int, task: int, reports: Sequence[TaskReport]) -> pa.RecordBatch:
+def summary(stage: int, task: int, reports: Sequence[TaskReport]) -> WireRow:
     """The one row that a task of the last stage sends to the driver."""
-    return wire_batch([WireRow(0, task, SUMMARY, stage, json.dumps([r.to_json() for r in reports]).encode())])
+    return WireRow(0, task, SUMMARY, stage, json.dumps([r.to_json() for r in reports]).encode())
 
 
-def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms: dict[str, float]) -> JobReport:
+def job_report(summaries: Iterable[WireRow], tasks: Sequence[int], steps_ms: dict[str, float]) -> JobReport:
     """All summaries as one report. `tasks` is the number of tasks of each stage; each must have reported once.
 
     Raises:
@@ -110,13 +109,12 @@ def job_report(batches: Iterable[pa.RecordBatch], tasks: Sequence[int], steps_ms
     """
     heard: dict[tuple[int, int], TaskReport] = {}
     violations: list[str] = []
-    for batch in batches:
-        for row in wire_rows(batch):
-            for parts in json.loads(bytes(row.payload)):
-                report = TaskReport.from_json(parts)
-                if (report.stage, report.task) in heard:
-                    violations.append(f"task {report.task} of stage {report.stage} reported twice")
-                heard[report.stage, report.task] = report
+    for row in summaries:
+        for parts in json.loads(bytes(row.payload)):
+            report = TaskReport.from_json(parts)
+            if (report.stage, report.task) in heard:
+                violations.append(f"task {report.task} of stage {report.stage} reported twice")
+            heard[report.stage, report.task] = report
     for stage, number in enumerate(tasks):
         missing = [task for task in range(number) if (stage, task) not in heard]
         violations += [f"task {task} of stage {stage} did not report" for task in missing]

@@ -34,6 +34,7 @@ from stormproof.core.task.keyhash import hash_keys
 from stormproof.core.task.nodes import Nodes
 from stormproof.core.task.passage import Failed, Observer, Passage, Tuples
 from stormproof.core.task.report import TaskReport, summary
+from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.share import as_words, signed, xor_reduce
 
@@ -47,10 +48,10 @@ COPIED: Final = 1
 def run_task(
     part: StageJob,
     task: int,
-    incoming: Iterable[pa.RecordBatch],
+    incoming: Iterable[WireRow],
     observe: Observer | None = None,
     go_on: Callable[[], None] = lambda: None,
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[WireRow]:
     """Run one task: takes wire rows (none for the first stage), yields wire rows. `observe` is called with all tuples.
 
     `go_on` is called now and then while calls of functions are waited for, and raises where the job is cancelled.
@@ -101,7 +102,7 @@ class _Task:
         self._ends.discard()
         self._nodes.stop()
 
-    def run(self, incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, incoming: Iterable[WireRow]) -> Iterator[WireRow]:
         """As `run_task`."""
         carried: list[TaskReport] = []
         self._nodes.start()
@@ -123,7 +124,7 @@ class _Task:
         if self._sender is None:
             yield summary(self._part.stage, self._task, reports)
         else:
-            yield self._sender.control(reports)
+            yield from self._sender.control(reports)
 
     def _beat(self, rows: int) -> None:
         if self._pulse is not None:
@@ -131,7 +132,7 @@ class _Task:
 
     # The first stage: messages.
 
-    def _read(self) -> Iterator[pa.RecordBatch]:
+    def _read(self) -> Iterator[WireRow]:
         part = self._part
         reader = part.readers[self._task]
         entry = self._plan.entries[0]
@@ -153,7 +154,7 @@ class _Task:
             self._beat(messages.num_rows)
             yield from self._take(messages, entry)
 
-    def _take(self, messages: pa.RecordBatch, entry: Entry) -> Iterator[pa.RecordBatch]:
+    def _take(self, messages: pa.RecordBatch, entry: Entry) -> Iterator[WireRow]:
         part, report, number = self._part, self._account.report, messages.num_rows
         column = messages.column("token")
         untracked = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
@@ -196,7 +197,7 @@ class _Task:
 
     # Later stages: rows of the stage before.
 
-    def _receive(self, incoming: Iterable[pa.RecordBatch], carried: list[TaskReport]) -> Iterator[pa.RecordBatch]:
+    def _receive(self, incoming: Iterable[WireRow], carried: list[TaskReport]) -> Iterator[WireRow]:
         part, account = self._part, self._account
         edges = [entry.edge for entry in self._plan.entries if entry.edge is not None]
         per_message = bool(part.ackers)
@@ -238,7 +239,7 @@ class _Task:
                 self._nodes.hand(passage, child, tuples, entry.component, entry.stream)
                 yield from self._ends.finish(passage)
 
-    def _merge(self, entry: Entry, group: GroupBy, chunks: list[Chunk]) -> Iterator[pa.RecordBatch]:
+    def _merge(self, entry: Entry, group: GroupBy, chunks: list[Chunk]) -> Iterator[WireRow]:
         # Without keys there is one group, even without rows; it is the first task's.
         if not chunks and (group.keys or self._task):
             return

@@ -8,14 +8,14 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark import RDD, TaskContext
+from pyspark.sql import SparkSession
 from support.jobs import FIRST_ID, Ran, run_job, source
 
 from stormproof.core.engine.frame import require_settings
@@ -33,7 +33,7 @@ from stormproof.core.errors import (
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.preflight import PackageProbe, marked, package_fingerprint
-from stormproof.core.task.wire import CONTROL
+from stormproof.core.task.wire import CONTROL, WireRow
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count, sum_
 from stormproof.trident.stream import Stream, Topology
@@ -214,12 +214,14 @@ def test_a_function_that_cannot_travel_is_refused(engine: SparkEngine, tmp_path:
 def test_rows_lost_doubled_or_tripled_between_stages_are_seen(
     spark: SparkSession, tmp_path: Path, copies: int, control: bool, tracked: bool
 ) -> None:
-    def between(stage: int, frame: DataFrame) -> DataFrame:
-        hit = (frame["source"] == 1) & ((frame["edge"] == CONTROL) == control)
-        out = frame.where(~hit)
-        for _ in range(copies):
-            out = out.union(frame.where(hit))
-        return out
+    def between(stage: int, sent: RDD[bytes]) -> RDD[bytes]:
+        def changed(rows: Iterable[bytes]) -> Iterator[bytes]:
+            for sent in rows:
+                row = WireRow.from_bytes(sent)
+                is_hit = row.source == 1 and (row.edge == CONTROL) == control
+                yield from [sent] * (copies if is_hit else 1)
+
+        return sent.mapPartitions(changed)
 
     ran = run_job(SparkEngine(spark, 2, between=between), word_count(tmp_path), LINES, tmp_path, tracked=tracked)
     assert ran.report.violations
