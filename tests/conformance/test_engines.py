@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from support.engine_topologies import CASES, PARALLELISM, Case
 from support.jobs import Batch, run_all
@@ -19,6 +18,7 @@ from stormproof.core.arrays import Rows, Words
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.task import nodes
+from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.anchors import Anchors, BoltInputs
 from stormproof.core.tracking.component_counts import ACKER, ComponentCounts, Counts
@@ -162,20 +162,15 @@ def test_the_next_attempt_is_run_as_if_the_failed_messages_were_not_there(
 # --- negative controls: what the comparisons must see --------------------------------------------------------------
 
 
-def without_a_row(at: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def without_a_row(at: int, rows: list[WireRow]) -> list[WireRow]:
     """One chunk less, the first that there is."""
-    for number, batch in enumerate(rows):
-        edges = batch.column("edge").to_pylist()
-        for i, edge in enumerate(edges):
-            if edge >= 0:
-                kept = batch.filter(pa.array([j != i for j in range(batch.num_rows)]))
-                return [*rows[:number], kept, *rows[number + 1 :]]
-    return rows
+    chunk = next((row for row in rows if row.edge >= 0), None)
+    return [row for row in rows if row is not chunk]
 
 
-def twice(at: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def twice(at: int, rows: list[WireRow]) -> list[WireRow]:
     """Every chunk three times, to which an XOR is blind."""
-    more = [batch.filter(pa.array(np.array(batch.column("edge").to_pylist()) >= 0)) for batch in rows]
+    more = [row for row in rows if row.edge >= 0]
     return [*rows, *more, *more]
 
 

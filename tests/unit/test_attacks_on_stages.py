@@ -29,7 +29,7 @@ from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.iterator import UntrackedSliceReader
-from stormproof.core.task.wire import WireRow, wire_batch, wire_rows
+from stormproof.core.task.wire import WireRow
 
 FIRST_ID = 100
 
@@ -119,11 +119,11 @@ class Astray:
         self.stage, self.place, self.how = stage, place, how
         self.rows: dict[int, int] = {}
 
-    def __call__(self, stage: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        rows = [row for batch in batches for row in wire_rows(batch)]
+    def __call__(self, stage: int, given: list[WireRow]) -> list[WireRow]:
+        rows = [*given]
         self.rows[stage] = len(rows)
         if stage != self.stage:
-            return batches
+            return rows
         row = rows[self.place % len(rows)]
         match self.how:
             case "lost":
@@ -133,7 +133,7 @@ class Astray:
                 rows.append(WireRow((row.dest + 1) % 2, row.source, row.edge, row.seq, row.payload))
             case _:
                 rows += [row] * (1 if self.how == "doubled" else 2)
-        return [wire_batch(rows)]
+        return rows
 
 
 def test_what_goes_astray_below_is_complete_otherwise(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from support.memory_run import World
@@ -15,6 +14,7 @@ from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, PositionM
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.message import FailureReason
+from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.ledger import other_lives, txns
@@ -103,11 +103,11 @@ def test_a_message_that_kills_every_job_is_found_by_halves_and_the_others_keep_t
 def test_a_verdict_that_never_adds_up_stops_at_the_third_time_with_nothing_written(tmp_path: Path) -> None:
     world = World([b"a b", b"c d"], tmp_path)
 
-    def drop_a_row(stage: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        return rows[1:]
+    def drop_chunks(stage: int, rows: list[WireRow]) -> list[WireRow]:
+        return [row for row in rows if row.edge < 0]
 
     with pytest.raises(BatchUnverified, match="does not add up"):
-        world.run(engine=InlineEngine(2, tamper=drop_a_row))
+        world.run(engine=InlineEngine(2, tamper=drop_chunks))
     assert not world.counts()
     assert states(world) == [("aborted", 2), ("open", 1)], "the next attempt, then halves, then the end"
     world.run()

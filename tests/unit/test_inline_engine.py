@@ -19,7 +19,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import JobFailed
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
-from stormproof.core.task.wire import CONTROL
+from stormproof.core.task.wire import CONTROL, WireRow
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.share import split_runs
 from stormproof.sinks.memory import MemorySink
@@ -338,17 +338,10 @@ def test_a_failure_after_a_group_ends_the_job_and_leaves_no_file(tmp_path: Path)
         run_job(InlineEngine(), t, LINES, tmp_path)
 
 
-def drop(rows: list[pa.RecordBatch], which: Callable[[dict[str, int]], bool], copies: int) -> list[pa.RecordBatch]:
+def drop(rows: list[WireRow], which: Callable[[WireRow], bool], copies: int) -> list[WireRow]:
     """The wire rows with the first one that fits kept `copies` times."""
-    out: list[pa.RecordBatch] = []
-    done = False
-    for batch in rows:
-        for i in range(batch.num_rows):
-            row = batch.slice(i, 1)
-            hit = not done and which(row.select(["dest", "source", "edge", "seq"]).to_pylist()[0])
-            done = done or hit
-            out += [row] * (copies if hit else 1)
-    return out
+    hit = next(row for row in rows if which(row))
+    return [kept for row in rows for kept in [row] * (copies if row is hit else 1)]
 
 
 @pytest.mark.parametrize("tracked", [True, False])
@@ -357,8 +350,8 @@ def drop(rows: list[pa.RecordBatch], which: Callable[[dict[str, int]], bool], co
 def test_rows_lost_doubled_or_tripled_between_stages_are_seen(
     tmp_path: Path, tracked: bool, copies: int, control: bool
 ) -> None:
-    def tamper(stage: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        return drop(rows, lambda row: (row["edge"] == CONTROL) == control, copies)
+    def tamper(stage: int, rows: list[WireRow]) -> list[WireRow]:
+        return drop(rows, lambda row: (row.edge == CONTROL) == control, copies)
 
     untouched = InlineEngine(tamper=lambda stage, rows: drop(rows, lambda row: True, 1))
     assert run_job(untouched, word_count(tmp_path), LINES, tmp_path, tracked=tracked).mismatches == ()

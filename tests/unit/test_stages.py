@@ -12,6 +12,7 @@ from support.jobs import Ran, run_job, source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.task.wire import WireRow
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.aggregate import count
 from stormproof.trident.stream import Topology
@@ -145,16 +146,12 @@ def test_per_message_mode_names_the_messages_of_a_chunk_that_was_lost_or_copied(
     payloads = [f"w{i} w{i + 1}".encode() for i in range(6)]
     done: list[int] = []
 
-    def tamper(at: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def tamper(at: int, rows: list[WireRow]) -> list[WireRow]:
         if at != stage:
             return rows
-        for number, batch in enumerate(rows):
-            chunk = next((i for i, edge in enumerate(batch.column("edge").to_pylist()) if edge >= 0), None)
-            if chunk is not None:
-                done.append(number)
-                rest = [batch.slice(i, 1) for i in range(batch.num_rows) if i != chunk]
-                return [*rows[:number], *rest, *[batch.slice(chunk, 1)] * copies, *rows[number + 1 :]]
-        raise AssertionError("no chunk")
+        chunk = next(row for row in rows if row.edge >= 0)
+        done.append(chunk.edge)
+        return [kept for row in rows for kept in [row] * (copies if row is chunk else 1)]
 
     topology = words(tmp_path, "fields", "word")
     ran = run_job(InlineEngine(2, tamper=tamper), topology, payloads, tmp_path, per_message=True)

@@ -39,7 +39,7 @@ from stormproof.core.pulse.task import Pulse, running
 from stormproof.core.pulse.wire import Place
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.task import account, task
-from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA
+from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRow
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.acker import acker_of
 from stormproof.core.tracking.report import JobReport
@@ -420,23 +420,19 @@ class Passes(Bolt):
         self.collector.ack(tuple)
 
 
-def of_kind(batch: pa.RecordBatch, kind: int) -> pa.Array:
-    return pa.array(batch.column("edge").to_numpy() == kind)
+def without(kind: int, rows: Sequence[WireRow]) -> list[WireRow]:
+    return [row for row in rows if row.edge != kind]
 
 
-def without(kind: int, rows: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    return [b.filter(pa.array(b.column("edge").to_numpy() != kind)) for b in rows]
-
-
-def only(kind: int, rows: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    return [found for b in rows if (found := b.filter(of_kind(b, kind))).num_rows]
+def only(kind: int, rows: Sequence[WireRow]) -> list[WireRow]:
+    return [row for row in rows if row.edge == kind]
 
 
 @pytest.mark.parametrize("last", [INIT, ACK], ids=["ack-first", "init-first"])
 def test_ack_before_init(last: int, tmp_path: Path) -> None:
     """The notices of acks may come before those that begin the messages, as in Storm where they race."""
 
-    def reorder(at: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def reorder(at: int, rows: list[WireRow]) -> list[WireRow]:
         if at == 2:
             assert only(last, rows)
         return [*without(last, rows), *only(last, rows)]
@@ -450,7 +446,7 @@ def test_ack_before_init(last: int, tmp_path: Path) -> None:
 def test_a_notice_that_never_comes_leaves_the_message_incomplete(kind: int, tmp_path: Path) -> None:
     """Negative control: an acker that took what came for the whole would say "complete"."""
 
-    def drop(at: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def drop(at: int, rows: list[WireRow]) -> list[WireRow]:
         return without(kind, rows) if at == 2 else rows
 
     batch = run_all(engine(tamper=drop), words_topology(tmp_path), tmp_path, per_message=True)
@@ -496,17 +492,13 @@ def test_one_failed_tuple_fails_a_message_whose_others_were_all_acked(per_messag
 # --- several ackers, none ------------------------------------------------------------------------------------------
 
 
-def notices(kind: int, rows: Sequence[pa.RecordBatch]) -> list[tuple[int, int]]:
+def notices(kind: int, rows: Sequence[WireRow]) -> list[tuple[int, int]]:
     """(task, message) of each notice."""
     schema = INIT_SCHEMA if kind == INIT else ACK_SCHEMA
-    found: list[tuple[int, int]] = []
-    for batch in only(kind, rows):
-        for row in batch.to_pylist():
-            found += [(row["dest"], id_) for id_ in wire_rows(row["payload"], schema)]
-    return found
+    return [(row.dest, id_) for row in only(kind, rows) for id_ in ids_in(row.payload, schema)]
 
 
-def wire_rows(payload: bytes, schema: pa.Schema) -> list[int]:
+def ids_in(payload: bytes | pa.Buffer, schema: pa.Schema) -> list[int]:
     return [int(id_) for id_ in pa.ipc.read_record_batch(pa.py_buffer(payload), schema).column("id").to_pylist()]
 
 
@@ -518,7 +510,7 @@ def test_mod_hash_over_several_ackers(ackers: int, tmp_path: Path) -> None:
     """All notices of a message go to one acker task, found by its id; every task has its share of the messages."""
     seen: dict[int, list[tuple[int, int]]] = {}
 
-    def watch(at: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def watch(at: int, rows: list[WireRow]) -> list[WireRow]:
         if at == 2:
             seen.update({kind: notices(kind, rows) for kind in (INIT, ACK)})
         return rows

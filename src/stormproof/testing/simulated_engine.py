@@ -24,6 +24,7 @@ from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.task.cut import StageJob
 from stormproof.core.task.passage import Observer
+from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.report import JobReport
 from stormproof.testing.faults import Chance, FaultKind
 from stormproof.trident.lease_keeper import LeaseKeeper
@@ -85,7 +86,7 @@ class SimulatedEngine(InlineEngine):
         finally:
             self._chance.spares_jobs = False
 
-    def _run_task(self, part: StageJob, task: int, incoming: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _run_task(self, part: StageJob, task: int, incoming: list[WireRow]) -> list[WireRow]:
         chance, place, where = self._chance, f"stage {part.stage}", f"task {task} of stage {part.stage}"
         if chance.strikes(FaultKind.DELAY, place, lambda: where):
             self._virtual.advance(chance.rng.uniform(0, chance.faults.delay_s))
@@ -111,45 +112,38 @@ class SimulatedEngine(InlineEngine):
             self.cancel(self._job)
         self._go_on()
 
-    def _tampered(self, stage: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _tampered(self, stage: int, rows: list[WireRow]) -> list[WireRow]:
         chance, place = self._chance, f"stage {stage}"
         if not (chance.possible(FaultKind.DROP, place) or chance.possible(FaultKind.DUPLICATE, place)):
             return rows
-        made: list[pa.RecordBatch] = []
-        for batch in rows:
-            for number in range(batch.num_rows):
-                row = batch.slice(number, 1)
-                shown = _Shown(row)
-                if chance.strikes(FaultKind.DROP, place, shown):
-                    continue
-                copies = 1
-                if chance.strikes(FaultKind.DUPLICATE, place, shown):
-                    copies = chance.rng.choice((2, 3))
-                made += [row] * copies
+        made: list[WireRow] = []
+        for row in rows:
+            shown = _Shown(row)
+            if chance.strikes(FaultKind.DROP, place, shown):
+                continue
+            copies = 1
+            if chance.strikes(FaultKind.DUPLICATE, place, shown):
+                copies = chance.rng.choice((2, 3))
+            made += [row] * copies
         return made
 
 
-def _mixed(first: list[pa.RecordBatch], again: list[pa.RecordBatch], rng: Random) -> list[pa.RecordBatch]:
+def _mixed(first: list[WireRow], again: list[WireRow], rng: Random) -> list[WireRow]:
     """A task's output, of which some readers read the first run, before its worker was lost, and the others the second."""
-    dests = sorted({dest for batch in (*first, *again) for dest in batch.column("dest").to_pylist()})
-    early = np.array([dest for dest in dests if rng.random() < 0.5], np.int32)
-    made: list[pa.RecordBatch] = []
-    for batches, is_first in ((first, True), (again, False)):
-        for batch in batches:
-            kept = np.isin(batch.column("dest").to_numpy(), early) == is_first
-            made.append(batch.filter(pa.array(kept)))
-    return [batch for batch in made if batch.num_rows]
+    dests = sorted({row.dest for row in (*first, *again)})
+    early = {dest for dest in dests if rng.random() < 0.5}
+    return [*(row for row in first if row.dest in early), *(row for row in again if row.dest not in early)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
     """A wire row as text, made only where the log wants it."""
 
-    row: pa.RecordBatch
+    row: WireRow
 
     def __call__(self) -> str:
-        dest, source, edge, seq = (self.row.column(i)[0].as_py() for i in range(4))
-        return f"edge {edge} number {seq} from task {source} to task {dest}"
+        row = self.row
+        return f"edge {row.edge} number {row.seq} from task {row.source} to task {row.dest}"
 
 
 def with_faults(plan: Plan, chance: Chance) -> Plan:
