@@ -21,7 +21,6 @@ from py4j.protocol import Py4JError
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import udf
 
 from stormproof.core.clock import Clock
 from stormproof.core.engine import executor_look
@@ -220,15 +219,13 @@ def _collected(session: SparkSession, look: partial[str], within_s: float, hosts
         late.set()
         context.cancelJobsWithTag(tag)
 
-    # Not by Arrow: that needs pyarrow and pandas on the executor, which is one of the questions.
-    asked = udf(lambda _: look(), "string", useArrow=False)
     slots = max(2, context.defaultParallelism)
     timer = threading.Timer(within_s, cancel)
     timer.daemon = True
     context.addJobTag(tag)
     timer.start()
     try:
-        return [str(row[0]) for row in session.range(0, slots, 1, slots).select(asked("id")).collect()]
+        return context.parallelize(range(slots), slots).map(lambda _: look()).collect()
     except (PySparkException, Py4JError, OSError) as error:
         if late.is_set():
             raise MachineUnavailable(

@@ -26,7 +26,7 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import packed
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.engine.spark_error import carried, raised_by_job
-from stormproof.core.engine.spark_settings import REQUIRED_BY_QUERIES, SETTINGS
+from stormproof.core.engine.spark_settings import REQUIRED_BY_QUERIES
 from stormproof.core.errors import SettingsError, UsageError
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.message import storable_text
@@ -208,12 +208,8 @@ class SparkFrames:
         frame.write.format("noop").mode("overwrite").save()
 
     def engine(self, frame: DataFrame, parallelism: int | None, worker_memory_mb: int | None) -> Engine:
-        """An engine in a session of its own, so that the query's session keeps its settings."""
-        session = frame.sparkSession.newSession()
-        for key, value in SETTINGS.items():
-            if key.startswith("spark.sql.") and "catalog" not in key and session.conf.isModifiable(key):
-                session.conf.set(key, value)
-        return SparkEngine(session, parallelism, worker_memory_mb=worker_memory_mb)
+        """Its jobs take none of the session's settings for queries."""
+        return SparkEngine(frame.sparkSession, parallelism, worker_memory_mb=worker_memory_mb)
 
 
 def written_of(summaries: Sequence[Mapping[str, Any]]) -> Written:

@@ -29,15 +29,10 @@ REQUIRED_BY_QUERIES: Final = {
 
 SETTINGS: Final = {
     **REQUIRED_BY_QUERIES,
-    "spark.sql.adaptive.enabled": "false",  # it would merge the tasks after a small exchange into one
-    "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "64",  # a row between stages is a chunk of thousands of rows
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # it calls the JVM once for each column that is named
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",

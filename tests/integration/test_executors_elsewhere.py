@@ -103,8 +103,11 @@ def test_an_executor_that_dies_costs_no_message_and_blames_none(
     assert counts(database) == Counter(word for line in LINES for word in line.split())
     assert (report["messages"], report["failed"], report["dead_letters"]) == (len(LINES), 0, 0)
     assert command("audit", "verify", "words")["violations"] == []
+    ours = {process.pid for process in psutil.Process().children(recursive=True)}
     assert not [
-        p for p in psutil.Process().children(recursive=True) if p.name() == "java" and "Executor" in str(p.cmdline())
+        found.pid
+        for found in psutil.process_iter(["name", "cmdline"])  # passes over those that end meanwhile
+        if found.pid in ours and found.info["name"] == "java" and "Executor" in str(found.info["cmdline"])
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import uuid4
@@ -178,8 +178,6 @@ def _cluster(settings: Settings, reaches_database: bool, checks: list[Check]) ->
 
 def _spark(settings: Settings) -> str:
     """Start Spark, and have its tasks reach the staging folder."""
-    import pyarrow as pa
-
     from stormproof.core.engine.spark import spark_session
 
     session = spark_session(settings)
@@ -187,18 +185,17 @@ def _spark(settings: Settings) -> str:
         staging = settings.staging_address
         options, marker = options_to_send(staging), os.path.join(staging, f"stormproof-doctor-{uuid4().hex[:8]}")
 
-        def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def reaches(_: int) -> bool:
             if options is not None:
                 use_storage(staging, options)
-            for _ in batches:
-                yield pa.RecordBatch.from_pydict({"reached": [files_at(staging).stat(marker) is not None]})
+            return files_at(staging).stat(marker) is not None
 
         files_at(staging).put_new(marker, b"probe")
         try:
-            rows = session.range(0, 2, 1, 2).mapInArrow(look, "reached boolean").collect()
+            reached = session.sparkContext.parallelize(range(2), 2).map(reaches).collect()
         finally:
             files_at(staging).remove(marker)
-        if not all(row["reached"] for row in rows):
+        if not all(reached):
             raise SettingsError(f"Spark's executors do not reach {staging}; set staging_dir to a folder that all share")
         return f"version {session.version} on {settings.master}; its tasks reach {staging}"
     finally:
