@@ -44,7 +44,8 @@ def exchanged(rdd: RDD[Any], number: int) -> RDD[Any]:
     by its number; chunks never come again, and a hundred of them fill a heap.
     """
     context: Any = rdd.context
-    jvm, given = context._jvm, rdd._jrdd
+    given: Any = rdd._jrdd  # pyright: ignore[reportPrivateUsage]
+    jvm: Any = context._jvm
     conf = context._jsc.sc().conf().clone().set("spark.serializer.objectStreamReset", "1")
     pairs = jvm.PairwiseRDD(given.rdd()).asJavaPairRDD().partitionBy(jvm.PythonPartitioner(number, 0))
     pairs.rdd().setSerializer(jvm.org.apache.spark.serializer.JavaSerializer(conf))
