@@ -14,11 +14,12 @@ from benchmarks.workbench import Workbench, timed
 from stormproof.core.postgres.database import Database, connect
 from stormproof.trident import audit
 from stormproof.trident.audit.ledger import AuditLedger
-from stormproof.trident.audit.questions import Asked, Question, ask
+from stormproof.trident.audit.questions import Asked, ask
+from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.ledger.database import ledger_engine
 
 MOST_S: Final = 1.0
-GROUPS: Final = {Question.REPLAYS: ("reason", "component", "day"), Question.DEAD_LETTERS: ("error_class",)}
+GROUPS: Final = {"replays": ("reason", "component", "day"), "dead-letters": ("error_class",)}
 
 
 def p11(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
@@ -27,10 +28,10 @@ def p11(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
     engine = ledger_engine(bench.database)
     ledger = AuditLedger(engine)
     try:
-        for question in Question:
-            yield _case(question.value, partial(ask, ledger, question, Asked(TOPOLOGY)))
-        for question, group in GROUPS.items():
-            yield _case(f"{question.value}-grouped", partial(ask, ledger, question, Asked(TOPOLOGY, group=group)))
+        for question in (one for one in QUESTIONS.values() if one.order):
+            yield _case(question.name, partial(ask, ledger, question, Asked(TOPOLOGY)))
+        for name, group in GROUPS.items():
+            yield _case(f"{name}-grouped", partial(ask, ledger, QUESTIONS[name], Asked(TOPOLOGY, group=group)))
         yield _case("txn", partial(audit.txn, ledger, TOPOLOGY, A_TXID))
         yield _case("message", partial(audit.message, ledger, TOPOLOGY, A_MESSAGE))
         for view in ("txn", "message"):

@@ -88,8 +88,12 @@ def sql() -> str:
 
 @functools.cache
 def revision() -> str:
-    """The revision that this version needs: a digest of its schema, so that any change of it has another name."""
-    return hashlib.sha256(_text().encode()).hexdigest()[:12]
+    """The revision that this version needs: a digest of its schema, so that any change of it has another name.
+
+    Lines that only explain something to a reader do not count.
+    """
+    text = "".join(line for line in _text().splitlines(keepends=True) if not line.startswith("--"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @functools.cache

@@ -1,4 +1,5 @@
--- The audit's views, one for each of its questions. A view shows no payload and no free text of an error, which may quote
+-- The audit's views, one for each of its questions. The lines above a view are the question, of which its command and its
+-- page are made (trident/declarations/questions.py says what each line means); no schema depends on them. A view shows no payload and no free text of an error, which may quote
 -- one: errors are told by their class.
 --
 -- A subscription is a topology's: its own, or that of one of several spouts.
@@ -7,6 +8,16 @@
 -- subqueries are in the list of columns, which Postgres then works out behind the sort. Counts by cause need all causes, and
 -- join them in one look each: `replay_causes`.
 
+-- question: replays
+-- asks: What was tried again: why, where, when?
+-- page: replays
+-- says: Show which messages were replayed, why, how often, and which txid committed them.
+-- more: With a filter or --group, or for all topologies: one row a replay, or a count of them. --json always has those rows;
+--   for one topology without a filter also `histories`: each message with its failures, and the duplicates.
+-- example: stormproof audit replays orders --since 1d --group reason --group component --group hour
+-- order: at desc nulls last, txid desc, message
+-- counts: what, reason, component; day
+-- counted: stormproof.replay_causes
 create view stormproof.audit_replays (
   topology, what, at, txid, message, messages, attempt, reason, component, error_class, failed_in
 ) as
@@ -64,6 +75,9 @@ comment on column stormproof.audit_replays.component is 'where the message faile
 comment on column stormproof.audit_replays.error_class is 'class of the exception, or the reason where none was raised';
 comment on column stormproof.audit_replays.failed_in is 'the batch in which the message failed last';
 
+-- question: message
+-- asks: What became of a message?
+-- page: find
 create view stormproof.audit_message (
   topology, message, entry, at, what, txid, txn_state, txn_ended_at, attempt, sink, component, reason, error_class,
   action, by, why, held
@@ -124,6 +138,9 @@ comment on column stormproof.audit_message.by is 'who decided';
 comment on column stormproof.audit_message.why is 'why, in that person''s words';
 comment on column stormproof.audit_message.held is 'for each sink that holds what that batch wrote of the message: the table, when it held it, and the table''s version';
 
+-- question: txn
+-- asks: What did a batch read, write and replay, and how long did it take?
+-- page: batches
 create view stormproof.audit_txn (
   topology, txid, state, cause, guarantee, epoch, attempts, source, messages, retry, failed, returned, rejected,
   tuples, bytes, opened_at, prepared_at, ended_at, open_ms, job_ms, wait_ms, commit_ms, steps_ms, sinks, prepare_ms,
@@ -175,6 +192,12 @@ comment on column stormproof.audit_txn.prepare_ms is 'how long it took to fix it
 comment on column stormproof.audit_txn.finish_ms is 'how long it took to confirm its messages';
 comment on column stormproof.audit_txn.attempt_errors is 'how each attempt at it ended that was not the last, with the class of its error';
 
+-- question: duplicates
+-- asks: Which duplicates were suppressed, by which evidence?
+-- says: Show the duplicates that were suppressed, each with the evidence: which record had it already.
+-- example: stormproof audit duplicates orders --since 7d
+-- order: at desc nulls last, txid desc, stable_id
+-- counts: what, sink
 create view stormproof.audit_duplicates (
   topology, what, at, txid, sink, micro_batch, key, stable_id, times, rows, digest, evidence
 ) as
@@ -211,6 +234,11 @@ comment on column stormproof.audit_duplicates.rows is 'rows that were not writte
 comment on column stormproof.audit_duplicates.digest is 'of the content: as prepared for the sink; of a delivery, the SHA-256 of its payload';
 comment on column stormproof.audit_duplicates.evidence is 'in words: which record said that it was there';
 
+-- question: pending
+-- asks: What is pending in each source, and how old is it?
+-- says: Show what is pending of each source, since when, and what waits there that was never opened.
+-- example: stormproof audit pending --json
+-- order: topology, source
 create view stormproof.audit_pending (
   topology, source, kind, leased, given_back, waiting, due, undecided_dead_letters, oldest_txid, oldest_opened_at,
   next_retry_at
@@ -249,6 +277,13 @@ comment on column stormproof.audit_pending.oldest_txid is 'the oldest batch of t
 comment on column stormproof.audit_pending.oldest_opened_at is 'when it was opened';
 comment on column stormproof.audit_pending.next_retry_at is 'when the first of the waiting messages may be opened again';
 
+-- question: dead-letters
+-- asks: What failed for good: dead letters and rejects?
+-- page: failures
+-- says: Show dead letters, rejects, and batches given up at a sink, with the class of the error and what was decided.
+-- example: stormproof audit dead-letters --group topology --group error_class
+-- order: at desc, message, sink
+-- counts: what, error_class, sink, state
 create view stormproof.audit_dead_letters (
   topology, what, message, source, sink, txid, at, reason, error_class, times_opened, times_failed, rows, state,
   decided_by, decided_why, decided_at
@@ -297,6 +332,11 @@ comment on column stormproof.audit_dead_letters.decided_by is 'who decided';
 comment on column stormproof.audit_dead_letters.decided_why is 'why, in that person''s words';
 comment on column stormproof.audit_dead_letters.decided_at is 'when';
 
+-- question: attempts
+-- asks: How often were messages and batches tried?
+-- says: Show how often messages failed, and how often the jobs of batches were begun, as a histogram.
+-- example: stormproof audit attempts orders --what message
+-- order: topology, what, times
 create view stormproof.audit_attempts (topology, what, times, number) as
 with failing as (
   select incarnation, message, count(*) as times from stormproof.event where kind = 'failure' group by 1, 2
@@ -322,6 +362,13 @@ comment on column stormproof.audit_attempts.what is 'message or batch';
 comment on column stormproof.audit_attempts.times is 'of messages: how often they failed; of batches: how often their job was begun';
 comment on column stormproof.audit_attempts.number is 'how many messages, or batches, as far as the ledger was not pruned';
 
+-- question: recovered
+-- asks: Which messages failed and were committed later?
+-- says: Show the messages that failed, or were returned, before a txid committed them.
+-- example: stormproof audit recovered orders --since 1d
+-- order: last_at desc, message
+-- time: last_at
+-- txid: committed_in
 create view stormproof.audit_recovered (
   topology, message, failures, returns, first_at, last_at, last_in, reasons, components, committed_in, committed_at
 ) as
@@ -355,6 +402,13 @@ comment on column stormproof.audit_recovered.components is 'where it failed';
 comment on column stormproof.audit_recovered.committed_in is 'the batch that committed it';
 comment on column stormproof.audit_recovered.committed_at is 'when';
 
+-- question: behind
+-- asks: Which sinks are behind, and by how much?
+-- says: Show each sink's last txid, and how many txids and rows are fixed for it that it does not have, by its own record.
+-- more: Exit status: 1 if a sink is behind because a txid is blocked, else 0.
+-- example: stormproof audit behind --json
+-- order: topology, sink
+-- fails: blocked_txid
 create view stormproof.audit_behind (
   topology, sink, target, held_txid, newest_txid, behind_txids, behind_rows, behind_since, blocked_txid
 ) as
@@ -384,6 +438,14 @@ comment on column stormproof.audit_behind.behind_rows is 'their rows';
 comment on column stormproof.audit_behind.behind_since is 'when the first of them was fixed';
 comment on column stormproof.audit_behind.blocked_txid is 'the first of them that is blocked';
 
+-- question: aborted
+-- asks: Which batches were aborted or are blocked, and why?
+-- says: Show the txids that were aborted, abandoned or blocked, and why.
+-- more: Exit status: 1 if a txid that is shown is blocked now, else 0.
+-- example: stormproof audit aborted orders --what blocked
+-- order: at desc, txid desc
+-- counts: what, sink
+-- fails: what=blocked
 create view stormproof.audit_aborted (topology, what, txid, at, cause, sink, messages, attempts, opened_at) as
 select t.name, x.state, x.txid, x.ended_at, x.cause, cast(null as text), x.messages, x.attempt, x.opened_at
 from stormproof.txn x
@@ -411,6 +473,11 @@ comment on column stormproof.audit_aborted.messages is 'messages of the batch';
 comment on column stormproof.audit_aborted.attempts is 'how often its job was begun';
 comment on column stormproof.audit_aborted.opened_at is 'when it was opened';
 
+-- question: actions
+-- asks: What did operators decide: who, when, why?
+-- says: Show what operators decided, by whom and why.
+-- example: stormproof audit actions orders --since 30d
+-- order: at desc, action, message
 create view stormproof.audit_actions (topology, at, action, by, why, txid, sink, message, number) as
 select t.name, e.at, coalesce(e.action, 'other'), e.detail ->> 'by', e.detail ->> 'why', e.txid, e.sink,
   case when e.action in ('adopt', 'accept_change') then null else e.message end,
@@ -441,6 +508,13 @@ comment on column stormproof.audit_actions.sink is 'the sink that it was about';
 comment on column stormproof.audit_actions.message is 'the message that it was about';
 comment on column stormproof.audit_actions.number is 'about how many dead letters or rejects it was, where it was about several';
 
+-- question: verdicts
+-- asks: What did the last checks find, and of what?
+-- says: Show the verdicts of audit verify on record, each with what it looked at.
+-- more: Exit status, by the newest verdict of each topology: 1 if one is a violation; 4 if one cannot tell, or a topology has
+--   none; else 0.
+-- example: stormproof audit verdicts orders --since 1d
+-- order: id desc
 create view stormproof.audit_verdicts (
   topology, id, at, by, verdict, first_txid, last_txid, pruned_upto, violations, unknowns, notices, kinds, txids,
   sinks, evidence, messages, took_ms, deep, tables, basis, chain_from, settled_upto

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any, Final
+
+from stormproof.trident.declarations.questions import QUESTIONS, described
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PATH: Final = ROOT / "docs" / "audit.md"
@@ -142,15 +143,6 @@ again, which a message that comes once does not enter.
 COST: Final = """Times below: a ledger of 10,000,000 messages in 100,000 batches, the median of three, 2 cores under a load of 7, with
 the query and its plan (`python -m benchmarks P11` measures it anew).
 """
-
-
-def told_of_views() -> dict[str, str]:
-    """What `migrations/views.sql` says of each view and of each column: `VIEW` or `VIEW.COLUMN`, and the comment."""
-    text = (ROOT / "migrations" / "views.sql").read_text(encoding="utf-8")
-    found = re.findall(
-        r"^comment on (?:view|column) stormproof\.(audit_[\w.]+) is '((?:[^']|'')*)';$", text, re.MULTILINE
-    )
-    return {name: told.replace("''", "'") for name, told in found}
 
 
 VERIFY: Final = """## Verify
@@ -297,7 +289,7 @@ def planted_messages() -> str:
 
 def text() -> str:
     """The page."""
-    told = told_of_views()
+    told = described()
     plans: dict[str, Any] = json.loads(PLANS.read_text(encoding="utf-8"))
     parts = [HEAD, COST] if plans else [HEAD]
     parts.insert(1, VERIFY.replace("TABLE\n", planted()).replace("MESSAGES\n", planted_messages()))
@@ -306,7 +298,8 @@ def text() -> str:
         question = name.removeprefix("audit_")
         command = question.replace("_", "-")
         heading = "### Edges" if name == "audit_edges" else f"## `stormproof audit {command}`"
-        parts.append(f"{heading}\n\nView `stormproof.{name}`: {told[name]}.\n")
+        asks = f"{QUESTIONS[command].asks} " if command in QUESTIONS else ""
+        parts.append(f"{heading}\n\n{asks}View `stormproof.{name}`: {told[name]}.\n")
         parts.append(
             "| column | meaning |\n| --- | --- |\n"
             + "".join(f"| `{column}` | {meaning} |\n" for column, meaning in columns)

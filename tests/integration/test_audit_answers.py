@@ -19,7 +19,7 @@ from support.operated import Operated
 from support.walked import NAME, REJECTED, Walk, build
 from support.web import READER, page_of, signed_in
 
-from stormproof.trident.audit.questions import Question
+from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.web.views.batch import WHY_HIDDEN
 
 pytestmark = [pytest.mark.postgres]
@@ -42,10 +42,13 @@ def page(walk: Walk) -> Iterator[TestClient]:
     app.close()
 
 
+ANSWERED: Final = [one.name for one in QUESTIONS.values() if one.order]
+"""Questions with a command and a page that are made of their views."""
+
 # -- what must be said, by what was done --------------------------------------------------------------------------------
 
 
-def expected(walk: Walk) -> dict[Question, list[dict[str, Any]]]:
+def expected(walk: Walk) -> dict[str, list[dict[str, Any]]]:
     """The columns of each question's rows that follow from the history; `at` is the step in which it happened."""
     once, bad, worse = (walk.ids[line] for line in ("once 11", "bad", "worse"))
 
@@ -97,23 +100,23 @@ def expected(walk: Walk) -> dict[Question, list[dict[str, Any]]]:
     of_postgres, of_delta = "a lost answer of Postgres", "a lost answer of Delta"
     aborted = {"txid": 5, "messages": 2, "at": "an aborted batch"}
     return {
-        Question.REPLAYS: [
+        "replays": [
             *(replay(once, 2, 3, "KeyError"), replay(bad, 2, 3, "ValueError"), replay(worse, 2, 3, "ValueError")),
             replay(worse, 3, 9, "ValueError", "letters"),
             {"what": "batch", "reason": "driver_ended", **aborted},
         ],
-        Question.DUPLICATES: [
+        "duplicates": [
             suppressed(7, "strict", of_postgres),
             *(suppressed(8, sink, of_delta) for sink in ("strict", "lake")),
         ],
         # The message of the blocked batch is leased; the last two were never opened.
-        Question.PENDING: [
+        "pending": [
             {
                 **{"source": NAME, "kind": "queue", "leased": 1, "given_back": 0, "waiting": 0, "due": 0, "ready": 2},
                 **{"undecided_dead_letters": 0, "oldest_txid": 11, "oldest_opened_at": "a blocked batch"},
             }
         ],
-        Question.DEAD_LETTERS: [
+        "dead-letters": [
             *(letter("bad", "drop"), letter("worse", "edit")),
             *(reject("-22", "dropped", "ann"), reject("-21", "undecided", None)),
             {
@@ -129,17 +132,17 @@ def expected(walk: Walk) -> dict[Question, list[dict[str, Any]]]:
             },
         ],
         # 17 messages were opened by batches that count; the two of the aborted batch were opened again.
-        Question.ATTEMPTS: [
+        "attempts": [
             {"what": "batch", "times": 1, "number": 11},
             {"what": "message", "times": 0, "number": 14},
             {"what": "message", "times": 1, "number": 1},
             {"what": "message", "times": 2, "number": 2},
         ],
-        Question.RECOVERED: [
+        "recovered": [
             {"message": once, "failures": 1, "returns": 0, "last_in": 2, "committed_in": 3, "committed_at": "failures"},
             {"message": worse, "failures": 2, "returns": 0, "last_in": 3, "committed_in": 9, "committed_at": "letters"},
         ],
-        Question.BEHIND: [
+        "behind": [
             {
                 "sink": sink,
                 "held_txid": held,
@@ -150,19 +153,19 @@ def expected(walk: Walk) -> dict[Question, list[dict[str, Any]]]:
             }
             for sink, held in (("strict", 9), ("lake", 10))
         ],
-        Question.ABORTED: [
+        "aborted": [
             {"what": "aborted", "cause": "driver_ended", "sink": None, "attempts": 1, **aborted},
             *[blocked("was_blocked", 10, 2, "a skipped batch", None)] * 2,
             blocked("blocked", 11, 1, "a blocked batch", "sink_refused"),
         ],
-        Question.ACTIONS: [
+        "actions": [
             action("adopt", "a new life"),
             *(action("edit", "letters", line="worse"), action("drop", "letters", line="bad")),
             action("drop_reject", "a dropped reject", 4, "strict"),
             *(action("retry", "a skipped batch", 10), action("skip", "a skipped batch", 10, "strict")),
             action("adopt_table", "an adopted table", None, "strict"),
         ],
-        Question.VERDICTS: [
+        "verdicts": [
             # Both tables hold rows of the life before, too.
             verdict(1, "not_compared", "a clean check", deep=True, not_compared=2),
             # The changed digest is neither that of the recorded files nor that in the sink's own record.
@@ -250,9 +253,9 @@ def tables(page: TestClient, path: str, **query: str | int) -> Tables:
     return Tables(answer.text)
 
 
-def rows_of(walk: Walk, question: Question) -> list[dict[str, Any]]:
+def rows_of(walk: Walk, question: str) -> list[dict[str, Any]]:
     """What the command says."""
-    status = 1 if question in (Question.BEHIND, Question.ABORTED, Question.VERDICTS) else 0
+    status = 1 if question in ("behind", "aborted", "verdicts") else 0
     found: list[dict[str, Any]] = walk.run.command("audit", question, NAME, status=status)["rows"]
     return found
 
@@ -336,16 +339,16 @@ def pairs(found: Sequence[Row], wanted: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def views_say_what_commands_say(walk: Walk) -> None:
-    for question in Question:
-        view = view_of(walk, question.view)
+    for question in ANSWERED:
+        view = view_of(walk, QUESTIONS[question].view)
         names = view[0].keys()
         found = [{name: row[name] for name in names} for row in rows_of(walk, question)]
         assert in_order(found) == in_order(view), question
 
 
 def the_page_says_what_commands_say(walk: Walk, page: TestClient) -> None:
-    for question in Question:
-        if question in (Question.REPLAYS, Question.DEAD_LETTERS):
+    for question in ANSWERED:
+        if QUESTIONS[question].page != "question":
             continue  # they have views of their own
         shown = tables(page, "/question", name=question).with_head("topology")
         found = rows_of(walk, question)
@@ -356,12 +359,12 @@ def the_page_says_what_commands_say(walk: Walk, page: TestClient) -> None:
                     continue  # a span, and a text that may be cut
                 assert cells.get(name.replace("_", " "), "") == cell_of(name, value), (question, name)
             if row.get("reason"):
-                assert question is not Question.ABORTED or cells["reason"] == WHY_HIDDEN
+                assert question != "aborted" or cells["reason"] == WHY_HIDDEN
 
 
 def the_views_of_replays_and_failures_say_it_too(walk: Walk, page: TestClient) -> None:
     shown = tables(page, "/replays")
-    found = rows_of(walk, Question.REPLAYS)
+    found = rows_of(walk, "replays")
     assert Counter(
         (row["What"], row["Reason"], row["Component"], row["Failed in"], row["Opened again in"], row["When, UTC"])
         for row in shown.with_head("What", "Reason", "Component")
@@ -388,9 +391,9 @@ def the_views_of_replays_and_failures_say_it_too(walk: Walk, page: TestClient) -
             words.get(str(row["state"]), str(row["state"])) + (f" by {row['decided_by']}" if row["decided_by"] else ""),
             *(cell_of("times_failed", row["times_failed"]), cell_of("at", row["at"])),
         )
-        for row in rows_of(walk, Question.DEAD_LETTERS)
+        for row in rows_of(walk, "dead-letters")
     ]
-    undecided = [row for row in rows_of(walk, Question.DEAD_LETTERS) if row["state"] == "undecided"]
+    undecided = [row for row in rows_of(walk, "dead-letters") if row["state"] == "undecided"]
     listed = tables(page, "/failures").with_head("Message", "What")
     assert [row["Message"] for row in listed] == [row["message"] for row in undecided]
 

@@ -14,15 +14,13 @@ from support.command_line import CommandLine
 from support.shown import NAME, PAYLOAD, TARGET, shown_in, sql
 
 from stormproof.core.postgres.database import Database
-from stormproof.trident.audit.questions import SHAPES, Question
+from stormproof.trident.declarations.questions import QUESTIONS
 
 pytestmark = pytest.mark.postgres
 
-ALONE: Final = {question.view for question in Question} | {
+ALONE: Final = {question.view for question in QUESTIONS.values()} | {
     "stormproof.audit_components",
     "stormproof.audit_edges",
-    "stormproof.audit_message",
-    "stormproof.audit_txn",
     "stormproof.replay_causes",
 }
 
@@ -140,7 +138,7 @@ def times_and_wrong_filters(asked: CommandLine) -> None:
     assert rows(asked, "recovered", NAME, "--since", "2099-01-01T00:00:00Z") == []
     assert "is no time" in asked("audit", "recovered", NAME, "--since", "soon", status=2)["error"]["message"]
     error = asked("audit", "replays", NAME, "--group", "payload", status=2)["error"]
-    assert "known: topology, component" in error["message"]
+    assert "known: topology, what, message" in error["message"]
     assert "knows no topology" in asked("audit", "behind", "nobody", status=2)["error"]["message"]
 
 
@@ -215,10 +213,9 @@ def every_view_and_column_is_described_and_every_filter_is_a_column(database: Da
     )
     assert {view for view, *_ in found} == ALONE
     assert all(column and whole for _, _, column, whole in found)
-    for question, shape in SHAPES.items():
-        columns = {name for view, name, *_ in found if view == question.view}
-        needed = {*shape.filters, "topology", *filter(None, (shape.time, shape.txid))}
-        assert needed <= columns, question
+    for question in QUESTIONS.values():
+        assert {name for view, name, *_ in found if view == question.view} == question.columns.keys()
+        assert {"topology", *filter(None, (question.time, question.txid))} <= question.columns.keys()
 
 
 def test_what_is_read_of_one_run(asked: CommandLine, database: Database) -> None:

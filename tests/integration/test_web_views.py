@@ -16,7 +16,7 @@ from support.shown import NAME, PAYLOAD, shown_in, sql
 from support.web import OPERATOR, READER, Elements, client, inert_faults, page_of, post
 
 from stormproof.core.postgres.database import Database
-from stormproof.trident.audit.questions import Question
+from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.options import WebOptions
 from stormproof.trident.web.people import WebUser
@@ -84,7 +84,7 @@ def every_address(command: CommandLine) -> list[str]:
         "/replays",
         f"/replays?{of}&span=1h&reason=error",
         "/questions",
-        *(f"/question?name={one.value}" for one in Question if one.value not in ("replays", "dead-letters")),
+        *(f"/question?name={one.name}" for one in QUESTIONS.values() if one.page == "question"),
         f"/question?name=aborted&{of}&txid=1&since=1h&limit=1",
     ]
 
@@ -321,9 +321,7 @@ def test_a_thousand_hostile_texts_are_shown_inert(page: Page, database: Database
         f"/find?q={quote(evil)}",
     ]
     addresses += [f"/{view}?{of}&id={one}" for one in (letter, reject) for view in ("message", "failure")]
-    addresses += [
-        f"/question?name={q.value}&limit=1000" for q in Question if q.value not in ("replays", "dead-letters")
-    ]
+    addresses += [f"/question?name={one.name}&limit=1000" for one in QUESTIONS.values() if one.page == "question"]
     addresses += [f"/topology?topology={quote(text)}" for text in texts[:200]]
     pages = {address: browser.get(address).text for address in addresses}
     pages["payload"] = post(browser, "/failure/payload", {"topology": evil, "id": letter}).text

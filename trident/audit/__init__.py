@@ -12,7 +12,7 @@
 | `batches`, `figures` | the list of batches; a graph with its figures |
 | `holdings` | which sinks hold a batch, and since when |
 | `components` | what did each component do; how many tuples went over each edge |
-| `questions` | the questions that a view of the ledger answers: filters, groups, limits |
+| `questions` | the answers that a view of the ledger has: filters, groups, limits; declared in `trident/declarations` |
 | `verdicts` | how is a verdict kept |
 | `status`, `overview`, `pace` | what runs, what waits, how fast: one topology in detail, all of them in a line each |
 | `ledger`, `lifecycle` | what is read of the ledger; how did each failed message end |

@@ -1,4 +1,4 @@
-"""The audit's questions that a view of the ledger answers: filters, groups, and how much of the answer is shown.
+"""The answers to the audit's questions by their views: filters, groups, and how much of the answer is shown.
 
 The views are those of `migrations/views.sql`, `stormproof.audit_*`; any SQL program may read them, too.
 """
@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
-from enum import StrEnum
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,70 +19,13 @@ from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.source import recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.audit.status import holdings_of
-from stormproof.trident.ledger.tables import SCHEMA
+from stormproof.trident.declarations.questions import FILTERS, QUESTIONS, SPANS, Question
 from stormproof.trident.transaction_states import TxnState
 
 LIMIT: Final = 100
 """Rows that an answer has unless more are asked for."""
 
 
-class Question(StrEnum):
-    """A question, as its command is called; append-only."""
-
-    REPLAYS = "replays"
-    DUPLICATES = "duplicates"
-    PENDING = "pending"
-    DEAD_LETTERS = "dead-letters"
-    ATTEMPTS = "attempts"
-    RECOVERED = "recovered"
-    BEHIND = "behind"
-    ABORTED = "aborted"
-    ACTIONS = "actions"
-    VERDICTS = "verdicts"
-
-    @property
-    def view(self) -> str:
-        """The view's name, with its schema."""
-        return f"{SCHEMA}.audit_{self.value.replace('-', '_')}"
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How a question's view is read: its time, its order, its filters by column."""
-
-    order: str
-    time: str | None = None
-    txid: str | None = None
-    filters: frozenset[str] = frozenset()
-    counted: str | None = None
-    """Another view of the same rows, which is faster to count by group."""
-
-
-SHAPES: Final[Mapping[Question, Shape]] = {
-    Question.REPLAYS: Shape(
-        "at desc nulls last, txid desc, message",
-        "at",
-        "txid",
-        frozenset({"what", "message", "reason", "component", "error_class"}),
-        counted=f"{SCHEMA}.replay_causes",
-    ),
-    Question.DUPLICATES: Shape("at desc nulls last, txid desc, stable_id", "at", "txid", frozenset({"what", "sink"})),
-    Question.PENDING: Shape("topology, source", filters=frozenset({"source"})),
-    Question.DEAD_LETTERS: Shape(
-        "at desc, message, sink",
-        "at",
-        "txid",
-        frozenset({"what", "message", "source", "sink", "reason", "error_class", "state"}),
-    ),
-    Question.ATTEMPTS: Shape("topology, what, times", filters=frozenset({"what"})),
-    Question.RECOVERED: Shape("last_at desc, message", "last_at", "committed_in", frozenset({"message"})),
-    Question.BEHIND: Shape("topology, sink", filters=frozenset({"sink"})),
-    Question.ABORTED: Shape("at desc, txid desc", "at", "txid", frozenset({"what", "sink"})),
-    Question.ACTIONS: Shape("at desc, action, message", "at", "txid", frozenset({"message", "sink"})),
-    Question.VERDICTS: Shape("id desc", "at"),
-}
-_EQUAL: Final = ("what", "source", "sink", "message", "reason", "component", "error_class", "state")
-_SPANS: Final = ("minute", "hour", "day")
 _ALL: Final = "number_of_all_rows"
 
 
@@ -112,7 +54,7 @@ class Asked:
 class Answer:
     """Rows of a question's view, with its columns' names; or, by group, their `number`."""
 
-    question: Question
+    question: str
     view: str
     asked: Asked
     rows: tuple[dict[str, Any], ...]
@@ -140,19 +82,28 @@ def answered(snapshot: LedgerSnapshot, question: Question, asked: Asked, opener:
             asked = replace(asked, message=recorded_ids(snapshot, topology, [asked.message])[0])
     where, values = _conditions(question, asked)
     rows, left_out = _rows(snapshot, question, asked, where, values)
-    if question is Question.PENDING and not asked.group:
-        rows = [{**row, **_unopened(snapshot, row)} for row in rows]
-    if question is Question.ABORTED and not asked.group:
-        rows = [{**row, "reason": _reason(snapshot, row)} for row in rows]
-    if question is Question.BEHIND and opener is not None and not asked.group:
-        rows = [_held(snapshot, row, opener) if row["behind_txids"] else row for row in rows]
-    if "message" in SHAPES[question].filters and not asked.group:
-        rows = _with_server_ids(snapshot, rows)
-    return Answer(question, question.view, asked, tuple(rows), left_out)
+    if not asked.group:
+        rows = _completed(snapshot, question, rows, opener)
+    return Answer(question.name, question.view, asked, tuple(rows), left_out)
+
+
+def _completed(
+    snapshot: LedgerSnapshot, question: Question, rows: list[dict[str, Any]], opener: SinkOpener | None
+) -> list[dict[str, Any]]:
+    """The rows with what no view can have: it is asked of the source or of the sink, or may quote a payload."""
+    match question.name:
+        case "pending":
+            return [{**row, **_unopened(snapshot, row)} for row in rows]
+        case "aborted":
+            return [{**row, "reason": _reason(snapshot, row)} for row in rows]
+        case "behind" if opener is not None:
+            return [_held(snapshot, row, opener) if row["behind_txids"] else row for row in rows]
+        case _:
+            return _with_server_ids(snapshot, rows) if "message" in question.filters else rows
 
 
 def _conditions(question: Question, asked: Asked) -> tuple[str, dict[str, Any]]:
-    shape, parts, values = SHAPES[question], list[str](), dict[str, Any]()
+    parts, values = list[str](), dict[str, Any]()
 
     def add(condition: str, name: str, value: object) -> None:
         parts.append(condition)
@@ -160,29 +111,33 @@ def _conditions(question: Question, asked: Asked) -> tuple[str, dict[str, Any]]:
 
     if asked.topology is not None:
         add("topology = :topology", "topology", asked.topology)
-    for name in _EQUAL:
+    for name in FILTERS:
         value = getattr(asked, name)
         if value is not None:
-            _require(question, name, name in shape.filters)
+            _require(question, name, name in question.filters)
             add(f"{name} = :{name}", name, value)
     if asked.txid is not None:
-        _require(question, "txid", shape.txid is not None)
-        add(f"{shape.txid} = :txid", "txid", asked.txid)
+        _require(question, "txid", question.txid is not None)
+        add(f"{question.txid} = :txid", "txid", asked.txid)
     for name, compared in (("since", ">="), ("until", "<")):
         value = getattr(asked, name)
         if value is not None:
-            _require(question, name, shape.time is not None)
-            add(f"{shape.time} {compared} :{name}", name, value)
+            _require(question, name, question.time is not None)
+            add(f"{question.time} {compared} :{name}", name, value)
     return (f" where {' and '.join(parts)}" if parts else ""), values
 
 
 def _require(question: Question, name: str, has_it: bool) -> None:
     if not has_it:
-        shape = SHAPES[question]
-        known = [*sorted(shape.filters), *(["txid"] if shape.txid else []), *(["since", "until"] if shape.time else [])]
+        known = [
+            *sorted(question.filters),
+            *(["txid"] if question.txid else []),
+            *(["since", "until"] if question.time else []),
+        ]
         raise UsageError(
-            f"audit {question} has no column to filter by {name}; it can be filtered by: {', '.join(known) or 'nothing'}",
-            question=question.value,
+            f"audit {question.name} has no column to filter by {name}; it can be filtered by: "
+            f"{', '.join(known) or 'nothing'}",
+            question=question.name,
             filter=name,
         )
 
@@ -191,9 +146,8 @@ def _rows(
     snapshot: LedgerSnapshot, question: Question, asked: Asked, where: str, values: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], int]:
     """The rows up to the limit, and how many there are beyond."""
-    shape = SHAPES[question]
-    view = shape.counted if asked.group and shape.counted is not None else question.view
-    source, order = f"{view}{where}", shape.order
+    view = question.counted if asked.group and question.counted is not None else question.view
+    source, order = f"{view}{where}", question.order
     if asked.group:
         columns = [_grouped(question, name) for name in dict.fromkeys(asked.group)]
         places = ", ".join(str(place + 1) for place in range(len(columns)))
@@ -208,13 +162,10 @@ def _rows(
 
 
 def _grouped(question: Question, name: str) -> str:
-    shape = SHAPES[question]
-    if name in _SPANS and shape.time is not None:
-        return f"date_trunc('{name}', {shape.time}) as {name}"
-    if name in shape.filters or name == "topology":
-        return name
-    known = ", ".join(["topology", *sorted(shape.filters), *(_SPANS if shape.time else ())])
-    raise UsageError(f"audit {question} cannot be grouped by {name!r}; known: {known}", question=question.value)
+    if name not in question.groups:
+        known = ", ".join(question.groups)
+        raise UsageError(f"audit {question.name} cannot be grouped by {name!r}; known: {known}", question=question.name)
+    return f"date_trunc('{name}', {question.time}) as {name}" if name in SPANS else name
 
 
 def _plain(value: Any) -> Any:
@@ -280,7 +231,7 @@ def newest_verdicts(ledger: AuditLedger, topology: str | None) -> dict[str, str 
         names = [row.name for row in snapshot.topologies()] if topology is None else [snapshot.topology(topology).name]
         found = snapshot.connection.execute(
             sa.text(
-                f"select distinct on (topology) topology, verdict from {Question.VERDICTS.view}"
+                f"select distinct on (topology) topology, verdict from {QUESTIONS['verdicts'].view}"
                 " where topology = any(:names) order by topology, id desc"
             ),
             {"names": list(names)},

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
-from stormproof.trident.audit.questions import Asked, Question, answered
+from stormproof.trident.audit.questions import Asked, answered
 from stormproof.trident.audit.source import SourceReader, server_ids, stored_source
+from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
@@ -78,7 +79,7 @@ class ReplaysAnswer:
     and its end, and the duplicates that were suppressed. Else it is None.
     """
 
-    question: Question
+    question: str
     view: str
     asked: Asked
     rows: tuple[dict[str, Any], ...]
@@ -94,7 +95,7 @@ def answered_replays(ledger: AuditLedger, asked: Asked) -> ReplaysAnswer:
         StoreUnavailable: the database does not answer.
     """
     with ledger.snapshot() as snapshot:
-        answer = answered(snapshot, Question.REPLAYS, asked)
+        answer = answered(snapshot, QUESTIONS["replays"], asked)
         whole = asked.topology is not None and asked == Asked(asked.topology, limit=asked.limit)
         histories = replays_in(snapshot, asked.topology, limit=asked.limit) if whole and asked.topology else None
     return ReplaysAnswer(answer.question, answer.view, answer.asked, answer.rows, answer.left_out, histories)

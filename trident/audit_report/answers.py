@@ -15,49 +15,16 @@ import sqlalchemy as sa
 from stormproof.core.errors import Json
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.message import MessageReport
-from stormproof.trident.audit.questions import Asked, Question, answered
+from stormproof.trident.audit.questions import Asked, answered
 from stormproof.trident.audit_report import summaries
 from stormproof.trident.audit_report.plain import plain
 from stormproof.trident.audit_report.summaries import Scope
 from stormproof.trident.audit_report.wanted import Wanted
+from stormproof.trident.declarations.questions import QUESTIONS, Question
 
-NUMBERS: Final[Mapping[str, int]] = {
-    "replays": 1,
-    "message": 2,
-    "txn": 3,
-    "duplicates": 4,
-    "pending": 5,
-    "dead-letters": 6,
-    "attempts": 7,
-    "recovered": 8,
-    "behind": 9,
-    "aborted": 10,
-    "actions": 11,
-    "verdicts": 12,
-}
+NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(QUESTIONS, 1)}
 """The twelve questions by their commands."""
-WORDS: Final[Mapping[str, str]] = {
-    "replays": "What was replayed: why, where, when",
-    "message": "The whole history of a message",
-    "txn": "What each batch read, wrote and replayed, and how long each step took",
-    "duplicates": "Duplicates that were suppressed, with the evidence",
-    "pending": "What is pending, since when, and what waits",
-    "dead-letters": "Dead letters and rejects by class of error",
-    "attempts": "How often messages failed, and batches were tried",
-    "recovered": "Messages that failed before they succeeded",
-    "behind": "Sinks that are behind, and by how much",
-    "aborted": "Batches that were aborted, abandoned or blocked, and why",
-    "actions": "Every action of an operator",
-    "verdicts": "The verdicts on record",
-}
-GROUPS: Final[Mapping[Question, tuple[tuple[str, ...], ...]]] = {
-    Question.REPLAYS: (("what", "reason", "component"), ("day",)),
-    Question.DUPLICATES: (("what", "sink"),),
-    Question.DEAD_LETTERS: (("what", "error_class", "sink", "state"),),
-    Question.ABORTED: (("what", "sink"),),
-}
-"""By what the answers are counted, beside their rows."""
-NOW: Final = frozenset({Question.PENDING, Question.ATTEMPTS, Question.BEHIND})
+NOW: Final = frozenset(one.name for one in QUESTIONS.values() if one.order and not one.time)
 """Questions whose answers are of the instant of the report, whatever its time."""
 
 
@@ -67,17 +34,20 @@ def answers(
     """The twelve answers in their order, and how many rows each left out, by command."""
     found: list[dict[str, Json]] = []
     left_out: dict[str, int] = {}
-    for command, number in NUMBERS.items():
-        one: dict[str, Json] = {"number": number, "question": WORDS[command], "command": f"stormproof audit {command}"}
+    for command, question in QUESTIONS.items():
+        one: dict[str, Json] = {
+            "number": NUMBERS[command],
+            "question": question.asks,
+            "command": question.command,
+            "view": question.view,
+        }
         match command:
             case "message":
-                one["view"] = "stormproof.audit_message"
                 one["entries"] = _entries(snapshot, wanted)
             case "txn":
                 rows, more = summaries.of_note(snapshot, row.name, scope, wanted.rows)
                 left_out[command] = more
                 one |= {
-                    "view": "stormproof.audit_txn",
                     "by_state": plain(summaries.by_state(snapshot, scope)),
                     "by_sink": plain(summaries.by_sink(snapshot, scope)),
                     "by_step": plain(summaries.by_step(snapshot, scope)),
@@ -87,7 +57,7 @@ def answers(
                     "rows_are": "batches that did not simply commit at their first attempt, the newest first",
                 }
             case _:
-                left_out[command] = _answer(snapshot, wanted, Question(command), one)
+                left_out[command] = _answer(snapshot, wanted, question, one)
         found.append(one)
     if wanted.payload_digests:
         found[NUMBERS["dead-letters"] - 1]["payloads"] = _payload_digests(snapshot, row, wanted.rows)
@@ -95,7 +65,7 @@ def answers(
 
 
 def _answer(snapshot: LedgerSnapshot, wanted: Wanted, question: Question, one: dict[str, Json]) -> int:
-    timed = question not in NOW
+    timed = question.name not in NOW
     asked = Asked(
         wanted.topology,
         since=wanted.since if timed else None,
@@ -104,10 +74,9 @@ def _answer(snapshot: LedgerSnapshot, wanted: Wanted, question: Question, one: d
     )
     answer = answered(snapshot, question, asked)
     rows = [{key: value for key, value in row.items() if key not in ("topology", "reason_text")} for row in answer.rows]
-    if question is Question.ABORTED:
+    if question.name == "aborted":
         rows = [{key: value for key, value in row.items() if key != "reason"} for row in rows]
     one |= {
-        "view": question.view,
         "of": "the report's time" if timed else "the instant of the report",
         "number_of_rows": len(answer.rows) + answer.left_out,
         "rows": plain(rows),
@@ -117,7 +86,7 @@ def _answer(snapshot: LedgerSnapshot, wanted: Wanted, question: Question, one: d
                 "by": list(by),
                 "rows": plain(answered(snapshot, question, replace(asked, group=by)).rows),
             }
-            for by in GROUPS.get(question, ())
+            for by in question.counts
         ],
     }
     return answer.left_out

@@ -50,7 +50,7 @@ def not_looked_at(
             )
         found += [f"Rows of tables: {one.text}" for one in checked.notices if one.kind in _NOT_COMPARED]
     if wanted.since is not None or wanted.until is not None:
-        names = ", ".join(str(number) for number in sorted(NUMBERS[one.value] for one in NOW))
+        names = ", ".join(str(number) for number in sorted(NUMBERS[one] for one in NOW))
         found.append(f"The report's time, in the answers to questions {names}: these are of the instant of the report.")
     for command, number in left_out.items():
         if number:

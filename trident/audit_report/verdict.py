@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.trident.audit.ledger import LedgerSnapshot
-from stormproof.trident.audit.questions import Question
 from stormproof.trident.audit.report import NoticeKind, VerifyReport
 from stormproof.trident.audit_report.plain import plain
 from stormproof.trident.audit_report.wanted import Wanted
+from stormproof.trident.declarations.questions import QUESTIONS
 
 
 def kept_verdict(snapshot: LedgerSnapshot, wanted: Wanted) -> dict[str, Any] | None:
@@ -25,7 +25,7 @@ def kept_verdict(snapshot: LedgerSnapshot, wanted: Wanted) -> dict[str, Any] | N
     if wanted.verdict is None:
         return None
     found = snapshot.connection.execute(
-        sa.text(f"select * from {Question.VERDICTS.view} where topology = :topology and id = :id"),
+        sa.text(f"select * from {QUESTIONS['verdicts'].view} where topology = :topology and id = :id"),
         {"topology": wanted.topology, "id": wanted.verdict},
     ).mappings()
     row = found.one_or_none()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from stormproof.core.arguments import operator
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
+from stormproof.trident.cli.made import parameter
 
 
 def _storable(text: str) -> str:
@@ -39,7 +40,9 @@ Conf = Annotated[
         "--conf", metavar="NAME=VALUE", help="A setting of Spark's own, as spark.executor.memory=4g; may be repeated."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+_JSON: Final = typer.Option("--json", help="Print JSON on standard output.")
+AsJson = Annotated[bool, _JSON]
+AS_JSON: Final = parameter("as_json", bool, _JSON, False)
 TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="The topology's name.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 By = Annotated[

@@ -11,13 +11,11 @@ from stormproof.trident.audit.inspect import committer_of
 from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport, Opening
 from stormproof.trident.audit.pace import Pace
-from stormproof.trident.audit.questions import Asked as AskedFor
-from stormproof.trident.audit.replays import ReplaysReport, answered_replays
+from stormproof.trident.audit.replays import ReplaysReport
 from stormproof.trident.audit.status import Asked, DriverState, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
 from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
-from stormproof.trident.cli.questions import rows_text
 from stormproof.trident.cli.run_text import recovery_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.tuning import Figures
@@ -195,23 +193,8 @@ def _pace_text(of: str, p: Pace) -> str:
     )
 
 
-def show_replays(asked: AskedFor, *, as_json: bool) -> None:
-    """Show what was replayed: of one topology, and without a filter, the newest of each kind; else one row a replay, or
-    counts.
-    """
-    with opened() as stores:
-        answer = answered_replays(stores.audit, asked)
-
-    def text() -> None:
-        if answer.histories is not None:
-            _replays_text(answer.histories)
-        else:
-            rows_text(answer.rows, answer.left_out, answer.view)
-
-    emit(answer, as_json=as_json, text=text)
-
-
-def _replays_text(report: ReplaysReport) -> None:
+def replays_text(report: ReplaysReport) -> None:
+    """What was tried again, for people: message by message, and batch by batch."""
     if report.messages:
         table(
             ["message", "failed", "returned", "reasons", "components", "replayed in", "end", "last error"],

@@ -9,8 +9,9 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from stormproof.core.source.files.rows import editable, shown_payload
-from stormproof.trident.audit.questions import Answer, Asked, Question, ask
+from stormproof.trident.audit.questions import Answer, Asked, ask
 from stormproof.trident.decisions.letters import Letter, letters_of, named, not_dead
+from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.stores import Stores
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
@@ -46,8 +47,8 @@ async def failures(visit: Visit) -> Response:
     chosen, grouped = asked_of(visit, limit=limit), asked_of(visit, limit=200, error_class=None, group=_GROUP)
 
     def question(opened: Opened) -> Failures:
-        classes = ask(opened.audit, Question.DEAD_LETTERS, grouped)
-        return Failures(classes.rows, ask(opened.audit, Question.DEAD_LETTERS, chosen))
+        classes = ask(opened.audit, QUESTIONS["dead-letters"], grouped)
+        return Failures(classes.rows, ask(opened.audit, QUESTIONS["dead-letters"], chosen))
 
     return visit.page(
         "failures.html",

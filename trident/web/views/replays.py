@@ -9,7 +9,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from stormproof.trident.audit.questions import Answer, Asked, Question, ask
+from stormproof.trident.audit.questions import Answer, Asked, ask
+from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
 from stormproof.trident.wording import parse_time
@@ -69,7 +70,7 @@ async def replays(visit: Visit) -> Response:
 
     def question(opened: Opened) -> Replays:
         def asked(**more: Any) -> Answer:
-            return ask(opened.audit, Question.REPLAYS, replace(chosen, **more))
+            return ask(opened.audit, QUESTIONS["replays"], replace(chosen, **more))
 
         return Replays(
             asked(group=(step, "reason"), limit=10_000),

@@ -6,8 +6,9 @@ from starlette.responses import Response
 
 from stormproof.trident.audit.figures import GraphFigures, figures
 from stormproof.trident.audit.inspect import committer_of, opener_for
-from stormproof.trident.audit.questions import Answer, Asked, Question, ask
+from stormproof.trident.audit.questions import Answer, Asked, ask
 from stormproof.trident.audit.status import TopologyStatus, status
+from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.views.graph import Drawing, drawing
 from stormproof.trident.web.visit import Visit
@@ -28,8 +29,8 @@ def _figures(opened: Opened, name: str) -> tuple[GraphFigures, Drawing]:
     return found, drawing(found)
 
 
-def _asked(opened: Opened, question: Question, name: str) -> Answer:
-    return ask(opened.audit, question, Asked(topology=name, limit=5))
+def _asked(opened: Opened, question: str, name: str) -> Answer:
+    return ask(opened.audit, QUESTIONS[question], Asked(topology=name, limit=5))
 
 
 async def topology(visit: Visit) -> Response:
@@ -37,8 +38,8 @@ async def topology(visit: Visit) -> Response:
     name = visit.required("topology")
     found = await visit.ask(lambda opened: _status(opened, name), "status", name, for_s=2.0)
     drawn = await visit.ask(lambda opened: _figures(opened, name), "figures", name, for_s=SLOW_S)
-    verdicts = await visit.ask(lambda opened: _asked(opened, Question.VERDICTS, name), "verdicts", name)
-    actions = await visit.ask(lambda opened: _asked(opened, Question.ACTIONS, name), "actions", name)
+    verdicts = await visit.ask(lambda opened: _asked(opened, "verdicts", name), "verdicts", name)
+    actions = await visit.ask(lambda opened: _asked(opened, "actions", name), "actions", name)
     return visit.page(
         "topology.html",
         title=name,
