@@ -307,6 +307,37 @@ COMMENT ON COLUMN stormproof.graph.fingerprint IS 'hash of the graph''s shape, n
 COMMENT ON COLUMN stormproof.graph.description IS 'source, components, sinks with their schemas';
 COMMENT ON COLUMN stormproof.graph.at IS 'when that run began';
 
+CREATE TABLE stormproof.handed_in (
+  incarnation TEXT NOT NULL,
+  number BIGINT NOT NULL,
+  key TEXT NOT NULL,
+  query TEXT,
+  batch BIGINT,
+  txid BIGINT,
+  first_id BIGINT,
+  stop_id BIGINT,
+  adopted_from TEXT,
+  plan TEXT,
+  taken_at TIMESTAMP WITH TIME ZONE NOT NULL,
+  CONSTRAINT pk_handed_in PRIMARY KEY (incarnation, number),
+  CONSTRAINT ck_handed_in_batch_of_query CHECK ((query is null) = (batch is null)),
+  CONSTRAINT ck_handed_in_job_has_txid CHECK (query is not null or txid is not null),
+  CONSTRAINT fk_handed_in_topology FOREIGN KEY(incarnation) REFERENCES stormproof.topology (incarnation)
+);
+CREATE UNIQUE INDEX uq_handed_in_key ON stormproof.handed_in (incarnation, key) WHERE query is null;
+COMMENT ON TABLE stormproof.handed_in IS 'jobs and micro-batches that are written, or will be: a job''s key that is here is never written again; the highest number is where a query stands';
+COMMENT ON COLUMN stormproof.handed_in.incarnation IS 'of the topology';
+COMMENT ON COLUMN stormproof.handed_in.number IS 'the txid; where micro-batches feed a topology, from 1, as they were taken';
+COMMENT ON COLUMN stormproof.handed_in.key IS 'a job''s, as its program gives it; a micro-batch''s is query:batch';
+COMMENT ON COLUMN stormproof.handed_in.query IS 'the streaming query''s id, which its checkpoint keeps; null: it is a job';
+COMMENT ON COLUMN stormproof.handed_in.batch IS 'the micro-batch''s id in that query, from 0';
+COMMENT ON COLUMN stormproof.handed_in.txid IS 'the transaction that wrote, or is to write, its rows to the sinks';
+COMMENT ON COLUMN stormproof.handed_in.first_id IS 'the first of its messages, where it feeds a topology';
+COMMENT ON COLUMN stormproof.handed_in.stop_id IS 'the message behind its last one';
+COMMENT ON COLUMN stormproof.handed_in.adopted_from IS 'the place that it follows by a person''s word: query:batch';
+COMMENT ON COLUMN stormproof.handed_in.plan IS 'from what Spark planned it: its times, then the offset at which each source ends';
+COMMENT ON COLUMN stormproof.handed_in.taken_at IS 'when its content was fixed';
+
 CREATE TABLE stormproof.heartbeat (
   incarnation TEXT NOT NULL,
   epoch BIGINT NOT NULL,
@@ -323,21 +354,6 @@ COMMENT ON COLUMN stormproof.heartbeat.epoch IS 'of that driver';
 COMMENT ON COLUMN stormproof.heartbeat.at IS 'by the database''s clock';
 COMMENT ON COLUMN stormproof.heartbeat.doing IS 'running, pausing, paused, draining or stopping';
 COMMENT ON COLUMN stormproof.heartbeat.in_flight IS 'batches that are open or prepared';
-
-CREATE TABLE stormproof.job_key (
-  incarnation TEXT NOT NULL,
-  key TEXT NOT NULL,
-  txid BIGINT NOT NULL,
-  taken_at TIMESTAMP WITH TIME ZONE NOT NULL,
-  CONSTRAINT pk_job_key PRIMARY KEY (incarnation, key),
-  CONSTRAINT uq_job_key_txid UNIQUE (incarnation, txid),
-  CONSTRAINT fk_job_key_topology FOREIGN KEY(incarnation) REFERENCES stormproof.topology (incarnation)
-);
-COMMENT ON TABLE stormproof.job_key IS 'jobs that are written, or will be: a key that is here is never written again';
-COMMENT ON COLUMN stormproof.job_key.incarnation IS 'of the topology';
-COMMENT ON COLUMN stormproof.job_key.key IS 'what the program calls the job, as it is given';
-COMMENT ON COLUMN stormproof.job_key.txid IS 'the transaction that wrote, or is to write, its rows';
-COMMENT ON COLUMN stormproof.job_key.taken_at IS 'when its content was fixed';
 
 CREATE TABLE stormproof.prune (
   incarnation TEXT NOT NULL,
@@ -358,32 +374,6 @@ COMMENT ON COLUMN stormproof.prune.by IS 'who';
 COMMENT ON COLUMN stormproof.prune.ended_before IS 'the horizon that was asked for';
 COMMENT ON COLUMN stormproof.prune.removed IS 'number of rows by table';
 COMMENT ON COLUMN stormproof.prune.why IS 'why, in that person''s words';
-
-CREATE TABLE stormproof.stream_batch (
-  incarnation TEXT NOT NULL,
-  number BIGINT NOT NULL,
-  query TEXT NOT NULL,
-  batch BIGINT NOT NULL,
-  txid BIGINT,
-  first_id BIGINT,
-  stop_id BIGINT,
-  adopted_from TEXT,
-  plan TEXT,
-  taken_at TIMESTAMP WITH TIME ZONE NOT NULL,
-  CONSTRAINT pk_stream_batch PRIMARY KEY (incarnation, number),
-  CONSTRAINT fk_stream_batch_topology FOREIGN KEY(incarnation) REFERENCES stormproof.topology (incarnation)
-);
-COMMENT ON TABLE stormproof.stream_batch IS 'micro-batches of streaming queries; the highest number is where the query stands';
-COMMENT ON COLUMN stormproof.stream_batch.incarnation IS 'of the topology';
-COMMENT ON COLUMN stormproof.stream_batch.number IS 'from 1, as they were taken';
-COMMENT ON COLUMN stormproof.stream_batch.query IS 'the streaming query''s id, which its checkpoint keeps';
-COMMENT ON COLUMN stormproof.stream_batch.batch IS 'the micro-batch''s id in that query, from 0';
-COMMENT ON COLUMN stormproof.stream_batch.txid IS 'the transaction that it is, where it goes to sinks without a topology';
-COMMENT ON COLUMN stormproof.stream_batch.first_id IS 'the first of its messages, where it feeds a topology';
-COMMENT ON COLUMN stormproof.stream_batch.stop_id IS 'the message behind its last one';
-COMMENT ON COLUMN stormproof.stream_batch.adopted_from IS 'the place that it follows by a person''s word: query:batch';
-COMMENT ON COLUMN stormproof.stream_batch.plan IS 'from what Spark planned it: its times, then the offset at which each source ends';
-COMMENT ON COLUMN stormproof.stream_batch.taken_at IS 'when it was taken';
 
 CREATE TABLE stormproof.topology_sink (
   incarnation TEXT NOT NULL,

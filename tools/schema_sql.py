@@ -13,11 +13,11 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement, SetColumnCom
 from stormproof.core.pending.tables import metadata as pending
 from stormproof.core.source.files.tables import metadata as files
 from stormproof.core.source.postgres_queue.tables import metadata as queues
-from stormproof.trident.ledger import control, job_keys, streams
+from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger.tables import metadata as ledger
 
 DECLARED: Final = (ledger, queues, files, pending)
-assert all(module.__dict__ for module in (control, job_keys, streams))  # they add their tables to the ledger's
+assert all(module.__dict__ for module in (control, handed_in))  # they add their tables to the ledger's
 PATH: Final = Path(__file__).parents[1] / "migrations" / "tables.sql"
 HEAD: Final = """\
 -- The tables of ledger, queues and pending messages.

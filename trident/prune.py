@@ -4,7 +4,7 @@ A prune removes a prefix of the txids, up to the first that has not ended, or en
 behind it and says so. These rows of the prefix stay: each sink's last committed one (it is PREV of the next one, and the
 sink is compared with it), those of a message that waits, is a dead letter or was opened again since, the batches whose
 slices say how far the source was read, and every reject and decision of an operator. Of a streaming query's micro-batches
-the first and the last stay: see `stormproof.trident.ledger.streams.Forgettable`. Of the audit's verdicts the
+the first and the last stay: see `stormproof.trident.ledger.handed_in.Forgettable`. Of the audit's verdicts the
 newest of each kind and scope stays.
 """
 
@@ -24,15 +24,15 @@ from stormproof.core.errors import Json
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.source.files import FileSource, entries
 from stormproof.trident.audit.evidence import SourceEvidence
+from stormproof.trident.audit.handed_in import place_of
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records, end_of, traces
 from stormproof.trident.audit.source import PendingEvidence, SourceReader, stored_source
-from stormproof.trident.audit.streams import place_of
 from stormproof.trident.ledger import rejects
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.handed_in import Forgettable, forget
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, Txn, to_event, to_txn
-from stormproof.trident.ledger.streams import Forgettable, forget
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import EventKind
 from stormproof.trident.wording import counted
@@ -247,7 +247,7 @@ class _Job:
         found, after_these = forgettable.find(tx, after, limit)
         if not found:
             return after_these
-        counts = Counter(stream_batch=len(found))
+        counts = Counter(handed_in=len(found))
         forget(tx, found)
         ranges = [(one.first, one.stop) for one in found if one.first is not None and one.stop is not None]
         if files is not None and ranges:

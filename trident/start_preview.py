@@ -17,7 +17,7 @@ from stormproof.sinks.preview import RowsPreview, TableAction, TablePreview
 from stormproof.sinks.protocol import Sink, SinkIdentity
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.dry_run import DryRunSink
-from stormproof.trident.ledger import bindings, job_keys, other_lives
+from stormproof.trident.ledger import bindings, handed_in, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.graphs import Graph, compared
@@ -26,7 +26,7 @@ from stormproof.trident.ledger.rows import NO_LIFE, Run, Txn
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import TxnState
 
-_NEEDED_FOR_KEYS: Final = ((job_keys.job_key, "INSERT"),)
+_NEEDED_FOR_KEYS: Final = ((handed_in.handed_in, "INSERT"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
     engine = ledger_engine(database)
     try:
         with AuditLedger(engine).snapshot() as ledger:
-            if not job_keys.has_table(ledger.connection):
+            if not handed_in.has_table(ledger.connection):
                 note = "the database has no ledger; a start needs: stormproof ledger migrate"
                 return LedgerView(notes=(note,)), database
             if key is not None:
-                job_keys.require_use(ledger.connection, name, by_key=True)
+                handed_in.require_use(ledger.connection, name, by_key=True)
             missing = _missing_rights(ledger.connection, () if key is None else _NEEDED_FOR_KEYS)
             if name not in [topology.name for topology in ledger.topologies()]:
                 return LedgerView(refusal=missing), database
@@ -78,7 +78,7 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
             changes, refusal = _compared(tx, graph)
             view = LedgerView(
                 incarnation,
-                None if key is None else job_keys.find(ledger.connection, incarnation, key),
+                None if key is None else _txid_of(ledger.connection, incarnation, key),
                 ledger.last_txid(incarnation) or 0,
                 tuple(ledger.unresolved(incarnation)),
                 bound,
@@ -90,6 +90,11 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
             return view, database
     finally:
         engine.dispose()
+
+
+def _txid_of(connection: sa.Connection, incarnation: str, key: str) -> int | None:
+    job = handed_in.job_of(connection, incarnation, key)
+    return None if job is None else job.txid
 
 
 def _missing_rights(connection: sa.Connection, more: Sequence[tuple[sa.Table, str]]) -> str:

@@ -56,7 +56,7 @@ def sql(cell: StreamCell, statement: str) -> list[tuple[Any, ...]]:
 
 
 def left(cell: StreamCell) -> list[int]:
-    return [row[0] for row in sql(cell, "select batch from stormproof.stream_batch order by number")]
+    return [row[0] for row in sql(cell, "select batch from stormproof.handed_in order by number")]
 
 
 def fed(cell: StreamCell, opened: Opener, first: int = 0) -> None:
@@ -83,13 +83,13 @@ def test_what_a_prune_leaves_still_tells_every_checkpoint_that_does_not_fit(
     dry = pruned(command, "--dry-run")
     assert left(cell) == [0, 1, 2, 3, 4, 5]
     done = pruned(command)
-    assert done["stream_batch"] == dry["stream_batch"] == 6 - len(left(cell))
+    assert done["handed_in"] == dry["handed_in"] == 6 - len(left(cell))
     kept_files = sql(cell, "select count(*) from stormproof.file_entry")[0][0]
     assert done.get("file_entry", 0) == dry.get("file_entry", 0) == files - kept_files
     assert kept_files < files or form is Form.SINKS
     # The first; the one that the ledger's next one follows; where the query stands.
     assert left(cell) == ([0, 4, 5] if form is Form.SINKS else [0, 5])
-    assert "stream_batch" not in pruned(command)
+    assert "handed_in" not in pruned(command)
     assert verified("orders", cell.database).clean
     for query, batch, what in (
         (OTHER, 0, "was lost or replaced"),
@@ -238,7 +238,7 @@ def test_a_prune_that_is_killed_is_a_shorter_prune(cell: StreamCell, opened: Ope
     engine.dispose()
     assert left(cell) == [0, 4, 5]
     assert verified("orders", cell.database).clean
-    assert sql(cell, "select upto, removed->'stream_batch' from stormproof.prune order by 1") == [(4, None), (5, 3)]
+    assert sql(cell, "select upto, removed->'handed_in' from stormproof.prune order by 1") == [(4, None), (5, 3)]
 
 
 # -- negative controls -----------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_a_prune_that_is_killed_is_a_shorter_prune(cell: StreamCell, opened: Ope
 
 def test_control_without_the_place_a_lost_checkpoint_doubles_the_rows(cell: StreamCell, opened: Opener) -> None:
     fed(cell, opened)
-    sql(cell, "delete from stormproof.stream_batch")
+    sql(cell, "delete from stormproof.handed_in")
     function = opened(cell)
     function(handout(OTHER, "a"), 0)
     function.close()
@@ -259,6 +259,6 @@ def test_control_without_what_the_next_one_follows_the_audit_complains(
 ) -> None:
     fed(cell, opened)
     pruned(command)
-    sql(cell, f"delete from stormproof.stream_batch where number = {gone}")
+    sql(cell, f"delete from stormproof.handed_in where number = {gone}")
     report = verified("orders", cell.database)
     assert [v.kind for v in report.violations] == ["slices"]

@@ -38,14 +38,14 @@ OF_NO_TOPOLOGY: Final = {"forgotten"}
 
 OTHERWISE: Final = """
 insert into stormproof.confirmation select 'digest', incarnation, 'pause', 'ann', now(), 'click' from it;
-insert into stormproof.job_key (incarnation, key, txid, taken_at) select incarnation, 'a day', 1, now() from it;
+insert into stormproof.handed_in (incarnation, number, key, txid, taken_at) select incarnation, 1, 'a day', 1, now() from it;
 insert into stormproof.prune select incarnation, 0, now(), 'ann', now(), '{}' from it;
 insert into stormproof.pending_lapse (subscription, owner, epoch) select id, 'o', 1 from read;
 insert into stormproof.pending_message (subscription, number, stable_id, digest) select id, 1, 'one', '' from read;
 insert into stormproof.pending_retry
     select id, 9, 9, '', 1, 1, now(), 'error', '[]' from read on conflict do nothing;
-insert into stormproof.stream_batch (incarnation, number, query, batch, taken_at)
-    select incarnation, 1, 'q', 0, now() from it;
+insert into stormproof.handed_in (incarnation, number, key, query, batch, taken_at)
+    select incarnation, 2, 'q:0', 'q', 0, now() from it;
 insert into stormproof.heartbeat
     select incarnation, 1, now() - interval '1 day', 'running', 0 from it on conflict do nothing;
 insert into stormproof.file_entry (source, subscription, number, path, first_id, rows, size_bytes, modified_ns,

@@ -254,7 +254,7 @@ def test_a_job_writes_its_key(operated: Operated) -> None:
     operated.command("audit", "verify", "daily")
 
 
-def test_a_micro_batch_writes_its_number(operated: Operated) -> None:
+def test_a_micro_batch_writes_its_key(operated: Operated) -> None:
     """Whichever time it is handed out: what is written is of the first time."""
     folder, database = operated.cell.folder, operated.cell.database
     settings = Settings(database_url=database.sqlalchemy_url.render_as_string(hide_password=False), home=folder)
@@ -263,7 +263,10 @@ def test_a_micro_batch_writes_its_number(operated: Operated) -> None:
         for batch, value in ((0, "x"), (1, "y"), (1, "y")):
             write(handout("query", value), batch)
     for found in (delta(folder, "added"), postgres(operated, "added")):
-        assert sorted((r["value"], r["_txid"], r["_message_id"]) for r in found) == [("x", 1, "1"), ("y", 2, "2")]
+        assert sorted((r["value"], r["_txid"], r["_message_id"]) for r in found) == [
+            ("x", 1, "query:0"),
+            ("y", 2, "query:1"),
+        ]
     operated.command("audit", "verify", "stream")
-    told = operated.command("audit", "message", "stream", "2")
+    told = operated.command("audit", "message", "stream", "query:1")
     assert [opening["txid"] for opening in told["openings"]] == [2]

@@ -39,8 +39,8 @@ from support.verdicts import verified
 from stormproof import ExactlyOnce, Fenced, JobFailed, SinkRefused, StreamOutcome, UsageError, exactly_once
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.ledger import job_keys
-from stormproof.trident.streaming.jobs import JobSteps
+from stormproof.trident.ledger import handed_in
+from stormproof.trident.streaming.sinks import OneMessageSteps
 
 pytestmark = pytest.mark.postgres
 COMMITTED, ROLLED_FORWARD, SUPPRESSED = StreamOutcome.COMMITTED, StreamOutcome.ROLLED_FORWARD, StreamOutcome.SUPPRESSED
@@ -253,8 +253,8 @@ def test_control_without_a_look_at_the_key_the_ledger_itself_refuses(
     cell: StreamCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_keys(cell, ["a"])
-    monkeypatch.setattr(job_keys, "txid_of", lambda *_: None)
-    with pytest.raises(IntegrityError, match="pk_job_key"):
+    monkeypatch.setattr(handed_in, "job_of", lambda *_: None)
+    with pytest.raises(IntegrityError, match="uq_handed_in_key"):
         run_keys(cell, ["a"])
     require_exact(cell, ["a"])
 
@@ -263,8 +263,8 @@ def test_control_without_keys_rows_are_doubled_and_the_audit_says_so(
     cell: StreamCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_keys(cell, ["a", "b"])
-    monkeypatch.setattr(job_keys, "txid_of", lambda *_: None)
-    monkeypatch.delattr(JobSteps, "_hold")
+    monkeypatch.setattr(handed_in, "job_of", lambda *_: None)
+    monkeypatch.delattr(OneMessageSteps, "_hold")
     run_keys(cell, ["a"])
     with pytest.raises(AssertionError, match=values_of("a")[0]):
         require_not_too_many(cell, ["a", "b"])
@@ -276,8 +276,8 @@ def test_control_without_keys_rows_are_doubled_and_the_audit_says_so(
 @pytest.mark.parametrize(
     ("statement", "text"),
     [
-        ("delete from stormproof.job_key where txid = 1", "wrote key 'a', which has no row"),
-        ("update stormproof.job_key set txid = 9 where txid = 1", "key 'a' was taken as txid 9, which has no row"),
+        ("delete from stormproof.handed_in where txid = 1", "wrote key 'a', which has no row"),
+        ("update stormproof.handed_in set txid = 9 where txid = 1", "key 'a' was taken as txid 9, which has no row"),
     ],
 )
 def test_control_a_key_that_the_ledger_lost_is_named(cell: StreamCell, statement: str, text: str) -> None:

@@ -15,8 +15,9 @@ from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkI
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident import recovery
 from stormproof.trident.ledger import txns
+from stormproof.trident.ledger.handed_in import HandedIn, micro_batch
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.ledger.streams import Handed, Standing
+from stormproof.trident.ledger.streams import Standing
 from stormproof.trident.steps import Steps
 from stormproof.trident.streaming import base, sinks, topology
 from stormproof.trident.transaction_states import TxnState
@@ -25,8 +26,9 @@ from stormproof.trident.transaction_states import TxnState
 def skip_by_number_alone() -> None:
     """A micro-batch whose id is not above the last one's is taken for done, whatever query it is of."""
 
-    def handed(_topology: str, standing: Standing, _query: str, batch: int, *_: object) -> Handed:
-        return Handed.NEW if standing.last is None or batch > standing.last.batch else Handed.AGAIN
+    def handed(_topology: str, standing: Standing, query: str, batch: int, *_: object) -> HandedIn:
+        last = standing.last
+        return micro_batch(query, batch) if last is None or batch > last.batch else last
 
     for module in (base, sinks, topology):
         _replace(module, "handed", handed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -18,29 +19,48 @@ from stormproof import (
     exactly_once,
     feed,
 )
+from stormproof.core.errors import Json
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.decode import decoder_for
 from stormproof.core.source.files.micro_batches import ColumnDecoder
-from stormproof.trident.audit.streams import StreamEvidence
-from stormproof.trident.ledger.streams import Handed, Standing, StreamBatch, handed, missing
+from stormproof.trident.audit.handed_in import HandedInEvidence
+from stormproof.trident.ledger.handed_in import HandedIn, micro_batch
+from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.streams import Standing, handed, missing
+from stormproof.trident.transaction_states import TxnState
 
-LAST = StreamBatch(8, "q", 7, 8)
+
+def taken(number: int, query: str, batch: int, adopted_from: str | None = None) -> HandedIn:
+    return replace(micro_batch(query, batch, adopted_from), number=number, txid=number)
+
+
+def committed(one: HandedIn) -> Txn:
+    now, no = datetime.now(UTC), 0
+    position: dict[str, Json] = {"key": one.key}
+    return Txn(
+        *(one.txid or no, TxnState.COMMITTED, Guarantee.EXACTLY_ONCE, 1, 1, "orders", position, 1, no, no, no, no, no),
+        *(False, now, now, now, None, None),
+    )
+
+
+LAST = taken(8, "q", 7)
 
 
 @pytest.mark.parametrize(
     ("last", "query", "batch", "adopt", "what"),
     [
-        (None, "q", 0, None, Handed.NEW),
-        (None, "q", 1000, None, Handed.NEW),
-        (LAST, "q", 8, None, Handed.NEW),
-        (LAST, "q", 7, None, Handed.AGAIN),
-        (LAST, "q", 7, "q:7", Handed.AGAIN),
-        (LAST, "other", 0, "q:7", Handed.ADOPTED),
-        (LAST, "q", 3, "q:7", Handed.ADOPTED),
-        (LAST, "q", 12, "q:7", Handed.ADOPTED),
+        (None, "q", 0, None, micro_batch("q", 0)),
+        (None, "q", 1000, None, micro_batch("q", 1000)),
+        (LAST, "q", 8, None, micro_batch("q", 8)),
+        (LAST, "q", 7, None, LAST),
+        (LAST, "q", 7, "q:7", LAST),
+        (LAST, "other", 0, "q:7", micro_batch("other", 0, "q:7")),
+        (LAST, "q", 3, "q:7", micro_batch("q", 3, "q:7")),
+        (LAST, "q", 12, "q:7", micro_batch("q", 12, "q:7")),
     ],
 )
-def test_what_is_handed_out(last: StreamBatch | None, query: str, batch: int, adopt: str | None, what: Handed) -> None:
-    assert handed("orders", Standing(last), query, batch, {}, adopt) is what
+def test_what_is_handed_out(last: HandedIn | None, query: str, batch: int, adopt: str | None, what: HandedIn) -> None:
+    assert handed("orders", Standing(last), query, batch, {}, adopt) == what
 
 
 @pytest.mark.parametrize(
@@ -62,13 +82,13 @@ PLANNED = replace(LAST, plan="{}\n107")
 @pytest.mark.parametrize(
     ("batch", "plans", "what"),
     [
-        (7, {6: "{}\n93", 7: "{}\n107"}, Handed.AGAIN),
-        (8, {7: "{}\n107", 8: "{}\n120"}, Handed.NEW),
-        (8, {8: "{}\n120"}, Handed.NEW),
+        (7, {6: "{}\n93", 7: "{}\n107"}, PLANNED),
+        (8, {7: "{}\n107", 8: "{}\n120"}, micro_batch("q", 8, plan="{}\n120")),
+        (8, {8: "{}\n120"}, micro_batch("q", 8, plan="{}\n120")),
     ],
 )
-def test_a_batch_that_was_planned_alike_goes_on(batch: int, plans: dict[int, str], what: Handed) -> None:
-    assert handed("orders", Standing(PLANNED), "q", batch, plans, None) is what
+def test_a_batch_that_was_planned_alike_goes_on(batch: int, plans: dict[int, str], what: HandedIn) -> None:
+    assert handed("orders", Standing(PLANNED), "q", batch, plans, None) == what
 
 
 @pytest.mark.parametrize(
@@ -85,10 +105,10 @@ def test_another_plan_under_a_known_number_is_refused_with_both_ends(batch: int,
     assert (refused.value.details["ledger_plan"], refused.value.details["plan"]) == (PLANNED.plan, plans[7])
     for part in ("to end at 107", "adopt='q:7'", f"hands out batch {batch}"):
         assert part in str(refused.value)
-    assert handed("orders", Standing(PLANNED), "q", batch, plans, "q:7") is Handed.ADOPTED
+    assert handed("orders", Standing(PLANNED), "q", batch, plans, "q:7").adopted_from == "q:7"
 
 
-OTHERS = {"behind": StreamBatch(3, "q", 2, 3), "further": StreamBatch(9, "q", 7, 9)}
+OTHERS = {"behind": taken(3, "q", 2), "further": taken(9, "q", 7)}
 
 
 def test_a_name_of_its_own_does_not_hide_that_the_query_is_known_by_another() -> None:
@@ -107,8 +127,10 @@ def test_a_name_of_its_own_does_not_hide_that_the_query_is_known_by_another() ->
     for wrong in ("q:2", "q:8", "r:7"):
         with pytest.raises(PositionMismatch):
             handed("orders", Standing(None, OTHERS), "q", 8, {}, wrong)
-    assert handed("orders", Standing(None, OTHERS), "q", 8, {}, "q:7") is Handed.ADOPTED
-    assert handed("orders", Standing(LAST, OTHERS), "q", 8, {}, None) is Handed.NEW, "it stands here by its own name"
+    assert handed("orders", Standing(None, OTHERS), "q", 8, {}, "q:7") == micro_batch("q", 8, "q:7")
+    assert handed("orders", Standing(LAST, OTHERS), "q", 8, {}, None) == micro_batch("q", 8), (
+        "it stands here by its own name"
+    )
 
 
 @pytest.mark.parametrize(("first", "text"), [(1, "batch 0 is"), (2, "batches 0 to 1 are"), (7, "batches 0 to 6 are")])
@@ -137,15 +159,19 @@ def test_what_cannot_be_fed() -> None:
 
 
 def test_the_audit_sees_a_micro_batch_that_was_taken_twice_or_left_out() -> None:
-    def findings(*taken: StreamBatch) -> list[str]:
-        # Its own rows of these transactions are gone: each is named. What does not follow is named besides.
-        return [f.text for f in StreamEvidence("orders", taken).slice_findings([]) if "follow" in f.text]
+    def findings(*handed_in: HandedIn) -> list[str]:
+        found = HandedInEvidence("orders", handed_in).slice_findings([committed(one) for one in handed_in])
+        return [finding.text for finding in found]
 
-    assert not findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "q", 1, 2))
-    assert not findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "r", 0, 2, adopted_from="q:0"))
-    assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "q", 0, 2))
-    assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "q", 2, 2))
-    assert findings(StreamBatch(1, "q", 0, 1), StreamBatch(2, "r", 0, 2))
+    def follows(*handed_in: HandedIn) -> bool:
+        return not findings(*handed_in)
+
+    assert follows(taken(1, "q", 0), taken(2, "q", 1))
+    assert follows(taken(1, "q", 0), taken(2, "r", 0, adopted_from="q:0"))
+    assert follows(taken(2, "q", 0), taken(5, "q", 1)), "a txid that was aborted in between is no hole"
+    for second in (taken(2, "q", 0), taken(2, "q", 2), taken(2, "r", 0)):
+        (found,) = findings(taken(1, "q", 0), second)
+        assert "does not follow q:0" in found
 
 
 def test_what_is_no_plain_dataframe_is_no_job() -> None:

@@ -16,7 +16,7 @@
 | `verdicts` | how is a verdict kept |
 | `status`, `overview`, `pace` | what runs, what waits, how fast: one topology in detail, all of them in a line each |
 | `ledger`, `lifecycle` | what is read of the ledger; how did each failed message end |
-| `source`, `spouts`, `evidence`, `streams`, `jobs` | what do source, spouts, micro-batches and jobs say of their messages |
+| `source`, `spouts`, `evidence`, `handed_in` | what do source, spouts, micro-batches and jobs say of their messages |
 | `inspect` | how is a sink opened from its name in the ledger |
 """
 

@@ -26,10 +26,9 @@ from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.jobs import find_jobs
+from stormproof.trident.audit.handed_in import find_handed_in
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.spouts import GroupEvidence
-from stormproof.trident.audit.streams import find_stream
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction_states import TxnCause, TxnState
 
@@ -48,12 +47,9 @@ def stored_source(ledger: LedgerSnapshot, topology: TopologyRow) -> SourceEviden
     found = _pending(ledger.connection, [topology.incarnation, topology.name], topology.source)
     if found is not None:
         return found
-    jobs = find_jobs(ledger.connection, topology.incarnation, topology.name, topology.source)
-    if jobs is not None:
-        return jobs
-    stream = find_stream(ledger.connection, topology.incarnation, topology.source)
-    if stream is not None:
-        return stream
+    handed_in = find_handed_in(ledger.connection, topology.incarnation, topology.name, topology.source)
+    if handed_in is not None:
+        return handed_in
     spouts = sources_in(topology.source)
     members = spout_sources(ledger, topology)
     return GroupEvidence(topology.source, members) if spouts and members.keys() == spouts.keys() else None

@@ -16,14 +16,14 @@ from stormproof.core.errors import Json
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import SourceEvidence
+from stormproof.trident.audit.handed_in import StreamPlace, place_of
 from stormproof.trident.audit.holdings import Has, Holding, Holdings
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, open_losses, stored_source
-from stormproof.trident.audit.streams import StreamPlace, place_of
 from stormproof.trident.ledger.control import Control, SignOfLife, control_of, signs_of_life
-from stormproof.trident.ledger.job_keys import JobKeys, summary
+from stormproof.trident.ledger.handed_in import JobKeys, summary
 from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState

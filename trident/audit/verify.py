@@ -13,6 +13,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.audit import Kept
 from stormproof.core.source.spouts import sources_in
 from stormproof.trident.audit.evidence import SourceEvidence
+from stormproof.trident.audit.handed_in import place_of
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import (
@@ -37,7 +38,6 @@ from stormproof.trident.audit.since import (
     settled,
 )
 from stormproof.trident.audit.source import SourceReader, stored_source, unsubscribed_findings
-from stormproof.trident.audit.streams import place_of
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
 from stormproof.trident.audit.verify_messages import verify_kept, verify_messages
 from stormproof.trident.audit.verify_rows import Deep, verify_rows

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import UsageError
+from stormproof.trident.audit.handed_in import place_of
 from stormproof.trident.audit.status import DriverState, driver_state
-from stormproof.trident.audit.streams import place_of
-from stormproof.trident.ledger import control, job_keys
+from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger.control import Control, Doing, SignOfLife
 from stormproof.trident.stores import Stores
 from stormproof.trident.transaction_states import OperatorAction
@@ -152,7 +152,7 @@ def _refuse(stores: Stores, seen: _Seen, action: OperatorAction) -> None:
     name = seen.row.name
     with stores.audit.snapshot() as snapshot:
         is_fed = place_of(snapshot.connection, seen.row.incarnation) is not None
-        has_keys = job_keys.summary(snapshot.connection, seen.row.incarnation) is not None
+        has_keys = handed_in.summary(snapshot.connection, seen.row.incarnation) is not None
     if is_fed or has_keys:
         whose = "a streaming query" if is_fed else "a program of its own"
         raise UsageError(

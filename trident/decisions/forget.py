@@ -29,7 +29,7 @@ _SAID: Final = (
     ("dead_letter", "dead letter", None),
     ("reject", "reject", None),
     ("pending_retry", "message that waited for its retry", "messages that waited for their retry"),
-    ("job_key", "key of a job", "keys of jobs"),
+    ("handed_in", "key of a job or micro-batch", "keys of jobs and micro-batches"),
 )
 
 _LEASED: Final = sa.text(

@@ -9,10 +9,10 @@
 | `rejects` | which messages did a sink reject; what was decided about them |
 | `bindings`, `other_lives` | which table is behind a sink; which other topologies wrote to it |
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
-| `streams` | which micro-batches of a streaming query were taken |
+| `handed_in` | which jobs and micro-batches were taken, by their keys; is a name for queries or for jobs |
+| `streams` | where does a streaming query stand; which micro-batch may come next |
 | `forgetting` | which rows are one topology's, or one subscription's; which record of them stays |
 | `in_memory` | which ledger has a topology that keeps nothing beyond its process |
-| `job_keys` | which keys of batch jobs were taken; is a name for queries or for jobs |
 | `confirmations` | which forms of the page were acted on |
 | `rights` | may this role record a batch |
 | `control` | what did an operator ask of a running driver; when did that give its last sign of life |

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from stormproof.core.pending.tables import metadata as pending
 from stormproof.core.pending.tables import pending_subscription
 from stormproof.core.source.files.tables import metadata as files
-from stormproof.trident.ledger import control, job_keys, streams
+from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger import tables as t
 
-assert all(module.__dict__ for module in (control, job_keys, streams))  # they add their tables to the ledger's
+assert all(module.__dict__ for module in (control, handed_in))  # they add their tables to the ledger's
 
 
 Columns: TypeAlias = sa.ColumnCollection[str, sa.ColumnElement[Any]]
@@ -51,11 +51,11 @@ def subscriptions_of(connection: sa.Connection, life: str) -> list[tuple[str, st
 
 def checkpoints_of(connection: sa.Connection, life: str) -> tuple[list[str], int]:
     """The streaming queries of an incarnation, and the number of its jobs' keys."""
-    stream, job = streams.stream_batch.c, job_keys.job_key.c
+    c = handed_in.handed_in.c
     queries = connection.execute(
-        sa.select(stream.query).where(stream.incarnation == life).distinct().order_by(stream.query)
+        sa.select(c.query).where(c.incarnation == life, c.query.is_not(None)).distinct().order_by(c.query)
     )
-    keys = connection.execute(sa.select(sa.func.count()).where(job.incarnation == life))
+    keys = connection.execute(sa.select(sa.func.count()).where(c.incarnation == life, c.query.is_(None)))
     return list(queries.scalars()), keys.scalar_one()
 
 

@@ -27,12 +27,13 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
-from stormproof.trident.ledger import events, job_keys
+from stormproof.trident.ledger import events, handed_in
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.ledger.database import known_error, ledger_engine, require_schema
+from stormproof.trident.ledger.handed_in import HandedIn
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.ledger.streams import Standing, StreamBatch, handed, missing, stands_by_name, take
+from stormproof.trident.ledger.streams import handed, missing, stands_by_name
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.metrics.run_metrics import RunMetrics, exported_metrics
 from stormproof.trident.observers import Observer, Observers
@@ -143,7 +144,7 @@ class ForeachBatch(ABC):
             plans = self._plans(frame, query, batch_id)
 
             def look(connection: sa.Connection) -> None:
-                job_keys.require_use(connection, self.name, by_key=False)
+                handed_in.require_use(connection, self.name, by_key=False)
                 standing = stands_by_name(connection, self.name, query, batch_id)
                 handed(self.name, standing, query, batch_id, plans, self._adopt)
 
@@ -283,10 +284,11 @@ class ForeachBatch(ABC):
         if current is not None:
             current.stack.close()
 
-    def _record_place(self, current: OpenQuery, tx: Tx, standing: Standing, taken: StreamBatch) -> None:
-        """Take a micro-batch; where it is not simply the next one, that is logged and recorded."""
-        take(tx, taken)
-        place, before = taken.place, taken.adopted_from
+    def _record_place(self, tx: Tx, taken: HandedIn) -> None:
+        """Take a micro-batch, or a job; where it is not simply the next one, that is logged and recorded."""
+        begins = taken.batch > 0 and handed_in.newest(tx.connection, tx.run.incarnation) is None
+        handed_in.take(tx, taken)
+        place, before = taken.key, taken.adopted_from
         if before is not None:
             detail: dict[str, Json] = {
                 "action": OperatorAction.ADOPT_STREAM.value,
@@ -298,7 +300,7 @@ class ForeachBatch(ABC):
             reason = f"goes on from {place}, which follows {before}"
             events.record(tx, [Event(EventKind.OPERATOR, OperatorAction.ADOPT_STREAM, reason=reason, detail=detail)])
             log.warning("stream %s: goes on from %s instead of %s", self.name, place, before)
-        if standing.last is None and taken.batch > 0:
+        if begins:
             # The row itself is the record: status and audit show it, and a prune keeps it.
             text = "stream %s: begins at batch %d of streaming query %s; %s not in its sinks"
             log.warning(text, self.name, taken.batch, taken.query, missing(taken.batch))

@@ -25,7 +25,6 @@ from stormproof.core.source.protocol import (
     Source,
 )
 from stormproof.core.tracking.share import tokens, xor_reduce
-from stormproof.trident.ledger.streams import StreamBatch
 
 
 class OneMessageSource(Source):
@@ -54,12 +53,12 @@ class OneMessageSource(Source):
         return None if guarantee is Guarantee.EXACTLY_ONCE else "exactly_once() has no other guarantee"
 
     def shown_id(self, message: int, origin: int) -> str:
-        """The micro-batch's number among those that were taken."""
+        """The txid."""
         del origin
         return str(message)
 
     def shown_ids(self) -> ShownIds:
-        """The numbers. Rows that are written have `shown_message`: a job's key instead of its number."""
+        """The numbers. Rows that are written have the key instead."""
         return NumberIds()
 
     def subscribe(self, subscription: str, epoch: int) -> None:
@@ -121,22 +120,10 @@ class OneMessageSource(Source):
         return True
 
 
-def slice_of(taken: StreamBatch, seed: int) -> Slice:
-    """The slice that is a micro-batch."""
-    position: dict[str, Json] = {"query": taken.query, "batch": taken.batch, "number": taken.number}
-    return Slice(position, one_message(taken.number, seed), 0)
-
-
-def slice_of_key(key: str, txid: int, seed: int) -> Slice:
-    """The slice that is a job; its number is its txid."""
+def slice_of(key: str, txid: int, seed: int) -> Slice:
+    """The slice that is a job, or a micro-batch; its number is its txid."""
     position: dict[str, Json] = {"key": key, "number": txid}
     return Slice(position, one_message(txid, seed), 0)
-
-
-def shown_message(slice_: Slice) -> str:
-    """What is one message, as `audit message` knows it: a job's key, or a micro-batch's number."""
-    position = slice_.position
-    return str(position["key"]) if "key" in position else str(position["number"])
 
 
 def one_message(number: int, seed: int) -> Expectation:

@@ -13,7 +13,7 @@ from stormproof.sinks.lineage import one_message_writer
 from stormproof.sinks.preview import RowsPreview
 from stormproof.sinks.stand_ins import Rehearsal
 from stormproof.trident.dry_run import DryRun, DryRunOutcome, outcome_of
-from stormproof.trident.ledger import job_keys
+from stormproof.trident.ledger import handed_in
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.rows import NO_LIFE
 from stormproof.trident.opening import placed, require_own_tables, sinks_of
@@ -34,7 +34,7 @@ def rehearsed(
         JobFailed: the job failed.
         Otherwise as `look`.
     """
-    view, database = look(settings, name, key, graph_of(plan, job_keys.source_of(name)))
+    view, database = look(settings, name, key, graph_of(plan, handed_in.source_of(name)))
     if database is not None:
         require_own_tables(placed(plan, database, settings))
     previews = {sink.name: table_of(sink, plan, view, name, database) for sink in sinks_of(plan)}

@@ -1,12 +1,13 @@
-"""Micro-batches straight into sinks: each micro-batch is one transaction, whose rows are computed and written once."""
+"""Frames straight into sinks: each job and each micro-batch has a key, and is one transaction that is written once."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -20,28 +21,26 @@ from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkMode, SinkSpec, TaskContext
-from stormproof.core.source.protocol import Slice, Source
+from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.outcome import FailedIn
 from stormproof.sinks.lineage import one_message_writer
 from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, txns
-from stormproof.trident.ledger.job_keys import source_of
+from stormproof.trident.ledger.handed_in import HandedIn, source_of
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.ledger.streams import Handed, StreamBatch, handed, planned, stands
+from stormproof.trident.ledger.streams import handed, stands
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recovery import recover
 from stormproof.trident.statistics import BatchResult, RecoveryReport
-from stormproof.trident.steps import NO_TIMES, Opened, Steps
+from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, Plans, StepTimes
-from stormproof.trident.streaming.one_message import OneMessageSource, one_message, shown_message, slice_of
-from stormproof.trident.streaming.result import StreamOutcome, StreamResult
-from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
+from stormproof.trident.streaming.one_message import OneMessageSource, slice_of
+from stormproof.trident.streaming.result import OnceResult, StreamOutcome, StreamResult
+from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
 if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames, Written
-
-R = TypeVar("R")
 
 log = logging.getLogger("stormproof.txn")
 
@@ -58,7 +57,18 @@ def _require_no_rejects(name: str, sinks: Sequence[SinkSpec]) -> None:
 
 
 class OneMessageSteps(Steps):
-    """Batches that are one message each: one of which a table refuses a row is blocked, and the refusal names the row."""
+    """Batches that are one message each: one of which a table refuses a row is blocked, and the refusal names the row.
+
+    A batch takes its key in the transaction that fixes its content; one that is not prepared is aborted.
+    """
+
+    take: Callable[[Tx], None] | None = None
+    """Records what is open as taken."""
+
+    def _hold(self, opened: Opened, tx: Tx) -> None:
+        super()._hold(opened, tx)
+        if self.take is not None:
+            self.take(tx)
 
     def rejects_max(self, messages: int, sinks: frozenset[str] | None) -> int:
         """None; but a sink is to find the row."""
@@ -66,29 +76,8 @@ class OneMessageSteps(Steps):
         return 0
 
 
-class KeepTxidSteps(OneMessageSteps):
-    """A batch that is not prepared keeps its txid over restarts, since Spark hands out the same micro-batch next."""
-
-    def abort(
-        self,
-        txid: int,
-        cause: TxnCause,
-        reason: str,
-        *,
-        divide: Slice | None = None,
-        alone: Sequence[int] = (),
-        parts: int = 2,
-        steps_ms: Mapping[str, float] = NO_TIMES,
-    ) -> None:
-        """Leave the txid open; its next attempt comes with the call that hands the micro-batch out again."""
-        del cause, divide, alone, parts, steps_ms
-        failpoint("abort.in_transaction")
-        log.info("txid %d of stream %s stays open: %s", txid, self.run.topology, reason)
-        failpoint("abort.after")
-
-
 class SinkStream(ForeachBatch):
-    """Micro-batches straight into sinks."""
+    """Frames straight into sinks, once for each key; a micro-batch's is its place in its query."""
 
     def __init__(
         self,
@@ -105,7 +94,7 @@ class SinkStream(ForeachBatch):
         )
         self._sinks = tuple(sinks)
         _require_no_rejects(name, self._sinks)
-        self._steps: Steps | None = None
+        self._steps: OneMessageSteps | None = None
         self._schema: pa.Schema | None = None
         self._rolled: set[int] = set()
 
@@ -121,12 +110,8 @@ class SinkStream(ForeachBatch):
             topology.add_sink(Subscription(spout, DEFAULT_STREAM), sink)
         return compile_topology(topology, Guarantee.EXACTLY_ONCE), source
 
-    def _steps_of(self, current: OpenQuery) -> Steps:
-        """The steps of the caller's transactions."""
-        return KeepTxidSteps(*current.parts, lease_s=current.options.lease_s, observer=current.observer)
-
     def _recovered(self, current: OpenQuery) -> None:
-        self._steps = self._steps_of(current)
+        self._steps = OneMessageSteps(*current.parts, lease_s=current.options.lease_s, observer=current.observer)
         self._rolled.clear()
         first = True
 
@@ -152,17 +137,25 @@ class SinkStream(ForeachBatch):
         return report
 
     def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int, plans: Plans) -> StreamResult:
-        return self._outlasting(current, lambda steps: self._take_once(current, steps, frame, query, batch, plans))
+        def find(tx: Tx) -> HandedIn:
+            return handed(self.name, stands(tx, query, batch), query, batch, plans, self._adopt)
 
-    def _outlasting(self, current: OpenQuery, take: Callable[[Steps], R | JobFailed]) -> R:
-        """Take it; where a store's answer is lost, recovery finds out what is owed, and the call goes on.
+        way = "start the query again, which hands out the same batch; or feed() a topology, where they become dead letters"
+        done = self._written_once(current, frame, find, way)
+        return StreamResult(query, batch, done.outcome, (done.txid,), done.rows, done.steps_ms)
 
-        A job that failed is not tried again here: `take` returns its error, which is raised.
+    def _written_once(self, current: OpenQuery, frame: Frame, find: Callable[[Tx], HandedIn], way: str) -> OnceResult:
+        """Write a frame's rows for the key that is found, or find them written.
+
+        Where a store's answer is lost, recovery finds out what is owed, and the call goes on; a job that failed is not tried
+        again here.
+
+        `way` says what to do where a sink cannot hold a row.
         """
         steps = self._steps
         assert steps is not None
         result = outlasting_outages(
-            lambda: take(steps),
+            lambda: self._write_once(current, steps, frame, find, way),
             current.options,
             self._clock,
             let_go=steps.drop_connections,
@@ -172,51 +165,59 @@ class SinkStream(ForeachBatch):
             raise result
         return result
 
-    def _take_once(
-        self, current: OpenQuery, steps: Steps, frame: Frame, query: str, batch: int, plans: Plans
-    ) -> StreamResult | JobFailed:
+    def _write_once(
+        self, current: OpenQuery, steps: OneMessageSteps, frame: Frame, find: Callable[[Tx], HandedIn], way: str
+    ) -> OnceResult | JobFailed:
         times = StepTimes(self._clock)
-        opened, attempt = self._open(current, steps, query, batch, plans)
+        known, opened = self._open(current, steps, find)
         times.mark("open")
-        if attempt is None:
-            outcome = StreamOutcome.ROLLED_FORWARD if opened.txid in self._rolled else StreamOutcome.SUPPRESSED
-            self._frames.read_in_vain(frame)
-            times.mark("read_in_vain")
-            self._count_suppressed(current)
-            return StreamResult(query, batch, outcome, (opened.txid,), 0, times.ms)
-        written = self._write(current, frame, opened, attempt, times)
+        if opened is None:
+            return self._written_before(current, steps, frame, known, times)
+        written = self._write(current, frame, known.key, opened, times)
         if isinstance(written, JobFailed):
+            steps.abort(opened.txid, TxnCause.JOB_FAILED, str(written), steps_ms=times.ms)
             return written
         if written.problems:
+            problems = "; ".join(written.problems)
+            reason = f"rows that a sink cannot hold: {problems}"
+            steps.abort(opened.txid, TxnCause.JOB_FAILED, reason, steps_ms=times.ms)
             raise SinkRefused(
-                f"stream {self.name!r}: batch {batch} of query {query} has rows that a sink cannot hold: "
-                f"{'; '.join(written.problems)}. Nothing was written. Mend or filter them in the query and start it "
-                "again, which hands out the same batch; or feed() a topology, where such rows become dead letters",
-                batch=batch,
+                f"{self.name!r}, {known}: {reason}. Nothing was written. Mend or filter them, and {way}",
+                key=known.key,
                 problems=[*written.problems],
             )
-        self._commit(steps, opened, attempt, written, times)
-        return StreamResult(query, batch, StreamOutcome.COMMITTED, (opened.txid,), written.rows, times.ms)
+        self._commit(steps, opened, written, times)
+        return OnceResult(known.key, StreamOutcome.COMMITTED, opened.txid, written.rows, times.ms)
+
+    def _written_before(
+        self, current: OpenQuery, steps: Steps, frame: Frame, known: HandedIn, times: StepTimes
+    ) -> OnceResult:
+        """A query's rows are computed for nothing, since Spark writes a stateful query's state while it computes."""
+        assert known.txid is not None
+        steps.observer.suppressed(tuple(current.sessions))
+        if known.query is not None:
+            self._frames.read_in_vain(frame)
+            times.mark("read_in_vain")
+        outcome = StreamOutcome.ROLLED_FORWARD if known.txid in self._rolled else StreamOutcome.SUPPRESSED
+        self._rolled.discard(known.txid)
+        self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + len(current.sessions))
+        return OnceResult(known.key, outcome, known.txid, 0, times.ms)
 
     def _takes(self, frame: Frame) -> bool:
         return bool(self._frames.schema(frame).equals(self._schema))
 
-    def _count_suppressed(self, current: OpenQuery) -> None:
-        self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + len(current.sessions))
-
     def _write(
-        self, current: OpenQuery, frame: Frame, opened: Opened, attempt: int, times: StepTimes
+        self, current: OpenQuery, frame: Frame, key: str, opened: Opened, times: StepTimes
     ) -> Written | JobFailed:
         """Compute the rows and write them to files, by one job."""
         schema = self._schema
         assert schema is not None
-        message = shown_message(opened.slice)
         writers = {
-            name: one_message_writer(session.writer(), current.plan.sinks[name], message)
+            name: one_message_writer(session.writer(), current.plan.sinks[name], key)
             for name, session in current.sessions.items()
         }
         try:
-            context = TaskContext(current.run.incarnation, opened.txid, attempt, 0)
+            context = TaskContext(current.run.incarnation, opened.txid, 1, 0)
             written = self._frames.write(self._gathered(current.plan, frame), writers, context, schema)
         except JobFailed as error:
             times.mark("job")
@@ -225,10 +226,10 @@ class SinkStream(ForeachBatch):
         failpoint("run.after")
         return written
 
-    def _commit(self, steps: Steps, opened: Opened, attempt: int, written: Written, times: StepTimes) -> None:
+    def _commit(self, steps: Steps, opened: Opened, written: Written, times: StepTimes) -> None:
         """Prepare, commit and finish what was written."""
         nobody: Sequence[FailedIn] = ()
-        work = steps.fix_content(opened, attempt, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows, times.ms)
+        work = steps.fix_content(opened, 1, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows, times.ms)
         times.mark("prepare")
         most = steps.rejects_max(1, None)
         results = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work, most)
@@ -242,9 +243,7 @@ class SinkStream(ForeachBatch):
         superseded = sum(result.superseded for result in results.values())
         state, rejected = TxnState.COMMITTED.value, finished.rejected
         self._count(
-            BatchResult(
-                *(opened.txid, state, 1, 0, False, attempt, written.rows), superseded=superseded, rejected=rejected
-            )
+            BatchResult(*(opened.txid, state, 1, 0, False, 1, written.rows), superseded=superseded, rejected=rejected)
         )
 
     def _count(self, batch: BatchResult) -> None:
@@ -259,53 +258,32 @@ class SinkStream(ForeachBatch):
         return self._frames.gathered(frame, common)
 
     def _open(
-        self, current: OpenQuery, steps: Steps, query: str, batch: int, plans: Plans
-    ) -> tuple[Opened, int | None]:
-        """The micro-batch's transaction, and the number of its attempt (None: it is committed already)."""
+        self, current: OpenQuery, steps: OneMessageSteps, find: Callable[[Tx], HandedIn]
+    ) -> tuple[HandedIn, Opened | None]:
+        """What is handed in, and a new transaction for it; None where one holds its rows already."""
         failpoint("open.before")
         seed = self._rng.getrandbits(SEED_BITS)
         with current.ledger.transaction(current.run) as tx:
-            standing = stands(tx, query, batch)
-            known = handed(self.name, standing, query, batch, plans, self._adopt)
-            if known is Handed.AGAIN:
-                assert standing.last is not None
-                taken, attempt = standing.last, self._again(current, tx, standing.last, plans[batch], seed)
-            else:
-                txid = txns.next_txid(tx)
-                adopted = self._adopt if known is Handed.ADOPTED else None
-                taken = StreamBatch(txid, query, batch, txid, adopted_from=adopted, plan=plans[batch])
-                self._record_place(current, tx, standing, taken)
-                txns.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, self.name, slice_of(taken, seed), seed)
-                attempt = 1
+            known = find(tx)
+            if known.txid is not None:
+                self._record_again(current, tx, known, known.txid)
+                return known, None
+            txid = txns.next_txid(tx)
+            slice_ = slice_of(known.key, txid, seed)
+            txns.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, current.source.name, slice_, seed)
             failpoint("open.in_transaction")
-        assert taken.txid is not None
-        opened = Opened(taken.txid, steps.lease(taken.txid), slice_of(taken, seed), seed)
-        if attempt is None:
-            steps.observer.suppressed(tuple(current.sessions))
-        elif attempt == 1:
-            steps.observer.opened(opened.txid, Guarantee.EXACTLY_ONCE, opened.slice)
-        else:
-            steps.observer.attempt_ended(opened.txid, attempt - 1, AttemptOutcome.JOB_FAILED)
+        steps.take = partial(self._record_place, taken=replace(known, number=txid, txid=txid))
+        steps.observer.opened(txid, Guarantee.EXACTLY_ONCE, slice_)
         failpoint("open.after")
-        return opened, attempt
+        return known, Opened(txid, steps.lease(txid), slice_, seed)
 
-    def _again(self, current: OpenQuery, tx: Tx, last: StreamBatch, plan: str | None, seed: int) -> int | None:
-        assert last.txid is not None
-        txn = txns.find(tx, last.txid)
-        assert txn is not None
-        if txn.state is TxnState.OPEN:
-            # Nothing was fixed: it runs again, and its rows may differ.
-            txns.end_attempt(
-                tx, last.txid, txn.attempt, AttemptOutcome.JOB_FAILED, "its driver ended, or its job failed"
-            )
-            planned(tx, last, plan)
-            expected = one_message(last.number, seed)
-            txns.add_attempt(tx, last.txid, txn.attempt + 1, seed, frozenset(), expected)
-            return txn.attempt + 1
-        if txn.state is not TxnState.COMMITTED:
-            raise Fenced(f"txid {last.txid} of stream {self.name!r} is {txn.state}: another driver moved it")
-        detail: dict[str, Json] = {"query": last.query, "batch": last.batch}
+    def _record_again(self, current: OpenQuery, tx: Tx, known: HandedIn, txid: int) -> None:
+        """Recovery has rolled it forward; a batch that was pruned was committed."""
+        txn = txns.find(tx, txid)
+        if txn is not None and txn.state is not TxnState.COMMITTED:
+            raise Fenced(f"txid {txid} of {self.name!r} ({known}) is {txn.state}: another driver moved it")
+        place: dict[str, Json] = {"query": known.query, "batch": known.batch}
+        detail = {"key": known.key} if known.query is None else place
         events.record(
-            tx, [Event(EventKind.SUPPRESSED, txid=last.txid, sink=sink, detail=detail) for sink in current.sessions]
+            tx, [Event(EventKind.SUPPRESSED, txid=txid, sink=sink, detail={**detail}) for sink in current.sessions]
         )
-        return None

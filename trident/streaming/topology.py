@@ -21,8 +21,9 @@ from stormproof.core.storage.files import files_at
 from stormproof.sinks.writer import FileWriter
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger import events
+from stormproof.trident.ledger.handed_in import HandedIn, newest
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.ledger.streams import Handed, Standing, StreamBatch, handed, newest, stands
+from stormproof.trident.ledger.streams import handed, stands
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.statistics import RunStatistics
@@ -77,19 +78,18 @@ class TopologyStream(ForeachBatch):
     def _take(self, current: OpenQuery, frame: Frame, query: str, batch: int, plans: Plans) -> StreamResult:
         times, rows = StepTimes(self._clock), 0
 
-        def look() -> Standing:
+        def look() -> tuple[HandedIn, int]:
             with current.ledger.transaction(current.run) as tx:
-                return stands(tx, query, batch)
+                standing = stands(tx, query, batch)
+            number = 0 if standing.last is None else standing.last.number or 0
+            return handed(self.name, standing, query, batch, plans, self._adopt), number
 
-        standing = outlasting_outages(look, current.options, self._clock)
-        known = handed(self.name, standing, query, batch, plans, self._adopt)
-        if known is Handed.AGAIN:
+        known, number = outlasting_outages(look, current.options, self._clock)
+        if known.number is not None:
             self._frames.read_in_vain(frame)
             times.mark("read_in_vain")
         else:
-            adopted = self._adopt if known is Handed.ADOPTED else None
-            taken = StreamBatch(0, query, batch, adopted_from=adopted, plan=plans[batch])
-            rows = self._stage(current, frame, standing, taken, times)
+            rows = self._stage(current, frame, replace(known, number=number + 1), times)
         before = self.statistics
         txids: list[int] = []
         statistics = self._run(current, frame, txids)
@@ -98,24 +98,16 @@ class TopologyStream(ForeachBatch):
         rolled = [txid for report in statistics.recoveries for txid in report.rolled_forward]
         txids = [txid for txid in txids if txid not in rolled]
         outcome = StreamOutcome.COMMITTED
-        if known is Handed.AGAIN and not txids:
+        if known.number is not None and not txids:
             outcome = StreamOutcome.ROLLED_FORWARD if rolled else StreamOutcome.SUPPRESSED
             self._record_suppressed(current, query, batch)
         self.statistics = before.plus(statistics)
         return StreamResult(query, batch, outcome, (*rolled, *txids), rows, times.ms)
 
-    def _stage(
-        self,
-        current: OpenQuery,
-        frame: Frame,
-        standing: Standing,
-        taken: StreamBatch,
-        times: StepTimes,
-    ) -> int:
+    def _stage(self, current: OpenQuery, frame: Frame, taken: HandedIn, times: StepTimes) -> int:
         """Write the rows to files and register them as messages, which fixes the content; returns the number of rows."""
-        folder = self._folder(current)
+        folder, number = self._folder(current), taken.number or 0
         files_at(folder).make_folder(folder, private=True)
-        number = 1 if standing.last is None else standing.last.number + 1
         kept = self._frames.select(frame, self._source.columns)
         writer = FileWriter("micro-batch", folder)
         context = TaskContext(current.run.incarnation, number, current.run.epoch, 0)
@@ -130,7 +122,7 @@ class TopologyStream(ForeachBatch):
                     return  # the earlier try took place, and its answer was lost
                 names = [file.path for file in written.files]
                 first, stop = self._source.register(folder, names, current.run.epoch, tx.raw)
-                self._record_place(current, tx, standing, replace(taken, number=number, first=first, stop=stop))
+                self._record_place(tx, replace(taken, first=first, stop=stop))
                 failpoint("stream.in_transaction")
 
         outlasting_outages(register, current.options, self._clock)
