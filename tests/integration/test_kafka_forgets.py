@@ -170,11 +170,14 @@ def test_a_subscription_that_began_at_an_end_that_was_lost_since_is_refused(harn
         everything(harness.view(epoch=2, start="latest"), 2)
 
 
-def test_it_is_seen_while_a_driver_runs(harness: KafkaHarness) -> None:
+@pytest.mark.parametrize("restarts", [0, 2], ids=["same leader epochs", "fewer"])
+def test_it_is_seen_while_a_driver_runs(harness: KafkaHarness, restarts: int) -> None:
     broker = harness.broker
     before = filled(harness, 5)
     broker.save(harness.name)
     harness.put([b"old"] * 3)
+    for _ in range(restarts):
+        broker.restart()
     source = harness.view()
     assert everything(source, 1) == [*before, b"old", b"old", b"old"]
     broker.set_back(harness.name)

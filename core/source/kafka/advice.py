@@ -1,4 +1,4 @@
-"""Offsets for a consumer group, so that Kafka's own tools show how far a source is: advice, which nothing here reads."""
+"""Offsets for a consumer group, so that Kafka's own tools show how far a source is: advice, by which nothing is read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class GroupAdvice:
             self._failing = True
             log.warning(
                 "offsets could not be committed to consumer group %s at %s, so tools that look there show an old lag; "
-                "nothing else depends on it: %s",
+                "a compaction may leave what cannot be told; nothing else depends on it: %s",
                 self._group,
                 self._cluster.servers,
                 self._cluster.without_secrets(str(error)),

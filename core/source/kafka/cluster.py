@@ -39,6 +39,9 @@ _NO_ANSWER: Final = frozenset(
     {"_TRANSPORT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_ALL_BROKERS_DOWN", "REQUEST_TIMED_OUT"}
 )
 
+_SET_BACK: Final = "UNKNOWN_LEADER_EPOCH"
+"""The answer of a broker that was set back to a client that knows of a later leader, for as long as the client lives."""
+
 Partition = tuple[str, int]
 """Topic and number."""
 
@@ -195,7 +198,7 @@ class Asking:
     @property
     def _client(self) -> AdminClient:
         if self._admin is None or self._made_in != os.getpid():
-            self._heard = Heard()
+            self._heard = Heard(was_cut=True)
             self._admin, self._made_in = self.cluster.admin(self._heard), os.getpid()
         return self._admin
 
@@ -213,8 +216,13 @@ class Asking:
             client.poll(0)  # its errors wait for this
             return self._heard.refusal
 
-        with self.cluster.errors(what, refusal):
-            yield client
+        try:
+            with self.cluster.errors(what, refusal):
+                yield client
+        except StoreUnavailable as error:
+            if error.details.get("error") == _SET_BACK:
+                self.close()
+            raise
 
     def was_cut(self) -> bool:
         """Whether a connection ended since this was asked last."""
@@ -250,53 +258,81 @@ class Asking:
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """The first offsets that are still there."""
-        return self._offsets(partitions, "earliest")
+        return self._offsets(dict.fromkeys(partitions, _specs().earliest()))
 
     def ends(self, partitions: Iterable[Partition], *, committed: bool = True) -> dict[Partition, int]:
         """The offsets behind the last message that may be read; those of an open transaction may not.
 
         Not `committed`: behind the last message of all.
         """
-        return self._offsets(partitions, "latest", committed=committed)
+        answers = self._listed(dict.fromkeys(partitions, _specs().latest()), committed=committed)
+        self.epochs |= {
+            one: int(found.leader_epoch) for one, found in answers.items() if found.leader_epoch is not None
+        }
+        return {one: int(found.offset) for one, found in answers.items()}
 
     def at_time(self, partitions: Sequence[Partition], when: datetime) -> dict[Partition, int]:
         """The offsets of the first messages at or after a time; where there is none, the ends."""
-        found = self._offsets(partitions, when)
+        found = self.first_at(dict.fromkeys(partitions, int(when.timestamp() * 1_000)))
         later = [one for one, offset in found.items() if offset == NONE_LATER]
         return {**found, **self.ends(later)} if later else found
 
-    def _offsets(
-        self, partitions: Iterable[Partition], which: str | datetime, *, committed: bool = True
-    ) -> dict[Partition, int]:
+    def first_at(self, times: Mapping[Partition, int]) -> dict[Partition, int]:
+        """The offsets of the first messages at or after a time (milliseconds), or `NONE_LATER`."""
+        return self._offsets({one: _specs().for_timestamp(time_ms) for one, time_ms in times.items()}, NONE_LATER)
+
+    def newest(self, ends: Mapping[Partition, int]) -> dict[Partition, int]:
+        """The highest timestamps (milliseconds) of what is in partitions, up to these ends and beyond.
+
+        Those that do not hold are left out: a broker before 3.0 takes the question for another one.
+        """
+        answers = self._listed(dict.fromkeys(ends, _specs().max_timestamp()), NONE_LATER)
+        found = {one: int(answer.timestamp) for one, answer in answers.items() if answer.timestamp > 0}
+        later = self.first_at({one: time_ms + 1 for one, time_ms in found.items()})
+        return {one: time_ms for one, time_ms in found.items() if not 0 <= later[one] < ends[one]}
+
+    def told(self, group: str, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """The offsets that a consumer group has; none where they cannot be read."""
         kafka = _kafka()
-        specs = required("confluent_kafka.admin", "kafka", "KafkaSource").OffsetSpec
-        if isinstance(which, datetime):
-            spec = specs.for_timestamp(int(which.timestamp() * 1_000))
-        else:
-            spec = specs.earliest() if which == "earliest" else specs.latest()
-        wanted = {kafka.TopicPartition(*one): spec for one in partitions}
+        asked = kafka.ConsumerGroupTopicPartitions(group, [kafka.TopicPartition(*one) for one in partitions])
+        try:
+            with self._asked(f"the offsets of consumer group {group} could not be read") as client:
+                (answer,) = client.list_consumer_group_offsets([asked], request_timeout=self.cluster.answer_s).values()
+                return {(one.topic, one.partition): int(one.offset) for one in answer.result().topic_partitions}
+        except StormproofError as error:
+            log.info("%s", error)
+            return {}
+
+    def _offsets(self, wanted: Mapping[Partition, Any], *also: int) -> dict[Partition, int]:
+        return {one: int(answer.offset) for one, answer in self._listed(wanted, *also).items()}
+
+    def _listed(self, wanted: Mapping[Partition, Any], *also: int, committed: bool = True) -> dict[Partition, Any]:
+        """What the cluster answers; offsets below 0 are no answer, except for `also`."""
         if not wanted:
             return {}
+        kafka = _kafka()
         isolation = self.cluster.isolation if committed else "read_uncommitted"
         level = kafka.IsolationLevel[isolation.upper()]
-        found: dict[Partition, int] = {}
+        asked = {kafka.TopicPartition(*one): spec for one, spec in wanted.items()}
+        found: dict[Partition, Any] = {}
         with self._asked("the offsets of partitions could not be asked") as client:
-            answers = client.list_offsets(wanted, isolation_level=level, request_timeout=self.cluster.answer_s)
+            answers = client.list_offsets(asked, isolation_level=level, request_timeout=self.cluster.answer_s)
             for partition, answer in answers.items():
                 result = answer.result()
-                offset = int(result.offset)
                 # A connection that ends between question and answer may leave a partition without an offset or an error.
-                if offset < 0 and not (offset == NONE_LATER and isinstance(which, datetime)):
+                if result.offset < 0 and result.offset not in also:
                     raise StoreUnavailable(
                         f"the offsets of partitions could not be asked at {self.cluster.servers}: no answer for partition "
                         f"{partition.partition} of topic {partition.topic}",
                         servers=self.cluster.servers,
-                        offset=offset,
+                        offset=int(result.offset),
                     )
-                found[(partition.topic, partition.partition)] = offset
-                if which == "latest" and result.leader_epoch is not None:
-                    self.epochs[(partition.topic, partition.partition)] = int(result.leader_epoch)
+                found[(partition.topic, partition.partition)] = result
         return found
+
+
+def _specs() -> Any:
+    return required("confluent_kafka.admin", "kafka", "KafkaSource").OffsetSpec
 
 
 class Delivered(NamedTuple):

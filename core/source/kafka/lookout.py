@@ -43,7 +43,7 @@ class _Open:
 class Lookout:
     """Looks at a source's topics for its driver. It connects at its first use, and a fork makes connections of its own.
 
-    `name` is the source's, `clock` None the system's.
+    `name` is the source's, `clock` None the system's, and `group` the consumer group that is told how far it is.
     """
 
     def __init__(
@@ -55,8 +55,10 @@ class Lookout:
         rules: Rules,
         interval_s: float,
         clock: Clock | None = None,
+        group: str | None = None,
     ) -> None:
         self._name = name
+        self._group = group
         self._where = f"source {name}"
         self._rules = rules
         self._cluster = cluster
@@ -68,6 +70,8 @@ class Lookout:
         self.scout = Scout(cluster)
         self.ends: dict[Partition, int] = {}
         """The partitions' ends as they were last seen."""
+        self.newest: dict[Partition, int] = {}
+        """The highest timestamps in partitions when it was last seen what lies behind the position."""
         self._searched_s = -math.inf
         self._cluster_id = ""
         self._found: dict[str, Topic | None] = {}
@@ -119,9 +123,12 @@ class Lookout:
         found = {topic: about for topic, about in self._found.items() if about is not None}
         partitions = [(topic, number) for topic, about in sorted(found.items()) for number in about.partitions]
         first = self._first(partitions)
-        self.asking.ends(partitions)  # for their leader epochs
+        newest = self.asking.newest(self.asking.ends(partitions))  # and their leader epochs
         epochs = self.asking.epochs
-        places = tuple(Place(*one, first[one], first[one], epoch=epochs.get(one, NOTHING)) for one in partitions)
+        places = tuple(
+            Place(*one, first[one], first[one], epoch=epochs.get(one, NOTHING), newest=newest.get(one, NOTHING))
+            for one in partitions
+        )
         topics = {topic: about.id for topic, about in found.items()}
         return KafkaPosition(self._cluster_id, topics, places)
 
@@ -178,6 +185,9 @@ class Lookout:
                 self._missing(next(p for p in position.places if (p.topic, p.partition) == error.partition), position)
             else:
                 self._require_within({position.places.index(place): place for place in active})
+                self.newest = self.asking.newest(
+                    self.ends
+                )  # behind what was counted, which may be more than up to the ends
                 return
 
     def _note_open(self, now_s: float) -> None:
@@ -251,7 +261,10 @@ class Lookout:
             self._compared[partition] = epochs.get(partition, NOTHING)
 
     def _told(self, marked: Mapping[int, Place]) -> list[Look]:
-        """What the last message tells of a partition; where it is gone, or not right before the place, leader epochs do."""
+        """What the last message tells of a partition; where it is gone, or not right before the place, leader epochs and
+        timestamps do. A broker that was set back as a whole may come to the same epochs, and a producer may give old times:
+        where compaction took the last message, a consumer group that has the place shows that the broker was not set back.
+        """
         first = self.asking.earliest((place.topic, place.partition) for place in marked.values())
         kept = {n: place for n, place in marked.items() if first[place.topic, place.partition] <= place.last}
         found = self._last_of({n: place for n, place in kept.items() if place.checksum >= 0})
@@ -263,6 +276,9 @@ class Lookout:
         }
         known = {n: place for n, place in left.items() if place.epoch != NOTHING}
         rewound.update(self._truncated({n: p for n, p in known.items() if first[p.topic, p.partition] <= p.next}))
+        rewound |= self._has_later(left)
+        compacted = {n: p for n, p in left.items() if n in kept and n not in found and p.checksum >= 0}
+        doubted = {n for n, p in left.items() if p.epoch == NOTHING} | (self._untold(compacted) - rewound)
         looks = [
             Look(
                 Continuity.REWOUND,
@@ -276,13 +292,26 @@ class Lookout:
             Look(
                 Continuity.UNKNOWN,
                 f"{_named(place)}: whether the cluster lost messages and gave their offsets again cannot be told: the one "
-                f"at offset {place.next - 1} is not there, and the broker tells no leader epochs",
+                f"at offset {place.next - 1} is not there, and "
+                + ("the broker tells no leader epochs" if place.epoch == NOTHING else "the consumer group has less"),
                 behind=str(place.last),
                 place=number,
             )
-            for number, place in left.items()
-            if place.epoch == NOTHING
+            for number in sorted(doubted)
+            for place in [left[number]]
         ]
+
+    def _has_later(self, places: Mapping[int, Place]) -> set[int]:
+        """The places before which there is a message with a later timestamp than any had."""
+        numbers = {(p.topic, p.partition): n for n, p in places.items() if p.newest != NOTHING}
+        later = self.asking.first_at({one: places[n].newest + 1 for one, n in numbers.items()})
+        return {n for one, n in numbers.items() if 0 <= later[one] < places[n].next}
+
+    def _untold(self, places: Mapping[int, Place]) -> set[int]:
+        """The places that the consumer group does not have: that of a broker that was set back has less."""
+        numbers = {(p.topic, p.partition): n for n, p in places.items()}
+        told = self.asking.told(self._group, [*numbers]) if self._group and numbers else {}
+        return {n for one, n in numbers.items() if told.get(one, NOTHING) < places[n].next}
 
     def _is_leader_of(self, place: Place) -> bool:
         return self.asking.epochs.get((place.topic, place.partition), NOTHING) == place.epoch != NOTHING
@@ -328,7 +357,13 @@ class Lookout:
         epochs = self.asking.epochs
         position = position.with_places(
             {
-                n: replace(place, next=end, empty=end - place.begin, epoch=epochs.get(partition, NOTHING))
+                n: replace(
+                    place,
+                    next=end,
+                    empty=end - place.begin,
+                    epoch=epochs.get(partition, NOTHING),
+                    newest=self.newest.get(partition, NOTHING),
+                )
                 for n, place in enumerate(position.places)
                 if (end := self.ends.get(partition := (place.topic, place.partition), 0)) > place.next
                 and self.scout.is_empty(place, end)

@@ -21,7 +21,8 @@ class Place:
 
     `last` is the offset of the last message that was opened, or was seen to be removed, `checksum` that message's, and
     `epoch` the partition's leader epoch when the place came to `next`; `NOTHING` where it is not known. They tell a
-    partition that lost its end and was filled again. The `empty` offsets right before `next` have no message, as those of
+    partition that lost its end and was filled again. Nothing before the place has a later timestamp than `newest`
+    (milliseconds, `NOTHING` where it is not known). The `empty` offsets right before `next` have no message, as those of
     transactions that were aborted, and are in no slice; the next one begins with them.
     """
 
@@ -33,6 +34,7 @@ class Place:
     checksum: int = NOTHING
     epoch: int = NOTHING
     empty: int = 0
+    newest: int = NOTHING
 
     @property
     def begin(self) -> int:
@@ -93,7 +95,13 @@ class KafkaPosition:
         on_record = looks_in(with_looks(self.to_json(), looks))
         moved = {
             one.place: replace(
-                self.places[one.place], next=next_, last=next_ - 1, checksum=GONE, epoch=epochs[one.place], empty=0
+                self.places[one.place],
+                next=next_,
+                last=next_ - 1,
+                checksum=GONE,
+                epoch=epochs[one.place],
+                empty=0,
+                newest=NOTHING,
             )
             for one in looks
             if one.verdict is Continuity.REMOVED

@@ -85,8 +85,8 @@ class KafkaSource(KeepsMetadata, PendingSource):
         A message that compaction removed before it was opened is not seen: a later one has its key.
 
     `metadata` names fields to add behind the schema's: topic, partition, offset, timestamp, key, headers, tombstone. After
-    a commit the offsets are also committed to the consumer group `group`, so that Kafka's own tools show the lag; nothing
-    reads them here. ``group=None`` leaves that out. The object connects at its first use.
+    a commit the offsets are also committed to the consumer group `group`, so that Kafka's own tools show the lag;
+    nothing is read by them. ``group=None`` leaves that out. The object connects at its first use.
 
     Threads: topologies on several threads may share one object; each run has a subscription of its own.
     Forks: a fork makes connections of its own, and never touches its parent's.
@@ -169,6 +169,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
             self._rules,
             self._look_interval_s,
             self._clock,
+            self._group,
         )
         self._advice = GroupAdvice(self._cluster, self._group)
         self._limit = Limit()
@@ -294,8 +295,10 @@ class KafkaSource(KeepsMetadata, PendingSource):
 
     def _behind(self, place: Place, opened: OffsetRange) -> Place:
         """A place behind messages that are opened."""
-        epoch = self._lookout.asking.epochs.get((place.topic, place.partition), NOTHING)
-        return replace(place, next=opened.stop, last=opened.last, checksum=NOTHING, epoch=epoch, empty=0)
+        partition = place.topic, place.partition
+        epoch = self._lookout.asking.epochs.get(partition, NOTHING)
+        newest = self._lookout.newest.get(partition, NOTHING)
+        return replace(place, next=opened.stop, last=opened.last, checksum=NOTHING, epoch=epoch, empty=0, newest=newest)
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The first messages by place and offset. They are counted again: compaction may have removed some."""

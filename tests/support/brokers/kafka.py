@@ -115,6 +115,11 @@ class KafkaBroker(Broker):
         """The broker and its controller in one process."""
         return self._java("kafka.Kafka", str(self._properties))
 
+    def start(self) -> None:
+        """With another client than before: one that knows of a later leader gets no answer of a broker that was set back."""
+        self._admin = None
+        super().start()
+
     def answers(self) -> bool:
         """Whether it knows of itself."""
         from confluent_kafka import KafkaException
