@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -45,7 +45,7 @@ def narrowed(
     `partitions` are the columns without statistics, by which the table is partitioned. A column that has the name of a field
     inside of a doubtful one is left out, too: delta-rs takes its name for that of the field.
     """
-    indexed = [f for f in _indexed(schema, properties) if f.name not in partitions]
+    indexed = _indexed([f for f in schema if f.name not in partitions], properties)
     doubtful = [f for f in indexed if is_doubtful(f)]
     inside = {name for f in doubtful for name in _names_inside(f.type)}
     kept = [f for f in indexed if f not in doubtful and f.name not in inside]
@@ -107,20 +107,17 @@ def _read(path: str, columns_max: int | None) -> FileStatistics:
     return found
 
 
-def _indexed(schema: pa.Schema, properties: Mapping[str, str]) -> list[pa.Field]:
-    """The columns that have statistics."""
+def _indexed(columns: Sequence[pa.Field], properties: Mapping[str, str]) -> list[pa.Field]:
+    """The columns that have statistics. To delta-rs a struct is one of the first so many; to Spark it is as many as it has
+    fields, so that those of Spark are among them.
+    """
     named = properties.get(WITH_STATISTICS)
     if named is not None:
         names = {(quoted.replace("``", "`") or plain.strip()).lower() for quoted, plain in _NAME.findall(named)}
-        return [f for f in schema if f.name.lower() in names]
-    told, found = properties.get(_FIRST, ""), list[pa.Field]()
-    left = int(told) if re.fullmatch(r"-?\d+", told) else COLUMNS_MAX
-    for field in schema:
-        if left == 0:
-            break
-        found.append(field)
-        left = left if left < 0 else max(left - len([*_leaves(field.type)]), 0)
-    return found
+        return [f for f in columns if f.name.lower() in names]
+    told = properties.get(_FIRST, "")
+    most = int(told) if re.fullmatch(r"-?\d+", told) else COLUMNS_MAX
+    return [*columns[: most if most >= 0 else None]]
 
 
 def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:

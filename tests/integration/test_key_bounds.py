@@ -19,8 +19,10 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.delta.bounds import WITH_STATISTICS
+from stormproof.sinks.delta.bounds import WITH_STATISTICS, wrong_statistics
 from stormproof.sinks.delta.features import AskedCommitter
+from stormproof.sinks.delta.live_adds import live_adds
+from stormproof.sinks.delta.log import DeltaLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,6 +119,21 @@ def test_a_key_is_found_in_a_file_whose_bounds_exclude_it(
     found = DeltaTable(tmp_path / "t")
     assert found.to_pyarrow_table().sort_by("k")["n"].to_pylist() == [3, 3]
     assert found.metadata().configuration[WITH_STATISTICS] == "`n`"
+
+
+@pytest.mark.parametrize("first", [None, "3"])
+def test_no_bounds_exclude_a_key_behind_a_struct_of_many_fields(tmp_path: Path, first: str | None) -> None:
+    """delta-rs takes statistics of as many columns, Spark of as many fields."""
+    struct = pa.array([{f"f{at}": at for at in range(33)}], pa.struct([(f"f{at}", pa.int64()) for at in range(33)]))
+    sink = DeltaSink(tmp_path / "t", name="t")
+    for txid, key in enumerate(LARGE * 2, start=1):
+        rows = pa.table({"s": struct, "k": pa.array([key], pa.decimal128(20, 0)), "n": pa.array([txid], pa.int64())})
+        if txid == 1 and first is not None:
+            properties = {"delta.dataSkippingNumIndexedCols": first}
+            DeltaTable.create(tmp_path / "t", rows.schema, configuration=properties)
+        put(sink, rows, SinkInput.for_upsert(rows.schema, ("k",), ("n",)), txid=txid)
+    log = DeltaLog(str(tmp_path / "t"))
+    assert wrong_statistics(log, live_adds(log, DeltaTable(tmp_path / "t").version())) == ({}, [])
 
 
 def test_properties_of_a_table_without_such_columns_stay(tmp_path: Path) -> None:
