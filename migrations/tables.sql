@@ -20,7 +20,7 @@ CREATE TABLE stormproof.event (
   input TEXT,
   detail JSONB,
   CONSTRAINT pk_event PRIMARY KEY (id),
-  CONSTRAINT ck_event_action_known CHECK (action in ('retry', 'skip', 'skip_rows', 'adopt', 'adopt_table', 'accept_loss', 'release_table', 'accept_change', 'adopt_stream', 'adopt_queue', 'retry_reject', 'drop_reject', 'pause', 'resume', 'drain', 'stop', 'compact', 'vacuum', 'repair', 'other')),
+  CONSTRAINT ck_event_action_known CHECK (action in ('retry', 'skip', 'skip_rows', 'adopt', 'adopt_table', 'accept_loss', 'release_table', 'accept_change', 'adopt_stream', 'adopt_queue', 'retry_reject', 'drop_reject', 'pause', 'resume', 'drain', 'stop', 'compact', 'vacuum', 'repair')),
   CONSTRAINT ck_event_kind_known CHECK (kind in ('failure', 'returned', 'dead_letter', 'replay', 'suppressed', 'attempt_failed', 'take_over', 'recovery', 'blocked', 'operator', 'reject', 'dropped', 'late_commit', 'graph', 'schema_changed', 'values_discarded', 'halved', 'stopped', 'start_refused'))
 );
 CREATE INDEX ix_event_incarnation_kind_id ON stormproof.event (incarnation, kind, id);
@@ -418,7 +418,7 @@ CREATE TABLE stormproof.txn (
   tuning JSONB,
   CONSTRAINT pk_txn PRIMARY KEY (incarnation, txid),
   CONSTRAINT ck_txn_state_known CHECK (state in ('open', 'prepared', 'blocked', 'committed', 'aborted', 'abandoned')),
-  CONSTRAINT ck_txn_cause_known CHECK (cause in ('every_message_failed', 'driver_ended', 'job_failed', 'unverified', 'moot', 'sink_refused', 'file_lost', 'table_gone', 'too_many_rejects', 'other')),
+  CONSTRAINT ck_txn_cause_known CHECK (cause in ('every_message_failed', 'driver_ended', 'job_failed', 'unverified', 'moot', 'sink_refused', 'file_lost', 'table_gone', 'too_many_rejects')),
   CONSTRAINT ck_txn_numbers CHECK (txid >= 1 and epoch >= 1 and attempt >= 1),
   CONSTRAINT ck_txn_ended CHECK ((ended_at is not null) = (state in ('committed', 'aborted', 'abandoned'))),
   CONSTRAINT ck_txn_prepared CHECK (prepared_at is not null or state not in ('prepared', 'blocked', 'committed')),
@@ -587,8 +587,8 @@ CREATE TABLE stormproof.file_entry (
   modified_ns BIGINT NOT NULL,
   fingerprint TEXT NOT NULL,
   marks BYTEA NOT NULL,
-  digests BYTEA,
-  digested TEXT[],
+  digests BYTEA NOT NULL,
+  digested TEXT[] NOT NULL,
   registered_at TIMESTAMP WITH TIME ZONE DEFAULT clock_timestamp() NOT NULL,
   PRIMARY KEY (source, subscription, number)
 );
@@ -604,7 +604,7 @@ COMMENT ON COLUMN stormproof.file_entry.size_bytes IS 'of the file';
 COMMENT ON COLUMN stormproof.file_entry.modified_ns IS 'since 1970';
 COMMENT ON COLUMN stormproof.file_entry.fingerprint IS 'SHA-256 of a Parquet file''s footer, of another''s digests';
 COMMENT ON COLUMN stormproof.file_entry.marks IS 'where blocks of rows begin: 64-bit numbers, little-endian';
-COMMENT ON COLUMN stormproof.file_entry.digests IS '8 bytes of the SHA-256 of each block of rows; null: an older version''s';
+COMMENT ON COLUMN stormproof.file_entry.digests IS '8 bytes of the SHA-256 of each block of rows';
 COMMENT ON COLUMN stormproof.file_entry.digested IS 'the columns of a Parquet file that the digests are of';
 COMMENT ON COLUMN stormproof.file_entry.registered_at IS 'when it was found';
 

@@ -72,8 +72,6 @@ class TxnCause(StrEnum):
     """A sink refused it, because there is no table of the sink's name."""
     TOO_MANY_REJECTS = "too_many_rejects"
     """A sink's table refuses the rows of more of its messages than may be rejected."""
-    OTHER = "other"
-    """An older version wrote a reason that is none of these."""
 
 
 class OperatorAction(StrEnum):
@@ -114,8 +112,6 @@ class OperatorAction(StrEnum):
     """Remove the files that a table no longer needs."""
     REPAIR = "repair"
     """Replace a table's statistics that exclude rows, and leave one row of each key."""
-    OTHER = "other"
-    """An older version recorded an action that is none of these."""
 
 
 class SinkOutcome(StrEnum):

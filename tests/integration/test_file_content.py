@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -250,24 +249,6 @@ def test_control_guessed_to_be_renamed_it_is_never_read(files: Files) -> None:
     assert state is not None
     all_needed = renamed_from(files.source._files, str(after), state, files.source._schema, 0)  # pyright: ignore[reportPrivateUsage]
     assert all_needed == 0, "the new file would be the place of the one that was read"
-
-
-def test_a_file_that_an_older_version_registered_gets_its_digests(files: Files) -> None:
-    assert files.read(files.open(HALF)) == files.numbers[:HALF]
-    files.source.close()
-    with connect(files.store, application_name="tests", autocommit=True) as connection:
-        whole = files.format != "parquet"
-        old = sha256(files.path.read_bytes()).hexdigest()
-        connection.execute(
-            "update stormproof.file_entry set digests = null, digested = null,"
-            " fingerprint = case when %s then %s else fingerprint end where source = %s",
-            (whole, old, files.name),
-        )
-    files.source = files.subscribed()
-    slice_ = files.open(1_000)
-    files.reordered(keep_time=True)
-    with pytest.raises(PositionMismatch, match=CHANGED):
-        files.read(slice_)
 
 
 def test_digests_follow_the_columns_that_are_read(store: Database, tmp_path: Path) -> None:

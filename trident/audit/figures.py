@@ -85,7 +85,7 @@ class AckerFigures:
 
 @dataclass(frozen=True, slots=True)
 class GraphFigures:
-    """A topology's graph as of its newest shape; no parts where a version before recorded none."""
+    """A topology's graph as of its newest shape; no parts before its first start."""
 
     topology: str
     parts: tuple[Part, ...]

@@ -64,19 +64,7 @@ def of_rows(
 
 
 def record(tx: Tx, txid: int, rejects: Sequence[Reject]) -> None:
-    """Record a batch's rejects; called in the transaction that records `committed`.
-
-    Rows that a version before recorded already, when an operator gave them up, are not recorded again.
-    """
-    if not rejects:
-        return
-    c = t.reject.c
-    known = set(
-        tx.connection.execute(
-            sa.select(c.sink).distinct().where(c.incarnation == tx.run.incarnation, c.txid == txid)
-        ).scalars()
-    )
-    rejects = [one for one in rejects if one.sink not in known]
+    """Record a batch's rejects; called in the transaction that records `committed`."""
     if not rejects:
         return
     insert(tx, rejects)

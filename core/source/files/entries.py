@@ -29,8 +29,8 @@ def registered(cursor: Cursor[Any], who: Subscriber, format_: Format, behind: in
         File(
             *(number, path, format_, first_id, count, size, modified, fingerprint),
             np.frombuffer(marks, "<i8"),
-            bytes(digests or b""),
-            tuple(digested or ()),
+            bytes(digests),
+            tuple(digested),
         )
         for number, path, first_id, count, size, modified, fingerprint, marks, digests, digested in rows
     ]

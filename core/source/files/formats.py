@@ -27,7 +27,6 @@ from stormproof.core.source.files.digests import (
     ComparedFile,
     digest_at,
     digest_of,
-    footer_of,
     group_digests,
 )
 from stormproof.core.source.files.rows import converts
@@ -52,8 +51,7 @@ class File:
     file ended with a newline). Of Parquet, first the first rows of the row groups and the number of rows, then the bytes
     before each row group and those of all.
 
-    `digests`: one for each block of lines, or for each row group, of its chunks of the columns `digested`. Empty where an
-    older version, which kept none, registered the file; then its time stands for its content.
+    `digests`: one for each block of lines, or for each row group, of its chunks of the columns `digested`.
     """
 
     number: int
@@ -84,7 +82,7 @@ class File:
         except FileNotFoundError as error:
             raise gone(self.path) from error
         try:
-            check_unchanged(self.path, file.state, self.size_bytes, None if self.digests else self.modified_ns)
+            check_unchanged(self.path, file.state, self.size_bytes, None)
         except PositionMismatch:
             file.close()
             raise
@@ -244,15 +242,6 @@ def _scan_parquet(file: File, opened: OpenFile, schema: pa.Schema) -> File:
     )
 
 
-def fingerprint_without_digests(path: str, format_: Format) -> str:
-    """A file's present fingerprint, computed as by the version that kept no digests."""
-    if format_ == "parquet":
-        with files_at(path).open_at(path) as opened:
-            return hashlib.sha256(footer_of(opened)[1]).hexdigest()
-    with files_at(path).open(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def digests_now(file: File) -> bytes:
     """The digests of a Parquet file's present content, of the columns that were digested at registration."""
     with files_at(file.path).open_at(file.path) as opened, pq.ParquetFile(ComparedFile(opened)) as parquet:
@@ -260,12 +249,12 @@ def digests_now(file: File) -> bytes:
 
 
 def require_content(path: str, row: int, registered: bytes, found: bytes) -> None:
-    """Refuse a block of rows, which begins at `row`, if its digest is not the registered one; an empty one fits all.
+    """Refuse a block of rows, which begins at `row`, if its digest is not the registered one.
 
     Raises:
         PositionMismatch: the digests differ.
     """
-    if registered and registered != found:
+    if registered != found:
         raise changed(
             path, f"a block from row {row} on with digest {registered.hex()}", f"one with digest {found.hex()}"
         )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from stormproof.core.source.files.formats import (
@@ -15,7 +14,6 @@ from stormproof.core.source.files.formats import (
     changed,
     check_unchanged,
     digests_now,
-    fingerprint_without_digests,
     gone,
     scan,
 )
@@ -46,15 +44,11 @@ def as_registered(file: File, schema: pa.Schema, listed: FileState | None, *, ne
         return file
     is_same = (now.size, now.modified_ns) == (file.size_bytes, file.modified_ns)
     columns = tuple(schema.names) if file.format == "parquet" else ()
-    is_digested = bool(file.digests or not file.rows) and file.digested == columns
-    if is_same and (not needed or is_digested):
+    if is_same and (not needed or file.digested == columns):
         return file
     check_unchanged(file.path, now, file.size_bytes, None)
     found = scan(file.path, file.format, schema)
-    if not file.digests:  # registered by a version that kept none
-        was = fingerprint_without_digests(file.path, file.format)
-        same = was == file.fingerprint and np.array_equal(found.marks, file.marks)
-    elif file.digested != found.digested:  # other columns are read now
+    if file.digested != found.digested:  # other columns are read now
         same = file.fingerprint == found.fingerprint and digests_now(file) == file.digests
     else:
         same = _same_content(file, found)

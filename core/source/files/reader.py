@@ -50,7 +50,7 @@ class Segment:
 
     @property
     def digests(self) -> bytes:
-        """The digests of the blocks or row groups; empty where none were kept."""
+        """The digests of the blocks or row groups."""
         return self.file.digests
 
     @classmethod
@@ -101,7 +101,7 @@ def lines(segment: Segment) -> Iterator[tuple[Rows, pa.Array]]:
 def _compare_blocks(segment: Segment, first: int, stop: int, data: bytes) -> None:
     """Refuse blocks whose content is not what was registered."""
     view, begin = memoryview(data), segment.marks[first]
-    for block in range(first, stop) if segment.digests else ():
+    for block in range(first, stop):
         found = digest_of([view[segment.marks[block] - begin : segment.marks[block + 1] - begin]])
         row = (segment.first_mark + block) * MARK_ROWS
         require_content(segment.path, row, digest_at(segment.digests, block), found)

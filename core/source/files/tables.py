@@ -23,8 +23,8 @@ file_entry = Table(
     Column("modified_ns", BigInteger, nullable=False, comment="since 1970"),
     Column("fingerprint", Text, nullable=False, comment="SHA-256 of a Parquet file's footer, of another's digests"),
     Column("marks", LargeBinary, nullable=False, comment="where blocks of rows begin: 64-bit numbers, little-endian"),
-    Column("digests", LargeBinary, comment="8 bytes of the SHA-256 of each block of rows; null: an older version's"),
-    Column("digested", ARRAY(Text), comment="the columns of a Parquet file that the digests are of"),
+    Column("digests", LargeBinary, nullable=False, comment="8 bytes of the SHA-256 of each block of rows"),
+    Column("digested", ARRAY(Text), nullable=False, comment="the columns of a Parquet file that the digests are of"),
     Column(
         "registered_at",
         DateTime(timezone=True),
