@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Any, Final
 
 import psycopg
 
+from stormproof.core.errors import SettingsError
 from stormproof.sinks.protocol import SinkIdentity
 
 SCHEMA: Final = "stormproof_sink"
@@ -100,6 +102,21 @@ _SUPERSEDED: Final = """
     )
     """
 
+_COLUMNS: Final = {
+    re.findall(r"stormproof_sink\.(\w+)", statement)[0]: frozenset(
+        re.findall(r"^ +(?!primary|create)(\w+) ", statement, re.M)
+    )
+    for statement in (*_TABLES, _REJECTS, _SUPERSEDED)
+}
+"""The columns of each table, of which those of `_REJECTS` and `_SUPERSEDED` may be missing."""
+_FOUND: Final = """
+    select c.relname::text, array_agg(a.attname::text)
+    from pg_catalog.pg_namespace n join pg_catalog.pg_class c on c.relnamespace = n.oid
+    join pg_catalog.pg_attribute a on a.attrelid = c.oid
+    where n.nspname = 'stormproof_sink' and c.relname = any(%s) and a.attnum > 0 and not a.attisdropped
+    group by c.relname order by c.relname
+    """
+
 
 def mine(identity: SinkIdentity) -> dict[str, Any]:
     """The parameters of `MINE`, in the order of the tables' columns."""
@@ -131,8 +148,25 @@ def make_superseded(connection: psycopg.Connection) -> None:
 
 
 def is_made(connection: psycopg.Connection) -> bool:
-    """Whether the sink's own tables are there."""
-    return _is_there(connection, "evidence")
+    """Whether the sink's own tables are there.
+
+    Raises:
+        SettingsError: another version made them.
+    """
+    found = {table: frozenset(columns) for table, columns in connection.execute(_FOUND, ([*_COLUMNS],)).fetchall()}
+    if not found:
+        return False
+    for table, expected in _COLUMNS.items():
+        is_optional = table in ("reject", "superseded")
+        if (table in found or not is_optional) and (has := found.get(table, frozenset())) != expected:
+            raise SettingsError(
+                f"database {connection.info.dbname}: schema {SCHEMA} is another version's: the columns of its table {table} "
+                f"differ by {', '.join(sorted(has ^ expected))}. End what is prepared with that version. Then put the "
+                f"schema aside (alter schema {SCHEMA} rename to {SCHEMA}_before), and take each sink's table over: "
+                "stormproof ledger adopt-table TOPOLOGY SINK",
+                table=table,
+            )
+    return True
 
 
 def _is_there(connection: psycopg.Connection, table: str) -> bool:

@@ -69,6 +69,15 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Between:
 PLACES = ("postgres.after_guard", "postgres.after_rows")
 
 
+@pytest.mark.parametrize("change", ["drop column content", "add column ours text"])
+def test_the_sinks_own_tables_of_another_version_are_refused_by_name(append: SinkHarness, change: str) -> None:
+    with closing(append.open(1)):
+        append.sql(f"alter table stormproof_sink.evidence {change}")
+    column = change.split()[2]
+    with pytest.raises(SettingsError, match=rf"another version's.*evidence differ by {column}.*adopt-table"):
+        append.open(2)
+
+
 # Zombies
 
 
