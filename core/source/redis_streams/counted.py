@@ -95,7 +95,7 @@ class Counted:
             return CONTINUOUS, after
         if missing < 0:
             return self._rewound(facts), after
-        if is_all:  # so all up to the newest is accounted for
+        if is_all or not facts.first:  # so all up to the newest is accounted for
             after = replace(after, last=facts.last, anchor=facts.last, exact=facts.last)
         was_deleted = order(facts.deleted) > order(self.exact)
         is_one = missing == 1 and facts.deleted != self.deleted and order(facts.deleted) > order(self.last)
