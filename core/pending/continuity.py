@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from stormproof.core.errors import Json, PositionMismatch
 from stormproof.core.pending.rows import At
@@ -61,6 +61,22 @@ class Look:
 
 
 CONTINUOUS: Final = Look(Continuity.CONTINUOUS)
+
+
+class _Ahead(Protocol):
+    """How far a subscription is, in numbers that the server gives."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def next(self) -> int: ...
+
+
+def at_least(position: _Ahead) -> str:
+    """What stands before the number of removed messages, where what was read before them went, too: whether the server was
+    set back, and lost more of the same numbers, cannot be told then.
+    """
+    return "at least " if position.next > position.first else ""
 
 
 @dataclass(frozen=True, slots=True)

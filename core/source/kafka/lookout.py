@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.pending.continuity import Continuity, Look, Rules
+from stormproof.core.pending.continuity import Continuity, Look, Rules, at_least
 from stormproof.core.source.kafka.arguments import Start, Topics, start_offset
 from stormproof.core.source.kafka.cluster import Asking, Cluster, Feed, OffsetGone, Partition, Topic
 from stormproof.core.source.kafka.offsets import PLACES_MAX, OffsetRange
@@ -466,8 +466,8 @@ class Lookout:
                 topic=place.topic,
             )
         text = (
-            f"{_named(place)}: offsets {place.next} to {first - 1} were removed by the topic's retention before they were "
-            "read"
+            f"{_named(place)}: {at_least(place)}offsets {place.next} to {first - 1} were removed by the topic's retention "
+            "before they were read"
         )
         behind, number = str(place.begin - 1), position.places.index(place)
         look = Look(Continuity.REMOVED, text, first - place.next, behind, str(first), number)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from stormproof.core.errors import StoreUnavailable, StormproofError
-from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, at_least
 from stormproof.core.source.protocol import Limit
 from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue
 from stormproof.core.source.rabbitmq.stream_feed import StreamFeed, StreamMessage, let_go
@@ -116,7 +116,10 @@ class StreamScout:
                 )
                 return Look(Continuity.UNKNOWN, text, 1, behind, str(first))
             if first > position.next:
-                text = f"offsets {position.next} to {first - 1} were removed by the stream's retention before they were read"
+                text = (
+                    f"{at_least(position)}offsets {position.next} to {first - 1} were removed by the stream's retention "
+                    "before they were read"
+                )
                 return Look(Continuity.REMOVED, text, first - position.next, behind, str(first))
         if mark is not None and not seen:
             raise StoreUnavailable(
