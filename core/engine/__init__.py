@@ -7,6 +7,7 @@ In the tasks of both runs `stormproof.core.task`.
 | `protocol` | what does an engine do |
 | `spark` | how is a batch one Spark job, with its stages joined by exchanges |
 | `byte_rdd` | how does Spark carry what tasks send from stage to stage, without a look into it |
+| `spark_lines` | what differs between the lines of Spark that are served |
 | `spark_settings` | which settings does a Spark session get: ours, the user's, those that were submitted |
 | `executors`, `executor_look` | what does each executor of a cluster have, before the first batch: asked by one small job |
 | `inline` | how does a batch run in this process, for tests and first steps |

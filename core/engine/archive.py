@@ -32,7 +32,7 @@ from stormproof.core.engine.executor_look import PACKAGES
 from stormproof.core.errors import UsageError
 
 OWN: Final = "stormproof"
-BY_SPARK: Final = frozenset({"pyspark", "py4j", "delta-spark"})
+BY_SPARK: Final = frozenset({"pyspark", "py4j"})
 """Distributions that Spark itself brings to its executors, or that the driver's JVM alone needs."""
 
 FOR_TASKS: Final = ("kafka", "rabbitmq", "redis", "nats", "object-store")

@@ -17,7 +17,6 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.taskcontext import TaskContext as SparkTask
 
 from stormproof.core.arrow_compute import pc
@@ -26,7 +25,8 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import packed
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.engine.spark_error import carried, raised_by_job
-from stormproof.core.engine.spark_settings import REQUIRED_BY_QUERIES
+from stormproof.core.engine.spark_lines import spark_line
+from stormproof.core.engine.spark_settings import CHECKSUMS, REQUIRED_BY_QUERIES
 from stormproof.core.errors import SettingsError, UsageError
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.message import storable_text
@@ -118,12 +118,17 @@ class Frames(Protocol):
 
 
 def require_settings(session: SparkSession) -> None:
-    """Refuse a session without the settings that a query's rows rest on. A setting that is not given has Spark's default.
+    """Refuse a session without the settings that a query's rows rest on, as far as this Spark has them.
+
+    A setting that is not given has Spark's default.
 
     Raises:
         SettingsError: names the setting, what it is and what it has to be.
     """
+    lacks = () if spark_line().sees_repeated_tasks else CHECKSUMS
     for key, value in REQUIRED_BY_QUERIES.items():
+        if key in lacks:
+            continue
         found = session.conf.get(key) if key.startswith("spark.sql.") else session.conf.get(key, "false")
         if found != value:
             raise SettingsError(
@@ -142,8 +147,8 @@ class SparkFrames:
 
     def require_batch(self, frame: object) -> None:
         """Raises UsageError for a DataFrame of Spark Connect, a streaming one, and what is none."""
-        if not isinstance(frame, ClassicFrame):
-            is_connect = isinstance(frame, DataFrame)
+        is_connect = type(frame).__module__.startswith("pyspark.sql.connect.")
+        if not isinstance(frame, DataFrame) or is_connect:
             what = "a DataFrame of Spark Connect" if is_connect else f"an object of {type(frame).__name__}"
             raise UsageError(
                 f"once() takes a Spark DataFrame of a session in this process, not {what}"
@@ -198,10 +203,10 @@ class SparkFrames:
         """One Spark job."""
         data = packed(_Part(writers, context, schema))
         try:
-            summary = frame.mapInArrow(functools.partial(_run, data), _SUMMARY_DDL).toArrow()
+            summaries = frame.mapInArrow(functools.partial(_run, data), _SUMMARY_DDL).collect()
         except (PySparkException, Py4JError, OSError) as error:
             raise raised_by_job(error) from error
-        return written_of(summary.to_pylist())
+        return written_of([row.asDict() for row in summaries])
 
     def read_in_vain(self, frame: DataFrame) -> None:
         """By Spark's `noop` sink."""

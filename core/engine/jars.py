@@ -13,23 +13,20 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import filelock
 
 from stormproof.core.engine.java import clone_folder, find_java
+from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.trusted_paths import require_trusted, user_cache
 
-DELTA_VERSION: Final = "4.4.0"
-"""The Delta release; it has jars for each line of Spark that is served."""
 MANIFEST: Final = "manifest.json"
 FETCH_COMMAND: Final = "stormproof jars"
 # Delta declares a second Hadoop, Parquet, Jackson and log4j beside Spark's own; without those it runs on Spark's.
 _EXCLUDES: Final = "org.*:*,com.*:*,commons-*:*,javax.*:*,io.airlift:*"
-_JARS: Final = 7
 _TIMEOUT_S: Final = 600
 _TELLING: Final = re.compile(
     r"error|unresolved|not found|refused|unknown host|timed out|certificate|exception", re.IGNORECASE
@@ -47,14 +44,10 @@ class FetchedJars:
     """Whether the network was used."""
 
 
-def spark_line() -> str:
-    """The installed PySpark's major and minor version, by which Delta names its jars."""
-    return ".".join(version("pyspark").split(".")[:2])
-
-
 def user_jars_folder() -> Path:
     """This user's folder for the jars of this Delta and this Spark; raises as `user_cache` does."""
-    return user_cache() / "jars" / f"delta-{DELTA_VERSION}-spark-{spark_line()}"
+    line = spark_line()
+    return user_cache() / "jars" / f"delta-{line.delta}-spark-{line.name}"
 
 
 def delta_jars(folder: Path | None = None) -> list[Path]:
@@ -96,23 +89,23 @@ def _missing(folder: Path) -> str | None:
         return "no such folder"
     found = {path.name: path for path in folder.glob("*.jar")}
     manifest = folder / MANIFEST
-    main = (f"delta-spark_{spark_line()}", "delta-storage")
+    main = (spark_line().artifact, "delta-storage")
     absent = [part for part in main if not any(part in name for name in found)]
     if absent:
         return f"no jar of {', '.join(absent)}"
     if not manifest.exists():
         return None
     try:
-        listed: dict[str, int | str] = json.loads(manifest.read_text())["jars"]
+        listed: dict[str, str] = json.loads(manifest.read_text())["jars"]
     except (ValueError, KeyError):
         return f"{MANIFEST} cannot be read"
     wrong = sorted(name for name, mark in listed.items() if name not in found or not _is_whole(found[name], mark))
     return f"missing or cut off: {', '.join(wrong)}" if wrong else None
 
 
-def _is_whole(jar: Path, mark: int | str) -> bool:
-    """Whether a jar is the one that was fetched: by its SHA-256, or in older lists by its size."""
-    return _sha256(jar) == mark if isinstance(mark, str) else jar.stat().st_size == mark
+def _is_whole(jar: Path, mark: str) -> bool:
+    """Whether a jar is the one that was fetched, by its SHA-256."""
+    return _sha256(jar) == mark
 
 
 def _sha256(jar: Path) -> str:
@@ -161,7 +154,7 @@ def _fill(folder: Path) -> None:
             jar.replace(folder / jar.name)
         listed = {jar.name: _sha256(folder / jar.name) for jar in jars}
         manifest = Path(work) / MANIFEST
-        content = {"delta": DELTA_VERSION, "spark": spark_line(), "jars": listed}
+        content = {"delta": spark_line().delta, "spark": spark_line().name, "jars": listed}
         manifest.write_text(json.dumps(content, indent=1, sort_keys=True))
         manifest.replace(folder / MANIFEST)
 
@@ -172,7 +165,7 @@ def _resolve(work: Path) -> list[Path]:
         raise SettingsError(
             "there is no bash here, which Spark's starter needs; install it, as in: apt-get install bash"
         )
-    problem = ""
+    problem, line = "", spark_line()
     for attempt in ("shared", "private"):
         # First with the user's own Maven folder, which may be the machine's only supply. An incomplete package in there (a
         # description without its jar) ends the resolver, so the second try is without that folder.
@@ -181,17 +174,17 @@ def _resolve(work: Path) -> list[Path]:
         answer = _submit(ivy, options, work)
         jars = sorted((ivy / "jars").glob("*.jar"))
         torn = [jar.name for jar in jars if not _is_archive(jar)]
-        if answer.returncode == 0 and len(jars) == _JARS and not torn:
+        if answer.returncode == 0 and len(jars) == line.jars and not torn:
             return jars
         lines = [line.strip() for line in answer.stdout.splitlines() if _TELLING.search(line)]
         telling = " | ".join(dict.fromkeys(lines[:_TELLING_LINES])) or answer.stdout[-500:].strip()
         whole = len(jars) - len(torn)
-        problem = f"exit status {answer.returncode}, {whole} of {_JARS} jars are whole: {telling}"
+        problem = f"exit status {answer.returncode}, {whole} of {line.jars} jars are whole: {telling}"
     raise StoreUnavailable(
-        f"Delta {DELTA_VERSION}'s jars for Spark {spark_line()} could not be fetched ({problem}); check that the Maven "
+        f"Delta {line.delta}'s jars for Spark {line.name} could not be fetched ({problem}); check that the Maven "
         "registry is reached from here (a proxy or mirror of Spark's or Ivy's settings is used), and try again; or copy "
         "them from a machine that has them, and name their folder in STORMPROOF_DELTA_JARS_DIR",
-        delta=DELTA_VERSION,
+        delta=line.delta,
     )
 
 
@@ -205,7 +198,7 @@ def _is_archive(jar: Path) -> bool:
 
 
 def _submit(ivy: Path, options: list[str], work: Path) -> subprocess.CompletedProcess[str]:
-    java = find_java()
+    java, line = find_java(), spark_line()
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise SettingsError("there is no PySpark here; install it with: pip install stormproof")
@@ -215,7 +208,7 @@ def _submit(ivy: Path, options: list[str], work: Path) -> subprocess.CompletedPr
     command = [
         str(home / "bin" / "spark-submit"),
         "--master", "local[1]",
-        "--packages", f"io.delta:delta-spark_{spark_line()}_2.13:{DELTA_VERSION}",
+        "--packages", f"io.delta:{line.artifact}:{line.delta}",
         "--conf", f"spark.jars.excludes={_EXCLUDES}",
         "--conf", f"spark.jars.ivy={ivy}",
         str(script),
@@ -243,5 +236,5 @@ def _submit(ivy: Path, options: list[str], work: Path) -> subprocess.CompletedPr
         )
     except subprocess.TimeoutExpired as error:
         raise StoreUnavailable(
-            f"Delta {DELTA_VERSION}'s jars did not come within {_TIMEOUT_S} s; check that the Maven registry is reached"
+            f"Delta {line.delta}'s jars did not come within {_TIMEOUT_S} s; check that the Maven registry is reached"
         ) from error

@@ -6,6 +6,8 @@ A function that holds something that cannot be sent to another process (a connec
 
 from __future__ import annotations
 
+import copyreg
+import dataclasses
 import functools
 import inspect
 import os
@@ -29,6 +31,13 @@ DEPTH_MAX: Final = 12
 """How deep a culprit is searched for: a global of a function of an attribute of a bolt is at depth three."""
 
 _cloudpickle: Final[Any] = cloudpickle  # it has no types
+_FIELD: Final[Any] = vars(dataclasses)["_FIELD"]
+copyreg.pickle(type(_FIELD), lambda kind: kind.name)
+"""Marks of a dataclass's fields go by name, as newer cloudpickles send them: PySpark 3.5's copies them, and a dataclass that
+was sent by value then has no fields.
+"""
+_ELSEWHERE_TOO: Final = ("stormproof", "pyspark", "py4j")
+"""What each executor has, wherever it lies: a platform's Spark brings its Python packages in archives of its own."""
 _INSTEAD: Final = (
     "Make it inside the function; or in `prepare` of a Bolt, which runs in each worker; or in a function with "
     "@functools.cache, which makes it once a worker"
@@ -36,7 +45,7 @@ _INSTEAD: Final = (
 
 
 class _UserModules:
-    """Registers the loaded modules that are neither installed nor ours, once each, to be pickled by value."""
+    """Registers the loaded modules that are the user's own, once each, to be pickled by value: they are not installed."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -50,7 +59,7 @@ class _UserModules:
             for name in set(sys.modules) - self._seen:
                 self._seen.add(name)
                 file = getattr(sys.modules.get(name), "__file__", None)
-                if name == "__main__" or name.partition(".")[0] == "stormproof" or not isinstance(file, str):
+                if name == "__main__" or name.partition(".")[0] in _ELSEWHERE_TOO or not isinstance(file, str):
                     continue
                 if not os.path.abspath(file).startswith(self._installed):
                     _cloudpickle.register_pickle_by_value(sys.modules[name])

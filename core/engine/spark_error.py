@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import re
-from typing import Final
+from typing import Any, Final
 
 from stormproof.core.errors import JobFailed, Json, MachineUnavailable, MachineUnfit, StormproofError
 from stormproof.core.machine_faults import ADVICE, SHIP, UNFIT, advice_on_import
@@ -82,6 +82,12 @@ def _brought(text: str) -> StormproofError:
             return cls(message, **details)
         todo.extend(cls.__subclasses__())
     return JobFailed(message, **details)
+
+
+def condition_of(error: Any) -> str:
+    """The name of an error's condition, as Spark's documentation has it; empty where it has none."""
+    ask = getattr(error, "getCondition", None) or error.getErrorClass  # its name before Spark 4.0
+    return str(ask() or "")
 
 
 def what_happened(text: str) -> str:

@@ -17,14 +17,16 @@ from stormproof.core.errors import SettingsError
 if TYPE_CHECKING:
     from stormproof.core.settings import Settings
 
-REQUIRED_BY_QUERIES: Final = {
+CHECKSUMS: Final = {
     # User code need not be deterministic, and Spark assumes that it is. These checksums detect a repeated map task whose
     # output differs; everything that read the old output then runs again. A topology's own exchange detects that by itself.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
     "spark.shuffle.push.enabled": "false",  # turns the checksums off
-    "spark.speculation": "false",
 }
+"""Spark has them from 4.1 on; see `spark_lines.SparkLine.sees_repeated_tasks`."""
+
+REQUIRED_BY_QUERIES: Final = {**CHECKSUMS, "spark.speculation": "false"}
 """What Spark must have where a user's own query computes the rows, as in `once` and `exactly_once`."""
 
 SETTINGS: Final = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from stormproof.core.arguments import shown
-from stormproof.core.engine.spark_error import what_happened
+from stormproof.core.engine.spark_error import condition_of, what_happened
 from stormproof.core.errors import SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.claims import is_claimed_by
@@ -251,12 +251,12 @@ class CatalogTable:
             try:
                 return self._catalog(session).getTableMetadata(self._identifier(session))
             except AnalysisException as error:
-                if error.getCondition() == "SCHEMA_NOT_FOUND":
+                if condition_of(error) == "SCHEMA_NOT_FOUND":
                     raise SinkRefused(
                         f"{where} is not there, nor is its schema: make that with CREATE SCHEMA {_shown(self.schema)}",
                         problem=SinkProblem.TABLE_GONE,
                     ) from error
-                if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
+                if condition_of(error) == "TABLE_OR_VIEW_NOT_FOUND":
                     return None
                 raise
 

@@ -14,10 +14,10 @@ import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from stormproof.core.clock import Clock
-from stormproof.core.engine.spark_error import fault_told_by_spark, what_happened
+from stormproof.core.engine.spark_error import condition_of, fault_told_by_spark, what_happened
 from stormproof.core.errors import FatalError, SinkRefused
 from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.delta.exclusion import alone
@@ -49,6 +49,8 @@ _SETTINGS: Final = {
     "spark.sql.storeAssignmentPolicy": "ANSI",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",  # before Spark 4.0 it refuses dates before 1582 by default
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Arrow reads the default, INT96, as 1677 to 2262
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.decimalOperations.allowPrecisionLoss": "false",  # a sum keeps its digits behind the point
@@ -63,6 +65,8 @@ _LISTING_TASKS: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelis
 _SHUFFLE_TASKS: Final = "spark.sql.shuffle.partitions"
 _SIZES: Final = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 
+_ROWS: Final = "_stormproof_rows"
+"""The view of the rows that a MERGE takes, in its table's own session."""
 _NAME: Final = "_stormproof_name"
 _ROW: Final = "_stormproof_number"
 _SUPERSEDED: Final = "_stormproof_superseded"
@@ -119,23 +123,26 @@ class SparkCommitter:
 
     def merge(self, frame: DataFrame, input_: SinkInput, label: Label) -> None:
         """MERGE rows by their keys, as one version: see `rows.merge_rows`."""
-        from delta.tables import DeltaTable
-
         folds, schema = input_.folds, input_.schema
-        added: dict[str, Any] = {spark_quoted(name): f"s.{spark_quoted(name)}" for name in schema.names}
-        changed: dict[str, Any] = {
-            spark_quoted(name): spark_fold_expression(name, schema, folds[name])
+        added = {spark_quoted(name): f"s.{spark_quoted(name)}" for name in schema.names}
+        changed = [
+            f"{spark_quoted(name)} = {spark_fold_expression(name, schema, folds[name])}"
             if name in folds
-            else added[spark_quoted(name)]
+            else f"{spark_quoted(name)} = {added[spark_quoted(name)]}"
             for name in written_where_held(input_)
-        }
-        same = same_key(input_, spark_quoted)
+        ]
+        later = later_condition(input_, spark_quoted)
+        update = (
+            f"WHEN MATCHED{f' AND {later}' if later else ''} THEN UPDATE SET {', '.join(changed)} " if changed else ""
+        )
         more = {_REPARTITIONS: "false"} if self._has_odd_partition() else {}
         with self.labelled(label, None, more) as session:
-            merge = DeltaTable.forPath(session, self._log.table).alias("t").merge(frame.alias("s"), same)
-            if changed:
-                merge = merge.whenMatchedUpdate(condition=later_condition(input_, spark_quoted), set=changed)
-            merge.whenNotMatchedInsert(values=added).execute()
+            frame.createOrReplaceTempView(_ROWS)
+            session.sql(
+                f"MERGE INTO {self._sql_name} t USING {_ROWS} s ON {same_key(input_, spark_quoted)} {update}"
+                f"WHEN NOT MATCHED THEN INSERT ({', '.join(added)}) VALUES ({', '.join(added.values())})"
+            )
+            session.catalog.dropTempView(_ROWS)
 
     def _has_odd_partition(self) -> bool:
         from deltalake import DeltaTable
@@ -145,18 +152,14 @@ class SparkCommitter:
 
     def restore(self, version: int, metadata: Mapping[str, str]) -> None:
         """RESTORE the table to a version."""
-        from delta.tables import DeltaTable
-
         with self.labelled(None, metadata) as session:
-            DeltaTable.forPath(session, self._log.table).restoreToVersion(version)
+            session.sql(f"RESTORE TABLE {self._sql_name} TO VERSION AS OF {version}")
 
     def compact(self, metadata: Mapping[str, str], target_bytes: int | None) -> None:
         """OPTIMIZE: small files become large ones, in one version; of a clustered table by its clustering."""
-        from delta.tables import DeltaTable
-
         sizes: dict[str, str] = {} if target_bytes is None else {name: str(target_bytes) for name in _SIZES}
         with self.labelled(None, metadata, sizes) as session:
-            DeltaTable.forPath(session, self._log.table).optimize().executeCompaction()
+            session.sql(f"OPTIMIZE {self._sql_name}")
 
     def vacuum(self, retained_hours: int | None, *, dry_run: bool) -> list[str]:
         """VACUUM; returns the paths of the files that go. They are removed in a second pass, so that they can be named."""
@@ -264,8 +267,7 @@ class SparkCommitter:
             self._before = {name: session.conf.get(name, None) for name in settings}
             for name, value in settings.items():
                 session.conf.set(name, value)
-            with _active(session):
-                yield session
+            yield session
 
 
 def spark_runs() -> bool:
@@ -310,31 +312,6 @@ def _new_session(where: str) -> SparkSession:
     return session
 
 
-@contextmanager
-def _active(session: SparkSession) -> Generator[None]:
-    """Have this thread's active session be this one: under its settings the builder of a MERGE reads its expressions. Under
-    those of the user's session a sum may wrap, or lose digits.
-
-    It is not put back where a signal has cut a call short: see `labelled`.
-    """
-    from pyspark.sql import SparkSession
-
-    jvm: Any = session._jvm  # pyright: ignore[reportPrivateUsage]
-    sessions: Any = SparkSession._get_j_spark_session_class(jvm)  # pyright: ignore[reportPrivateUsage]
-    before = sessions.getActiveSession()
-
-    def put_back() -> None:
-        sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
-
-    sessions.setActiveSession(session._jsparkSession)  # pyright: ignore[reportPrivateUsage]
-    try:
-        yield
-    except Exception:
-        put_back()
-        raise
-    put_back()
-
-
 def spark_literal(text: str) -> str:
     """A text as SQL of Spark's writes it."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
@@ -357,7 +334,7 @@ def spark_errors() -> Generator[None]:
         yield
     except PySparkException as error:
         told = what_happened(str(error))
-        condition = str(error.getCondition() or "")
+        condition = condition_of(error)
         if condition.startswith(_PASSING) or any(known in str(error)[:400] for known in _PASSING):
             raise OSError(f"{OTHERS_CHANGED}: {told}") from error
         if fault_told_by_spark(str(error), told) is not None:

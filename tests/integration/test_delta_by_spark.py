@@ -22,6 +22,7 @@ from support.delta_tables import BY_SPARK
 from support.sink_harness import SinkHarness
 from support.typed_rows import put
 
+from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.errors import SinkRefused, StormproofError
 from stormproof.core.folds import Fold
 from stormproof.core.sink import SinkInput, SinkMode
@@ -31,7 +32,8 @@ from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import ALREADY_HELD, APPLIED, Held, SinkIdentity
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -47,7 +49,12 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Cal
     def put(name: str, path: Path) -> None:
         made = folder / str(list(BY_SPARK).index(name))
         if not made.exists():
-            BY_SPARK[name].make(spark, made)
+            try:
+                BY_SPARK[name].make(spark, made)
+            except AnalysisException as error:
+                if spark_line().name != "3.5":
+                    raise
+                pytest.skip(f"the SQL of Spark 3.5 cannot make it: {error}")
         shutil.copytree(made, path)
 
     return put

@@ -18,7 +18,6 @@ from support.jobs import Ran, run_job, source
 from stormproof.core.bolt import BasicBolt, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.engine.spark_settings import REQUIRED_BY_QUERIES
 from stormproof.core.errors import JobFailed
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.task import report
@@ -247,46 +246,28 @@ def torn(ran: Ran) -> int:
     return sum(n != TASKS for n in Counter((row["word"], row["value"]) for row in ran.rows["copies"]).values())
 
 
-@pytest.fixture(params=["checksums", "no checksums"])
-def session(request: pytest.FixtureRequest, spark: SparkSession) -> SparkSession:
-    """With Spark's own checksums of shuffles, and without them."""
-    if request.param == "checksums":
-        return spark
-    careless = spark.newSession()
-    for key in REQUIRED_BY_QUERIES:
-        if "Checksum" in key:
-            careless.conf.set(key, "false")
-    return careless
-
-
-def test_a_bolt_that_answers_at_random_never_gets_two_answers_into_one_batch(
-    session: SparkSession, spark: SparkSession, folder: Path
-) -> None:
+def test_a_bolt_that_answers_at_random_never_gets_two_answers_into_one_batch(spark: SparkSession, folder: Path) -> None:
     fault = Fault(folder, "everywhere", "lose", shuffle_folders=shuffle_folders(spark))
-    ran = at_the_latest_with_the_next(lambda: run(SparkEngine(session, TASKS), fault, folder, at_random))
+    ran = at_the_latest_with_the_next(lambda: run(SparkEngine(spark, TASKS), fault, folder, at_random))
     assert fault.happened() == 1
     assert ran.mismatches == ()
     assert torn(ran) == 0
 
 
-@pytest.mark.parametrize("session", ["no checksums"], indirect=True)
-def test_two_runs_of_a_task_in_one_batch_fail_the_job_by_name(
-    session: SparkSession, spark: SparkSession, folder: Path
-) -> None:
+def test_two_runs_of_a_task_in_one_batch_fail_the_job_by_name(spark: SparkSession, folder: Path) -> None:
     fault = Fault(folder, "everywhere", "lose", shuffle_folders=shuffle_folders(spark))
     with pytest.raises(JobFailed, match="did not all read the same run of a task") as error:
-        run(SparkEngine(session, TASKS), fault, folder, at_random)
+        run(SparkEngine(spark, TASKS), fault, folder, at_random)
     assert error.value.details == {"outside": "two runs of one task"}
     assert fault.happened() == 1
 
 
-@pytest.mark.parametrize("session", ["no checksums"], indirect=True)
 def test_control_where_the_runs_are_not_compared_two_answers_get_into_one_batch(
-    session: SparkSession, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "require_one_run", lambda _: None)
     fault = Fault(folder, "everywhere", "lose", shuffle_folders=shuffle_folders(spark))
-    ran = run(SparkEngine(session, TASKS), fault, folder, at_random)
+    ran = run(SparkEngine(spark, TASKS), fault, folder, at_random)
     assert fault.happened() == 1
     assert ran.mismatches == ()  # tokens, shares and counts agree
     assert torn(ran) > 0

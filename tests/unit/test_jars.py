@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from support.command_line import CommandLine
 
 from stormproof.core.engine import jars, java
+from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.errors import SettingsError, StoreUnavailable
 
 
@@ -41,7 +41,7 @@ def listed(folder: Path) -> Path:
     return folder
 
 
-MAIN = ("delta-spark_4.2.jar", "delta-storage.jar")
+MAIN = ("delta-spark_4.2_2.13.jar", "delta-storage.jar")
 
 
 def test_they_are_looked_for_here_in_the_clone_and_in_the_users_own_folder(tmp_path: Path) -> None:
@@ -64,16 +64,6 @@ def test_a_folder_that_was_filled_is_checked_against_its_list(tmp_path: Path) ->
         jars.delta_jars(folder)
 
 
-def test_a_list_of_sizes_is_still_read(tmp_path: Path) -> None:
-    folder = filled(tmp_path / "jars", *MAIN)
-    sizes = {name: (folder / name).stat().st_size for name in MAIN}
-    (folder / jars.MANIFEST).write_text(json.dumps({"jars": sizes}))
-    assert len(jars.delta_jars(folder)) == 2
-    (folder / MAIN[0]).write_bytes(b"cut off")
-    with pytest.raises(SettingsError, match="missing or cut off"):
-        jars.delta_jars(folder)
-
-
 def test_a_folder_of_ones_own_needs_the_main_jars(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no jar of delta-storage"):
         jars.delta_jars(filled(tmp_path / "jars", MAIN[0]))
@@ -85,7 +75,7 @@ def test_jars_for_another_line_of_spark_are_refused_by_name_and_replaced_by_a_fe
     old = "io.delta_delta-spark_4.1_2.13-4.4.0.jar"
     folder = listed(filled(tmp_path / "mine", old, MAIN[1]))
     with pytest.raises(
-        SettingsError, match=rf"no jar of delta-spark_4\.2\); fetch them with: stormproof jars {folder}"
+        SettingsError, match=rf"no jar of delta-spark_4\.2_2\.13\); fetch them with: stormproof jars {folder}"
     ):
         jars.delta_jars(folder)
     monkeypatch.setattr(jars, "_submit", lambda ivy, *_: answer(ivy, 7))
@@ -127,7 +117,7 @@ def test_what_is_there_and_whole_is_not_fetched(
 
 
 def answer(folder: Path, number: int, *, torn: bool = False) -> subprocess.CompletedProcess[str]:
-    filled(folder / "jars", *(f"{i}-delta-{'spark_4.2' if i else 'storage'}.jar" for i in range(number)))
+    filled(folder / "jars", *(f"{i}-delta-{'spark_4.2_2.13' if i else 'storage'}.jar" for i in range(number)))
     if torn:
         jar = folder / "jars" / "0-delta-storage.jar"
         jar.write_bytes(jar.read_bytes()[:-20])
@@ -168,5 +158,9 @@ def test_an_option_is_no_folder(tmp_path: Path, command: CommandLine) -> None:
     assert not (tmp_path / "--help").exists()
 
 
-def test_the_jars_are_of_the_installed_delta_spark() -> None:
-    assert version("delta-spark") == jars.DELTA_VERSION
+def test_a_spark_without_jars_that_were_tried_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.9.1")
+    with pytest.raises(
+        SettingsError, match=r"PySpark 4\.9\.1 is not served.* Served are 3\.5, .*pip install 'pyspark=="
+    ):
+        spark_line()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stormproof.core.engine.jars import DELTA_VERSION, fetch, spark_line
+from stormproof.core.engine.jars import fetch
+from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.settings import Settings
 from stormproof.trident.cli.output import emit, note, say
 
@@ -12,12 +13,13 @@ from stormproof.trident.cli.output import emit, note, say
 def fetch_jars(folder: str | None, *, as_json: bool) -> None:
     """Fetch the jars into the named folder, else that of the settings, else this user's; not if they are there and whole."""
     place = Path(folder) if folder is not None else Settings().delta_jars_dir
-    note(f"Delta {DELTA_VERSION} for Spark {spark_line()} ...")
+    line = spark_line()
+    note(f"Delta {line.delta} for Spark {line.name} ...")
     found = fetch(place)
     report = {
         "folder": str(found.folder),
-        "delta": DELTA_VERSION,
-        "spark": spark_line(),
+        "delta": line.delta,
+        "spark": line.name,
         "fetched": found.fetched,
         "jars": [jar.name for jar in found.jars],
     }
