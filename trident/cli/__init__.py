@@ -6,6 +6,7 @@
 | `verify` | `audit verify` |
 | `reports` | `status`; `audit txn`, `message`, `replays` |
 | `metrics` | `metrics` |
+| `made` | how is a command made from a declaration |
 | `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
 | `components` | `audit components` |
 | `audit_report` | `audit report`: the file for an auditor, and its check |
