@@ -5,7 +5,7 @@
 | `ledger` | what was opened, prepared, committed and replayed: the record in Postgres, with the fence of older drivers |
 | `state` | which maps can a topology keep across batches, and what does a replayed txid find there |
 | `streaming` | how does a Structured Streaming query feed Stormproof: `foreach_batch` |
-| `declarations` | which questions can be asked: command, page and reference are made from it |
+| `declarations` | which questions can be asked, and what can be decided: command, page and reference are made from it |
 | `audit` | do ledger, sinks and source tell one story; what became of a message |
 | `decisions` | what can a person decide about a topology, its messages and its tables; what is refused, and recorded |
 | `audit_report` | what is an auditor handed; is such a file as it was signed |

@@ -68,7 +68,6 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "ledger check": (),
     "ledger migrate": (),
     "ledger prune": (NAME, "--dry-run"),
-    "ledger retry": (NAME, "1"),
     "ledger skip": (NAME, "1", "no-such-sink"),
     "ledger sql": (),
     "metrics": (NAME,),

@@ -125,7 +125,7 @@ def test_what_was_not_synced_may_have_survived(
         if one.start() == FAILED:
             ((txid, reason),) = operator.sql("select txid, reason from stormproof.txn where state = 'blocked'")
             assert "file lost" in reason
-            operator.command("ledger", "retry", NAME, str(txid), "--why", "power loss")
+            operator.command("retry", NAME, str(txid), "--why", "power loss")
             blocked += 1
         one.require_exact()
     print(f"{blocked} of {LUCKY_LOSSES} losses needed a retry")
@@ -196,7 +196,7 @@ def test_retry_takes_a_merge_back_whose_files_were_lost_and_merges_again(merged:
     assert caught.value.details["problem"] == SinkProblem.FILE_LOST
     with pytest.raises(SinkRefused, match="is blocked"):
         merged.run()  # it stays so until somebody decides
-    said = merged.text("ledger", "retry", NAME, "2", "--why", "power loss")
+    said = merged.text("retry", NAME, "2", "--why", "power loss")
     assert f"{lost.name} has 0 bytes" in said
     assert "the table is as in version 1 again" in said
     merged.verify()  # between the two: the table holds what the ledger says
@@ -216,18 +216,18 @@ def test_retry_refuses_where_later_versions_would_be_lost_or_nothing_is_left_to_
     prepared, *_ = (merged.cell.folder / "lake" / ".stormproof-staging").glob("*/*-2-1-*.parquet")
     kept = prepared.read_bytes()
     prepared.unlink()
-    error = merged.command("ledger", "retry", NAME, "2", status=1)["error"]["message"]
+    error = merged.command("retry", NAME, "2", status=1)["error"]["message"]
     assert prepared.name in error
     prepared.write_bytes(kept)
     log = log_of(merged)
     entry = Path(log.entry_path(log.versions()[-1] + 1))
     entry.write_text('{"commitInfo":{"operation":"somebody else\'s"}}')
-    error = merged.command("ledger", "retry", NAME, "2", status=1)["error"]["message"]
+    error = merged.command("retry", NAME, "2", status=1)["error"]["message"]
     assert lost.name in error
     assert "versions up to 3 came after it" in error
     assert merged.sql("select state from stormproof.txn where txid = 2") == [("blocked",)]
     entry.unlink()
-    merged.command("ledger", "retry", NAME, "2")
+    merged.command("retry", NAME, "2")
     merged.run()
     merged.verify()
 
@@ -240,9 +240,9 @@ def test_a_retry_that_is_killed_behind_the_restore_is_made_again(
         merged.run()
     with monkeypatch.context() as broken:
         broken.setattr("stormproof.trident.ledger.txns.move", _die)
-        merged.command("ledger", "retry", NAME, "2", status=1)
+        merged.command("retry", NAME, "2", status=1)
     assert merged.sql("select state from stormproof.txn where txid = 2") == [("blocked",)]
-    assert merged.command("ledger", "retry", NAME, "2")["restored"] == {}
+    assert merged.command("retry", NAME, "2")["restored"] == {}
     merged.run()
     assert content(SinkMode.DELTA_FOLD, NAME, merged.cell.folder, merged.cell.database)["a"] == 3
     merged.verify()

@@ -74,7 +74,6 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "ledger migrate": (),
     "ledger check": (),
     "ledger adopt": (NAME, "other/abc"),
-    "ledger retry": (NAME, "1"),
     "ledger skip": (NAME, "1", "postgres-append"),
     "ledger accept-change": (NAME, "0" * SHOWN_CHARACTERS),
     "ledger accept-loss": (NAME,),
@@ -132,7 +131,7 @@ DENIED: Final = {
     RoleKind.PRODUCER: set(COMMANDS) - PUTS - {"ledger migrate"},
     RoleKind.AUDITOR: set(COMMANDS)
     - READS
-    - {"ledger migrate", "queue adopt", "queue unsubscribe", "retry", "ledger retry"}
+    - {"ledger migrate", "queue adopt", "queue unsubscribe", "retry"}
     - {"resume", "drain", "stop"},
     RoleKind.DRIVER: set[str](),
 }

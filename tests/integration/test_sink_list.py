@@ -166,7 +166,7 @@ def test_a_batch_that_was_prepared_without_the_sink_is_counted(
     with pytest.raises(Exception, match="is blocked"):
         operated.run(words(operated, "first"))
     operated.sql("alter table first drop constraint not_b")
-    operated.command("ledger", "retry", NAME, "2")
+    operated.command("retry", NAME, "2")
     operated.run(words(operated, "first", "second"))
     assert counts(operated, "first") == Counter("ab")
     assert not counts(operated, "second")

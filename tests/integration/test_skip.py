@@ -133,7 +133,7 @@ def test_messages_of_a_batch_whose_prepared_files_are_gone_are_run_again_for_tha
 def test_a_retry_after_the_repair_loses_nothing(operated: Operated) -> None:
     blocked(operated)
     operated.sql(f"alter table {TABLE} drop constraint no_m1")
-    operated.command("ledger", "retry", NAME, "1", "--why", "constraint dropped")
+    operated.command("retry", NAME, "1", "--why", "constraint dropped")
     operated.run()
     for mode in SinkMode:
         assert held(operated, mode) == expected(messages(9)), mode

@@ -122,7 +122,7 @@ def test_rows_that_a_trigger_drops_are_no_refused_ones(operated: Operated) -> No
 def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
     operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stormproof.trident.cli import skip
+    from stormproof.trident.cli.stores import opened
     from stormproof.trident.decisions import skips
 
     operated = alone(operated, APPEND)
@@ -133,8 +133,8 @@ def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(skips, "rows_given_up", die)
-        with pytest.raises(KeyboardInterrupt):
-            skip.skip_rows(NAME, 1, APPEND, by="Ada", why="", as_json=True)
+        with pytest.raises(KeyboardInterrupt), opened() as stores:
+            skips.skip_rows(stores, NAME, 1, APPEND, by="Ada", why="")
     assert "given up by Ada" in str(operated.verify()["notices"])
     refused = skipped(operated, APPEND)
     operated.run()

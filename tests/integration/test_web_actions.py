@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from starlette.datastructures import QueryParams
 from support.crashes import KILLED, Cell, run_driver
 from support.deciding import Deciding, Shown, said
 from support.operated import Operated
@@ -24,7 +23,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.stores import Stores
 from stormproof.trident.web.application import WebApp
-from stormproof.trident.web.decide.action import Given
+from stormproof.trident.web.decide.choosing import Given
 from stormproof.trident.web.decide.pages import act
 from stormproof.trident.web.decide.proposals import Outcome
 from stormproof.trident.web.people import WebRole, WebUser
@@ -155,7 +154,8 @@ def test_a_canary_without_a_driver_is_refused_and_hands_nothing_out(dead: Operat
     person = deciding(dead)
     assert "no driver of 'paged' runs" in person.confirm(person.look("requeue", all="1"), canary="2")
     assert "a canary: say how many" in person.confirm(person.look("requeue", all="1"), max_failures="0.5")
-    assert "needs numbers" in person.confirm(person.look("requeue", all="1"), canary="two")
+    wrong = person.send(person.look("requeue", all="1"), canary="two")
+    assert (wrong.status_code, "Canary: first: &#39;two&#39; is no number" in wrong.text) == (400, True)
     assert len(ids(dead)) == DEAD
 
 
@@ -270,7 +270,7 @@ def test_what_changed_since_it_was_shown_is_not_decided(blocked: Operated) -> No
 
 def test_decisions_about_starts_and_tables_are_on_record(dead: Operated) -> None:
     person = deciding(dead)
-    assert "Name the incarnation" in person.look("adopt").text
+    assert "Fill in what it is about: Incarnation." in person.look("adopt").text
     assert "names no incarnation" in person.look("adopt", incarnation="no such/thing/at all").text
     assert "which stay as they are" in person.do("adopt", incarnation="old/0123abcd")
     assert "is the fingerprint of no change" in person.look("accept-change", fingerprint="xyz").text
@@ -392,7 +392,7 @@ def test_only_the_sink_that_refuses_a_batch_can_be_skipped(operated: Operated, m
 def test_a_skip_that_was_confirmed_once_the_batch_went_on_does_nothing(blocked: Operated) -> None:
     person = deciding(blocked)
     shown = person.look("skip", txid=1, sink=APPEND)
-    blocked.command("ledger", "retry", NAME, "1", "--by", "ann")
+    blocked.command("retry", NAME, "1", "--by", "ann")
     assert "is not blocked: the next start" in person.confirm(shown)
     assert [by for _, by, _ in actions(blocked)] == ["ann"]
 
@@ -485,7 +485,7 @@ class TwoProcesses:
         person = deciding(operated, app=first)
         self.shown = person.look("accept-change", fingerprint="0" * SHOWN_CHARACTERS)
         assert self.shown.proposal is not None
-        self.given = Given("olaf", "again", QueryParams())
+        self.given = Given("olaf", "again", {})
         (mine,) = first.site.proposals._kept.values()  # pyright: ignore[reportPrivateUsage]
         self.proposals = [mine, replace(mine, outcome=None)]
         opened = second.site.reader.opened()

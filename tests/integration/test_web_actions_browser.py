@@ -138,7 +138,7 @@ def test_a_canary_is_followed_on_the_page_until_it_stops(run: Driven, person: Pe
         person.look("requeue", all="1")
         person.chrome.execute_script("document.querySelector('details[data-hold]').open = true")
         person.screens("decide-requeue")
-        person.confirm("repaired?", canary="1", wait="60")
+        person.confirm("repaired?", canary="1", wait_s="60")
         person_sees = "the canary stopped"
         until(lambda: person_sees in person.text(), "the page does not say that the canary stopped", WAIT_S)
         until(lambda: not person.chrome.find_element("id", "live").is_displayed(), "it is said to be live", WAIT_S)

@@ -16,7 +16,7 @@ def commands(found: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[st
     if hasattr(found, "commands"):
         for name, inner in sorted(found.commands.items()):
             yield from commands(inner, (*path, name))
-    else:
+    elif not found.hidden:
         yield " ".join(path), found
 
 

@@ -112,6 +112,8 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
         (["run", "missing.py:topology", "--engine", "warp"], "known are spark, inline"),
         (["queue", "put", "lines", "--lines", "missing.txt"], "no such file"),
         (["dead-letters", "drop", "words"], "name the messages' ids, or --all"),
+        (["ledger", "retry", "words", "1", "--why", "x"], "instead: stormproof retry"),
+        (["rejects", "list", "words", "--sink", "s"], "instead: stormproof dead-letters"),
     ],
 )
 def test_a_refused_call_is_one_line_and_status_2(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from html import escape, unescape
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,12 +14,13 @@ from starlette.datastructures import QueryParams
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import UsageError
-from stormproof.trident.web.decide.action import Choice, Look
-from stormproof.trident.web.decide.catalogue import ACTIONS, ON_THE_COMMAND_LINE, action_of
-from stormproof.trident.web.decide.choosing import canary_numbers, require_chosen
-from stormproof.trident.web.decide.letters import edited_bytes, text_to_edit
+from stormproof.trident.decisions.canary import CanaryRules
+from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, Look, on_the_page
+from stormproof.trident.web.decide.choosing import Choice, Given
+from stormproof.trident.web.decide.letters import canary_rules, edited_bytes, require_chosen, text_to_edit
 from stormproof.trident.web.decide.proposals import KEPT_S, Outcome, Proposal, Proposals
 
+DROP = "stormproof dead-letters drop orders"
 DONE = Outcome(("done",), True, "ann")
 
 
@@ -26,8 +29,9 @@ def proposals(clock: ManualClock | None = None) -> Proposals:
     return Proposals(clock or ManualClock(), lambda: f"n{next(names)}")
 
 
-def added(kept: Proposals, holder: str = "ann", pinned: object = None) -> Proposal:
-    return kept.add(holder, ACTIONS["drop"], Choice("orders", QueryParams()), Look({}, pinned=pinned))
+def added(kept: Proposals, holder: str = "ann", messages: int = 0) -> Proposal:
+    look = Look({}, messages, fixed={"chosen": range(messages)} if messages else {})
+    return kept.add(holder, on_the_page("drop"), Choice("orders", {}), look)
 
 
 def test_a_proposal_runs_once_however_many_send_it_at_once() -> None:
@@ -77,7 +81,7 @@ def test_a_proposal_is_its_holders_for_an_hour() -> None:
 
 def test_what_is_held_is_bounded() -> None:
     kept = proposals()
-    made = [added(kept, pinned=tuple(range(300_000))) for _ in range(6)]
+    made = [added(kept, messages=300_000) for _ in range(6)]
     assert [kept.find(one.nonce, "ann") is not None for one in made] == [False, False, False, True, True, True]
     many = [added(kept) for _ in range(600)]
     assert kept.find(many[0].nonce, "ann") is None
@@ -117,22 +121,60 @@ def test_nothing_is_chosen_by_an_empty_filter() -> None:
 
 
 def test_a_canarys_numbers_are_read_or_refused() -> None:
-    assert canary_numbers({}) is None
-    assert canary_numbers({"canary": "10", "max_failures": "0.05", "wait": "60"}) == (10, 0.05, 60.0)
-    for wrong in ({"canary": "ten"}, {"max_failures": "0.1"}, {"canary": "1", "wait": "soon"}):
-        with pytest.raises(UsageError):
-            canary_numbers(wrong)
+    requeue = on_the_page("requeue")
+    given = Given.of(requeue, "ann", QueryParams(canary="10", max_failures="0.05", wait_s="60"))
+    assert canary_rules(**given.values) == CanaryRules(10, 0.05, 60.0)
+    assert canary_rules(None, None, None) is None
+    with pytest.raises(UsageError, match="belong to a canary"):
+        canary_rules(None, 0.1, None)
+    for wrong in ({"canary": "ten"}, {"wait_s": "soon"}):
+        with pytest.raises(UsageError, match="is no number"):
+            Given.of(requeue, "ann", QueryParams(wrong))
+
+
+def test_what_an_address_lacks_is_named() -> None:
+    skip = on_the_page("skip")
+    assert Choice.of(skip, "orders", QueryParams(txid=" 7 ")).missing == ("Sink",)
+    assert Choice.of(skip, "orders", QueryParams(txid="7", sink="a b")).values == {"txid": 7, "sink": "a b"}
+    with pytest.raises(UsageError, match="Txid: '7x' is no number"):
+        Choice.of(skip, "orders", QueryParams(txid="7x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "command"),
+    [
+        ("skip-rows", {"txid": 7, "sink": "a b"}, "stormproof ledger skip orders 7 'a b' --rows"),
+        ("pause", {}, "stormproof pause orders"),
+        ("accept-loss", {"fingerprint": "0ab"}, "stormproof ledger accept-loss orders 0ab"),
+        ("adopt-table", {"sink": "s", "accept_loss": True}, "stormproof ledger adopt-table orders s --accept-loss"),
+        ("drop", {"id": ("1-1", "1-2"), "all": False}, f"{DROP} 1-1 1-2"),
+        ("requeue", {"id": (), "all": True}, "stormproof dead-letters requeue orders --all"),
+        (
+            "drop",
+            {"id": (), "error_class": "23", "first": 4},
+            f"{DROP} --error-class 23 --first 4",
+        ),
+        ("edit", {"id": "1-1"}, "stormproof dead-letters edit orders 1-1 --payload FILE"),
+    ],
+)
+def test_the_page_says_the_same_at_a_shell(name: str, values: dict[str, Any], command: str) -> None:
+    assert on_the_page(name).shell("orders", values) == command
+
+
+def test_every_decisions_work_takes_what_is_declared() -> None:
+    for one in (one for one in DECISIONS if one.made):
+        given = {name: object() for name in (*(field.name for field in one.fields), *one.preset, "by", "why")}
+        inspect.signature(one.works()).bind(object(), object(), **given)
+    for one in (one for one in DECISIONS if one.look):
+        chosen = {name: object() for name in (*(field.name for field in one.choice), *one.preset)}
+        inspect.signature(one.looks()).bind(object(), object(), **chosen)
 
 
 def test_every_persons_decision_is_on_the_page_or_says_why_not() -> None:
-    commands = {
-        *("dead-letters requeue", "dead-letters drop", "dead-letters edit"),
-        *("pause", "resume", "drain", "stop", "retry", "ledger skip", "ledger skip --rows", "ledger adopt"),
-        *("ledger accept-change", "ledger accept-loss", "ledger adopt-table", "ledger release-table", "ledger prune"),
-    }
-    assert len(ACTIONS) == len(commands)
-    assert set(ON_THE_COMMAND_LINE) == {
-        *("compact", "vacuum", "repair", "queue adopt", "ledger migrate", "forget", "queue unsubscribe"),
-    }
+    shown = [one.name for one in DECISIONS if one.look]
+    assert len(shown) == len(set(shown))
+    not_shown = {one.command for one in DECISIONS if not one.look}
+    by_hand = {"compact", "vacuum", "repair", "queue adopt", "ledger migrate"}
+    assert ELSEWHERE.keys() == not_shown | by_hand
     with pytest.raises(UsageError, match="there is no decision"):
-        action_of("explode")
+        on_the_page("explode")

@@ -7,16 +7,13 @@
 | `reports` | `status`; `audit txn`, `message`, `replays` |
 | `metrics` | `metrics` |
 | `made` | how is a command made from a declaration |
-| `audit_app`, `questions` | `audit ...`: what a view of the ledger answers |
+| `audit_app`, `questions` | `audit ...`; what a view of the ledger answers is made from `trident/declarations` |
 | `components` | `audit components` |
 | `audit_report` | `audit report`: the file for an auditor, and its check |
+| `decided` | what a person decides, made from `trident/declarations` |
 | `canary` | `--canary` of `dead-letters requeue` |
 | `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
-| `control`, `control_app` | `pause`, `resume`, `drain`, `stop` |
-| `ledger_app` | the commands of `ledger`, and `retry` |
-| `operate` | `retry`, `ledger adopt`, `ledger accept-change` |
-| `skip`, `prune` | `ledger skip`, also with `--rows`; `ledger prune` |
-| `sink_tables` | `ledger adopt-table`, `ledger release-table` |
+| `ledger_app` | the commands of `ledger` |
 | `upkeep` | `compact`, `vacuum` |
 | `web` | `web` |
 | `schema` | `ledger migrate`, `check`, `sql` |

@@ -9,8 +9,10 @@ import typer
 from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli import audit_app, control_app, ledger_app, letters_app, queue_app
-from stormproof.trident.cli.options import AsJson, By, ByWhom, Conf, TopologyName, Why
+from stormproof.trident.cli import audit_app, ledger_app, letters_app, queue_app
+from stormproof.trident.cli.decided import add_decisions
+from stormproof.trident.cli.made import gone
+from stormproof.trident.cli.options import AsJson, By, Conf, TopologyName, Why
 from stormproof.trident.cli.output import guarded
 
 _ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -240,31 +242,8 @@ def metrics(
     export(topologies or (), file=file, as_json=as_json)
 
 
-app.command()(ledger_app.retry)
-for _command in (control_app.pause, control_app.resume, control_app.drain, control_app.stop):
-    app.command()(_command)
-
-
-@app.command()
-def forget(
-    topology: TopologyName,
-    *,
-    by: ByWhom,
-    why: Why = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be removed, and what would stay.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Forget a topology that does not run: its batches, events, dead letters, rejects, and how far it read its source.
-
-    Its tables stay, with their rows and their own record of them; those that it never wrote to are free for another one.
-    What stays is said, and kept on record with who decided. A queue keeps nothing back for it any more. A topology of its
-    name that starts later reads its source from the start. Example: stormproof forget weather --by ann --dry-run
-    """
-    from stormproof.trident.cli.operate import forget
-
-    forget(topology, dry_run=dry_run, by=by, why=why, as_json=as_json)
+add_decisions(app)
+gone(app, "rejects", "dead-letters")
 
 
 @app.command()

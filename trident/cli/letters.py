@@ -90,8 +90,7 @@ def list_letters(
 def note_elsewhere(letters: Letters) -> None:
     """Say whose dead letters are out of reach."""
     if letters.elsewhere:
-        names = ", ".join(letters.elsewhere)
-        note(f"stormproof: dead letters of {names} are not in the ledger's database, and not shown")
+        note(letters.out_of_reach)
 
 
 def _topologies(stores: Stores, topology: str | None) -> list[str]:

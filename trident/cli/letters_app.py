@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from stormproof.trident.cli.canary import Canary, DryRun, MaxFailures, Wait, rules_of
+from stormproof.trident.cli.decided import add_decisions
 from stormproof.trident.cli.options import AsJson, By, MessageId, TopologyName, Why
 
 app = typer.Typer(
@@ -135,16 +136,7 @@ def letters_edit(
     edit_letter(topology, message, payload, exact=exact, by=by, why=why, as_json=as_json)
 
 
-@app.command("retry")
-def letters_retry(topology: TopologyName, by: By = "", why: Why = "", as_json: AsJson = False) -> None:
-    """Hand out now the messages that failed and wait for their retry: they are no dead letters yet.
-
-    Each has it in its history; its failures stay counted. Example: stormproof dead-letters retry orders --why "the service
-    answers again"
-    """
-    from stormproof.trident.cli.letters_decided import retry_waiting
-
-    retry_waiting(topology, by=by, why=why, as_json=as_json)
+add_decisions(app, "dead-letters")
 
 
 @app.command("requeue")

@@ -25,17 +25,6 @@ from stormproof.trident.decisions.letters import ChosenLetters, Letter, letters_
 from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.wording import counted
 
-# -- retry -------------------------------------------------------------------------------------------------------------
-
-
-def retry_waiting(topology: str, *, by: str, why: str, as_json: bool) -> None:
-    """Hand out now what waits for a retry."""
-    with opened() as stores, letters_of(stores, topology) as letters:
-        note_elsewhere(letters)
-        done = dead_letters.retry_now(stores, letters, by=by, why=why)
-    emit(done, as_json=as_json, text=lambda: say("\n".join(done.lines())))
-
-
 # -- edit --------------------------------------------------------------------------------------------------------------
 
 

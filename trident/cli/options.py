@@ -45,11 +45,16 @@ AsJson = Annotated[bool, _JSON]
 AS_JSON: Final = parameter("as_json", bool, _JSON, False)
 TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="The topology's name.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
-By = Annotated[
-    str, typer.Option(callback=operator, help="Who decides, for the records; default: the user at the keyboard.")
-]
-ByWhom = Annotated[str, typer.Option("--by", callback=operator, help="Who decides, for the records.")]
-Why = Annotated[str, typer.Option(callback=_storable, help="Why, for the records.")]
+_BY: Final = typer.Option(
+    "--by", callback=operator, help="Who decides, for the records; default: the user at the keyboard."
+)
+_BY_WHOM: Final = typer.Option("--by", callback=operator, help="Who decides, for the records.")
+_WHY: Final = typer.Option("--why", callback=_storable, help="Why, for the records.")
+By = Annotated[str, _BY]
+Why = Annotated[str, _WHY]
+BY: Final = parameter("by", str, _BY, "")
+BY_WHOM: Final = parameter("by", str, _BY_WHOM)
+WHY: Final = parameter("why", str, _WHY, "")
 Txid = Annotated[int, typer.Argument(metavar="TXID", help="The batch's number, as `status` and `audit` show it.")]
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name, as `status` shows it.")]
 MessageId = Annotated[

@@ -61,7 +61,7 @@ def exit_status(error: StormproofError) -> Exit:
 
 
 def json_text(report: object) -> str:
-    """A report as JSON: a dataclass by its fields, a time in ISO 8601."""
+    """A report as JSON: a dataclass by its fields (`is_` as `is`), a time in ISO 8601."""
     return json.dumps(report, indent=2, default=_jsonable)
 
 
@@ -72,7 +72,7 @@ def json_line(report: object) -> str:
 
 def _jsonable(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {field.name.rstrip("_"): getattr(value, field.name) for field in dataclasses.fields(value)}
     match value:
         case datetime():
             return value.isoformat()

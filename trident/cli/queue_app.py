@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from stormproof.trident.cli.options import AsJson, By, ByWhom, QueueName, Why
+from stormproof.trident.cli.decided import add_decisions
+from stormproof.trident.cli.options import AsJson, By, QueueName, Why
 
 app = typer.Typer(help="Put messages into a queue, and look at it.", no_args_is_help=True)
 
@@ -115,26 +116,7 @@ def queue_list(as_json: AsJson = False) -> None:
     list_queues(as_json=as_json)
 
 
-@app.command("unsubscribe")
-def queue_unsubscribe(
-    queue: QueueName,
-    subscription: Annotated[
-        str, typer.Argument(metavar="SUBSCRIPTION", help="The reader's name, as `queue stats` shows it.")
-    ],
-    *,
-    by: ByWhom,
-    why: Why = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Remove a queue's reader that belongs to no topology here; what was pending, waiting or dead of it is removed, too.
-
-    The queue keeps nothing back for it any more. A topology's reader goes with it: stormproof forget. A program that
-    subscribes under the name again reads the queue from its start. Example: stormproof queue unsubscribe orders old --by ann
-    """
-    from stormproof.trident.cli.operate import unsubscribe
-
-    unsubscribe(queue, subscription, dry_run=dry_run, by=by, why=why, as_json=as_json)
+add_decisions(app, "queue")
 
 
 @app.command("adopt")

@@ -22,6 +22,7 @@ from stormproof.sinks.protocol import (
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.audit.report import ranges
+from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.rows import Run
@@ -112,6 +113,17 @@ def loss_at(stores: Stores, topology: str, sink: str, *, accept_loss: bool) -> L
     """
     row = stores.topology(topology)
     return _examined(stores, row, stores.binding(row, sink), accept_loss=accept_loss)[2]
+
+
+def look(stores: Stores, topology: str, sink: str, *, accept_loss: bool = False) -> Look:
+    """The table, and what its adoption would give up."""
+    loss = loss_at(stores, topology, sink, accept_loss=accept_loss)
+    binding = stores.binding(stores.topology(topology), sink)
+    facts = {"sink": sink, "table": binding.target, "known as": binding.table_id}
+    if loss is None:
+        return Look(facts, said=("nothing is lost, as far as can be told",))
+    facts = {**facts, "gives up txids": loss.txids}
+    return Look(facts, loss.rows, "row", said=(f"the table has {counted(loss.found, 'row')} now",))
 
 
 def adopt_table(stores: Stores, topology: str, sink: str, *, accept_loss: bool, by: str, why: str) -> TableAdopted:

@@ -11,6 +11,7 @@ from stormproof.core.message import storable_text
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.batch_records import to_prepared
+from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.stores import Stores
@@ -51,6 +52,15 @@ def require_blocked(stores: Stores, topology: str, txid: int) -> TopologyRow:
         now = f"is {found[0].state}" if found else "does not exist"
         raise UsageError(f"txid {txid} of topology {topology!r} {now}; only a blocked one can be retried", txid=txid)
     return row
+
+
+def look(stores: Stores, topology: str, txid: int) -> Look:
+    """Where the batch stands, and why it is blocked."""
+    row = require_blocked(stores, topology, txid)
+    with stores.audit.snapshot() as snapshot:
+        (txn,) = snapshot.txns(row.incarnation, txid, txid)
+    facts = {"txid": str(txid), "state": txn.state.value, "messages": str(txn.messages)}
+    return Look(facts, said=(f"it is blocked: {txn.reason}",))
 
 
 def retry_txid(stores: Stores, topology: str, txid: int, *, by: str, why: str) -> Retried:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from stormproof.core.errors import Json, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.files.rows import editable
-from stormproof.trident.decisions.letters import ChosenLetters, Letter, Letters, not_dead
+from stormproof.trident.decisions.letters import ChosenLetters, Letter, Letters, letters_of, not_dead
 from stormproof.trident.ledger import events, rejects
 from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.transaction_states import OperatorAction, RejectState
@@ -181,6 +181,20 @@ class RetriedNow:
     def lines(self) -> list[str]:
         """What was done, for people."""
         return [f"{self.topology}: {counted(self.retried, 'waiting message')} handed out now by {self.by}"]
+
+
+def retry_waiting(
+    stores: Stores, topology: str, *, by: str, why: str, told: Callable[[str], None] = lambda _: None
+) -> RetriedNow:
+    """`retry_now` of a topology; `told` gets whose messages are out of reach.
+
+    Raises:
+        UsageError: there is no such topology, or no message of it is within reach.
+    """
+    with letters_of(stores, topology) as letters:
+        if letters.elsewhere:
+            told(letters.out_of_reach)
+        return retry_now(stores, letters, by=by, why=why)
 
 
 def retry_now(stores: Stores, letters: Letters, *, by: str, why: str) -> RetriedNow:

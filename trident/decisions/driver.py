@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from stormproof.core.errors import UsageError
 from stormproof.trident.audit.handed_in import place_of
 from stormproof.trident.audit.status import DriverState, driver_state
+from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger.control import Control, Doing, SignOfLife
 from stormproof.trident.stores import Stores
@@ -44,10 +45,19 @@ class Asked:
     recorded: bool = True
     """Off where all was so already: nothing was asked then."""
 
+    wait_s: float | None = None
+    """How long its effect was waited for."""
+
     @property
-    def is_unanswered(self) -> bool:
-        """Whether a driver runs and did not take note in time; it does so once it is back."""
-        return bool(self.driver) and not self.heard
+    def exit_status(self) -> int:
+        """4: a driver runs and did not take note in time, and does so once it is back; 1: it did not do as asked in time."""
+        if self.driver and not self.heard:
+            return 4
+        return 0 if self.done or self.wait_s is None else 1
+
+    def lines(self) -> list[str]:
+        """What became of the request, for people."""
+        return [_answer(self)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,13 @@ def ask_driver(
     _refuse(stores, seen, action)
     if _is_so_already(seen, action):
         return Asked(
-            topology, action.value, by, why, "", heard=False, done=True, doing=None, in_flight=0, recorded=False
+            *(topology, action.value, by, why, ""),
+            heard=False,
+            done=True,
+            doing=None,
+            in_flight=0,
+            recorded=False,
+            wait_s=wait_s,
         )
     with stores.transaction(row) as tx:
         request = control.ask(tx, action, by=by, why=why)
@@ -126,18 +142,29 @@ def ask_driver(
         None if seen.sign is None or seen.is_gone else seen.sign.doing,
         0 if seen.sign is None or seen.is_gone else seen.sign.in_flight,
         None if seen.sign is None else seen.sign.age_s,
+        wait_s=wait_s,
     )
 
 
-def require_askable(stores: Stores, topology: str, action: OperatorAction) -> bool:
-    """Whether there is something to ask of the topology's driver; False: all is so already.
+_ALREADY: Final = {
+    OperatorAction.RESUME: "It is not paused: there is nothing to resume.",
+    OperatorAction.STOP: "No driver of it runs: there is nothing to stop.",
+}
+
+
+def look(stores: Stores, topology: str, action: OperatorAction) -> Look:
+    """The driver that would be asked.
 
     Raises:
         UsageError: as `ask_driver`.
     """
     seen = _seen(stores, topology)
     _refuse(stores, seen, action)
-    return not _is_so_already(seen, action)
+    row = seen.row
+    return Look(
+        {"driver": f"{row.driver_host}:{row.driver_pid}, {driver_state(row).value}", "run": f"epoch {row.epoch}"},
+        nothing=_ALREADY[action] if _is_so_already(seen, action) else None,
+    )
 
 
 def _seen(stores: Stores, topology: str) -> _Seen:
@@ -191,8 +218,7 @@ def _until(stores: Stores, topology: str, seconds: float, holds: Callable[[_Seen
         time.sleep(_LOOK_EVERY_S)
 
 
-def answer_of(asked: Asked) -> str:
-    """What became of the request, as a sentence."""
+def _answer(asked: Asked) -> str:
     name = asked.topology
     if not asked.driver:
         so_already = {

@@ -89,12 +89,15 @@ def forget(stores: Stores, topology: str, *, by: str, why: str, dry_run: bool = 
     return _forgotten(stores, "topology", topology, row.incarnation, remove, kept, by=by, why=why, dry_run=dry_run)
 
 
-def unsubscribe(stores: Stores, queue: str, reader: str, *, by: str, why: str, dry_run: bool = False) -> Forgotten:
+def unsubscribe(
+    stores: Stores, queue: str, subscription: str, *, by: str, why: str, dry_run: bool = False
+) -> Forgotten:
     """Remove a queue's subscription, with all that is pending, waiting and dead of it: the queue keeps nothing back for it.
 
     Raises:
         UsageError: there is no such subscription, somebody reads under it now, or it is a topology's: `forget` that.
     """
+    reader = subscription
     with closing(PostgresQueue(queue, database=stores.database)) as of:
         known = of.stats().subscriptions
     if reader not in known:

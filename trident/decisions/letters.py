@@ -151,6 +151,12 @@ class Letters:
         """The topology's name."""
         return self.row.name
 
+    @property
+    def out_of_reach(self) -> str:
+        """Whose dead letters are not shown, for people."""
+        names = ", ".join(self.elsewhere)
+        return f"stormproof: dead letters of {names} are not in the ledger's database, and not shown"
+
     def each(self, where: LetterFilter, *, undecided: bool = False) -> Generator[Letter]:
         """The dead letters that the filter admits, whole: source by source, then those of sinks; each oldest first.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stormproof.core.errors import Json, UsageError
+from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.transaction_states import OperatorAction
@@ -57,13 +58,28 @@ def open_losses(stores: Stores, topology: str) -> Losses:
     return Losses(topology, tuple(records), _fingerprint(records) if records else "")
 
 
-def accept_loss(stores: Stores, topology: str, fingerprint: str, *, by: str, why: str) -> Losses:
-    """Accept exactly the records that the fingerprint names. What is noted later is none of them.
+def look(stores: Stores, topology: str) -> Look:
+    """What would be accepted: what is on record now, and nothing that comes later."""
+    found = open_losses(stores, topology)
+    return Look(
+        {"fingerprint": found.fingerprint},
+        len(found.records),
+        "record",
+        {"fingerprint": found.fingerprint},
+        found.records,
+        nothing=None if found.records else found.lines()[0],
+    )
+
+
+def accept_loss(stores: Stores, topology: str, fingerprint: str | None, *, by: str, why: str) -> Losses:
+    """Accept exactly the records that the fingerprint names. What is noted later is none of them. None: only show them.
 
     Raises:
         UsageError: there is no such topology, or other records are there now.
     """
     found = open_losses(stores, topology)
+    if fingerprint is None:
+        return found
     if not found.records or found.fingerprint != fingerprint:
         raise UsageError(
             f"{fingerprint!r} does not name what is on record of {topology!r} now; stormproof ledger accept-loss {topology} "

@@ -10,6 +10,7 @@ from stormproof.sinks.protocol import PROBLEM, SinkIdentity, SinkProblem
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.audit.status import may_be_running
+from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.tx import Tx
@@ -49,6 +50,12 @@ def require_releasable(stores: Stores, topology: str, sink: str) -> tuple[Topolo
     with stores.transaction(row) as tx:
         _require_unused(tx, topology, sink)
     return row, binding
+
+
+def look(stores: Stores, topology: str, sink: str) -> Look:
+    """The table that would be free."""
+    _, binding = require_releasable(stores, topology, sink)
+    return Look({"sink": sink, "table": binding.target, "known as": binding.table_id})
 
 
 def release_table(stores: Stores, topology: str, sink: str, *, by: str, why: str) -> TableReleased:

@@ -19,6 +19,7 @@ from stormproof.sinks.staging import open_prepared
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.batch_records import to_prepared
+from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.repair import RejectedRow, decide_rows, rows_given_up, skip, skippable
 from stormproof.trident.ledger.rows import SinkWork
@@ -93,6 +94,44 @@ def row_skipper(stores: Stores, row: TopologyRow, txid: int, sink: str) -> tuple
             sink=sink,
         )
     return described, input_, files
+
+
+def look(stores: Stores, topology: str, txid: int, sink: str, *, rows: bool = False) -> Look:
+    """The rows that would be given up; with `rows` the refused ones of them, of which only the sink knows how many."""
+    row = stores.topology(topology)
+    work = require_skippable(stores, row, txid, sink)
+    require_refusing(stores, row, txid, sink)
+    facts = {"txid": str(txid), "sink": sink}
+    if not rows:
+        return Look(facts, work.rows, "row")
+    row_skipper(stores, row, txid, sink)
+    return Look(
+        {**facts, "rows of the batch": str(work.rows)},
+        said=("how many of them its table refuses is known only when it commits the others",),
+    )
+
+
+def give_up(
+    stores: Stores,
+    topology: str,
+    txid: int,
+    sink: str,
+    *,
+    rows: bool = False,
+    messages: bool = False,
+    by: str,
+    why: str,
+) -> SkipReport | SkipRowsReport:
+    """Give up a batch's rows at one sink: see `skip_sink`, and with `rows` `skip_rows`.
+
+    Raises:
+        UsageError: as these, or both are wanted.
+    """
+    if rows and messages:
+        raise UsageError("give --rows or --messages: with --rows the messages of the given up rows are rejects anyway")
+    if rows:
+        return skip_rows(stores, topology, txid, sink, by=by, why=why)
+    return skip_sink(stores, topology, txid, sink, messages=messages, by=by, why=why)
 
 
 # -- all rows ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import UsageError
+from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import graphs, other_lives
 
 if TYPE_CHECKING:
@@ -63,6 +64,12 @@ def require_other_incarnation(stores: Stores, topology: str, incarnation: str) -
     return row
 
 
+def look_at_incarnation(stores: Stores, topology: str, incarnation: str) -> Look:
+    """Whose rows are adopted by whom."""
+    row = require_other_incarnation(stores, topology, incarnation)
+    return Look({"its own incarnation": row.incarnation, "adopts": incarnation})
+
+
 def adopt_incarnation(stores: Stores, topology: str, incarnation: str, *, by: str, why: str) -> Adopted:
     """Let a topology write to a table in which another incarnation left rows.
 
@@ -90,6 +97,13 @@ def refused_change(stores: Stores, row: TopologyRow, fingerprint: str) -> str:
             fingerprint=fingerprint,
         )
     return refused
+
+
+def look_at_change(stores: Stores, topology: str, fingerprint: str) -> Look:
+    """Which change is accepted, and why a start was refused with it."""
+    row = stores.topology(topology)
+    refused = refused_change(stores, row, fingerprint)
+    return Look({"incarnation": row.incarnation, "fingerprint": fingerprint, "refused": refused})
 
 
 def accept_change(stores: Stores, topology: str, fingerprint: str, *, by: str, why: str) -> ChangeAccepted:

@@ -10,7 +10,7 @@ from stormproof.core.errors import StormproofError
 
 if TYPE_CHECKING:
     from stormproof.trident.decisions.canary import CanaryReport
-    from stormproof.trident.web.decide.action import CanaryRun
+    from stormproof.trident.web.decide.letters import CanaryRun
 
 _log: Final = logging.getLogger("stormproof.web")
 

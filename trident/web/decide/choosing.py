@@ -1,84 +1,92 @@
-"""Which dead letters are meant: those selected, those that a filter admits, or expressly all of them."""
+"""What a decision is about, and what is filled in with its confirmation: an address and forms, as values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import QueryParams
 
 from stormproof.core.errors import UsageError
-from stormproof.trident.web.decide.action import Choice, Field
-from stormproof.trident.wording import counted
+from stormproof.core.message import storable_text
+from stormproof.trident.declarations.decisions import Decision, Field
 
-SHOWN_IDS = 20
-
-ALL = Field("all", "All of them", "checkbox", "with no filter")
-CANARY = (
-    Field("canary", "Canary: first", "number", "messages"),
-    Field("max_failures", "Share that may fail", "text", "0.05; default 0"),
-    Field("wait", "Seconds for each wave", "number", "default 300"),
-)
+VALUE_MAX = 4_000
+"""Characters of a field's value; an edited payload may have more."""
 
 
-def command_of(words: str, topology: str, ids: Sequence[str], filters: Mapping[str, str | None], *, every: bool) -> str:
-    """A command that chooses the same."""
-    options = [f"--{name.replace('_', '-')} {quoted(value)}" for name, value in filters.items() if value is not None]
-    shown = [quoted(one) for one in ids[:SHOWN_IDS]] + (["..."] if len(ids) > SHOWN_IDS else [])
-    return " ".join([f"stormproof {words}", quoted(topology), *shown, *(["--all"] if every else []), *options])
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a decision is about. `values` has each field that is filled in; `missing` says which are, and must be."""
+
+    topology: str
+    values: Mapping[str, Any]
+    missing: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(decision: Decision, topology: str, params: QueryParams) -> Choice:
+        """What an address, or a form, chooses.
+
+        Raises:
+            UsageError: a value is not of its kind.
+        """
+        values = values_of(decision.choice, params)
+        return Choice(topology, values, missing_of(decision.choice, values))
+
+    def text(self, name: str) -> str | None:
+        """A value as the form and the address have it."""
+        value = self.values.get(name)
+        return None if value is None else "1" if value is True else str(value)
 
 
-def quoted(text: str) -> str:
-    """A text as a shell's word."""
-    import shlex
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was filled in with the confirmation: who, why, and the decision's own fields."""
 
-    return shlex.quote(text)
+    by: str
+    why: str
+    values: Mapping[str, Any]
 
-
-def require_chosen(ids: Sequence[str], *, is_empty: bool, every: bool) -> str | None:
-    """Why nothing is chosen; None: something is. An empty filter must be confirmed by choosing all.
-
-    Raises:
-        UsageError: more than one of selected, filter, and all.
-    """
-    chosen = (bool(ids), not is_empty, every)
-    if sum(chosen) > 1:
-        raise UsageError("choose messages, or a filter, or all of them: only one of these")
-    return None if any(chosen) else "Nothing is chosen yet: fill in a filter, or check “All of them”."
+    @staticmethod
+    def of(decision: Decision, by: str, form: QueryParams) -> Given:
+        """From a form; texts are made storable, as those of the command line are."""
+        who, why = (storable_text(text.strip()[:VALUE_MAX]) for text in (by, form.get("why", "")))
+        return Given(who, why, values_of(decision.given, form))
 
 
-def of_choice(choice: Choice, names: Sequence[str]) -> dict[str, str | None]:
-    """The filter's texts in a choice."""
-    return {name: choice.text(name) for name in names}
-
-
-def changes(before: Set[str | int], now: Set[str | int], noun: str) -> list[str]:
-    """What changed since somebody looked."""
-    found = list[str]()
-    if gone := len(before - now):
-        found.append(
-            f"since you looked, {counted(gone, noun)} of these {_was(gone)} decided about by others: left alone"
-        )
-    if new := len(now - before):
-        found.append(f"since you looked, {counted(new, noun)} more came to match: not touched")
-    return found
-
-
-def _was(number: int) -> str:
-    return "was" if number == 1 else "were"
-
-
-def canary_numbers(given: Mapping[str, str | None]) -> tuple[int, float, float] | None:
-    """First wave, share and seconds of a canary; None: none is wanted.
+def values_of(fields: Sequence[Field], params: QueryParams) -> dict[str, Any]:
+    """The values of the fields that are filled in, and of those that have a default.
 
     Raises:
-        UsageError: one of them is no number, or is given without a first wave.
+        UsageError: one is not of its kind.
     """
-    from stormproof.trident.decisions.canary import WAIT_S
+    found = {one.name: _value(one, params) for one in fields}
+    return {name: value for name, value in found.items() if value is not None}
 
-    first, share, wait = (given.get(name) for name in ("canary", "max_failures", "wait"))
-    if first is None:
-        if share is not None or wait is not None:
-            raise UsageError("a share of failures and a time belong to a canary: say how many messages it begins with")
-        return None
+
+def missing_of(fields: Sequence[Field], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels of the fields that must be filled in and are not."""
+    return tuple(one.label for one in fields if one.required and one.name not in values)
+
+
+def _value(one: Field, params: QueryParams) -> Any:
+    text = params.get(one.name, "")
+    if one.kind == "payload":
+        return params.get(one.name)
+    if one.kind == "texts":
+        return tuple(dict.fromkeys(each.strip() for each in params.getlist(one.name) if each.strip()))
+    if one.kind == "checkbox":
+        return bool(text.strip())
+    if not text.strip():
+        return one.default
+    return text.strip() if one.kind == "text" else _number(one, text.strip())
+
+
+def _number(one: Field, text: str) -> int | float:
     try:
-        return int(first), 0.0 if share is None else float(share), WAIT_S if wait is None else float(wait)
+        if len(text) <= 18:
+            return int(text) if one.kind == "number" else float(text)
     except ValueError:
-        raise UsageError("a canary needs numbers: messages to begin with, a share as 0.05, seconds") from None
+        pass
+    raise UsageError(f"{one.label}: {text[:40]!r} is no number")

@@ -1,146 +1,188 @@
-"""Dead letters: requeue, drop, and hand one out again with another payload."""
+"""Dead letters on the page: requeue, drop, and hand one out again with another payload."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.decisions import canaries, dead_letters
-from stormproof.trident.decisions.canary import CanaryRules
+from stormproof.trident.decisions.canary import WAIT_S, CanaryReport, CanaryRules
 from stormproof.trident.decisions.letter_filter import LetterFilter, filter_of
 from stormproof.trident.decisions.letters import ChosenLetters, letters_of
-from stormproof.trident.web.decide.action import Action, CanaryRun, Choice, Does, Done, Field, Given, Look, Looks
-from stormproof.trident.web.decide.choosing import (
-    ALL,
-    CANARY,
-    canary_numbers,
-    changes,
-    command_of,
-    of_choice,
-    quoted,
-    require_chosen,
-)
+from stormproof.trident.declarations.decisions import Look
+from stormproof.trident.wording import counted
 
 if TYPE_CHECKING:
     from stormproof.trident.stores import Stores
 
-FILTERS: Final = ("source", "reason", "component", "error_class", "match", "since", "until", "sink", "first", "last")
-_CHOICE: Final = (
-    Field("source", "Source or spout"),
-    Field("reason", "Reason", hint="error, timeout, refused, ..."),
-    Field("component", "Component", hint="of the last failure"),
-    Field("error_class", "Error class", hint="as ValueError; SQLSTATE 23505, or the class 23"),
-    Field("match", "Text", hint="in error, payload or refused row"),
-    Field("since", "Dead since", hint="a time, or an age as 2h"),
-    Field("until", "Dead before", hint="a time, or an age as 2h"),
-    Field("sink", "Rejected by sink"),
-    Field("first", "Rejected from txid", "number"),
-    Field("last", "Rejected to txid", "number"),
-    ALL,
-)
+
+@dataclass(frozen=True, slots=True)
+class CanaryRun:
+    """A canary to be run in a thread of its own: it gets a listener, and what says that it is to stop."""
+
+    run: Callable[[Callable[[CanaryReport], None], Callable[[], bool]], CanaryReport]
 
 
-def _filter(choice: Choice) -> LetterFilter:
-    return filter_of((), **of_choice(choice, FILTERS))
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done, in sentences; the exit status is 1 where something of it was refused."""
+
+    told: tuple[str, ...]
+    exit_status: int = 0
+    canary: CanaryRun | None = None
+    """A canary that has begun, and goes on."""
+
+    def lines(self) -> Sequence[str]:
+        """What was done, for people."""
+        return self.told
 
 
-def _found(stores: Stores, choice: Choice) -> ChosenLetters:
-    with letters_of(stores, choice.topology) as letters:
-        return letters.choose(_filter(choice), choice.texts("id"))
+def look(stores: Stores, topology: str, *, id: tuple[str, ...], all: bool, **filters: object) -> Look:
+    """Which dead letters are meant: those selected, those that a filter admits, or expressly all of them."""
+    where = _filter(filters)
+    stores.topology(topology)
+    nothing = require_chosen(id, is_empty=(where.without_sink if id else where).is_empty, every=all)
+    if nothing is not None:
+        return Look({}, nothing=nothing)
+    found = _found(stores, topology, where, id)
+    classes = [(one.error_class, one.reason, one.component, str(one.undecided)) for one in found.classes]
+    missed = len(set(id).difference(found.messages))
+    at_sinks = len(found.rejects)
+    return Look(
+        {},
+        found.number,
+        "dead letter",
+        {"chosen": found},
+        (
+            *((f"{missed} of those selected are decided about already",) if missed else ()),
+            *((f"{at_sinks} of them only at the sinks that rejected them",) if at_sinks else ()),
+        ),
+        (("error class", "reason", "failed in", "dead letters"), *classes),
+        None if found.number else "No undecided dead letter is chosen.",
+    )
 
 
-def _looks(verb: str) -> Looks:
-    def look(stores: Stores, choice: Choice) -> Look:
-        ids, every, where = choice.texts("id"), choice.is_on("all"), _filter(choice)
-        stores.topology(choice.topology)
-        nothing = require_chosen(ids, is_empty=(where.without_sink if ids else where).is_empty, every=every)
-        if nothing is not None:
-            return Look({}, nothing=nothing)
-        found = _found(stores, choice)
-        classes = [(one.error_class, one.reason, one.component, str(one.undecided)) for one in found.classes]
-        missed = len(set(ids).difference(found.messages))
-        at_sinks = len(found.rejects)
-        return Look(
-            {},
-            found.number,
-            "dead letter",
-            found,
-            (
-                *((f"{missed} of those selected are decided about already",) if missed else ()),
-                *((f"{at_sinks} of them only at the sinks that rejected them",) if at_sinks else ()),
-            ),
-            (("error class", "reason", "failed in", "dead letters"), *classes),
-            None if found.number else "No undecided dead letter is chosen.",
-            command_of(f"dead-letters {verb}", choice.topology, ids, of_choice(choice, FILTERS), every=every),
+def _filter(chosen: Mapping[str, object]) -> LetterFilter:
+    return filter_of((), **{name: str(value) for name, value in chosen.items()})
+
+
+def require_chosen(ids: Sequence[str], *, is_empty: bool, every: bool) -> str | None:
+    """Why nothing is chosen; None: something is. An empty filter must be confirmed by choosing all.
+
+    Raises:
+        UsageError: more than one of selected, filter, and all.
+    """
+    chosen = (bool(ids), not is_empty, every)
+    if sum(chosen) > 1:
+        raise UsageError("choose messages, or a filter, or all of them: only one of these")
+    return None if any(chosen) else "Nothing is chosen yet: fill in a filter, or check “All of them”."
+
+
+def _found(stores: Stores, topology: str, where: LetterFilter, ids: Sequence[str]) -> ChosenLetters:
+    with letters_of(stores, topology) as letters:
+        return letters.choose(where, ids)
+
+
+def drop(
+    stores: Stores,
+    topology: str,
+    *,
+    id: tuple[str, ...],
+    all: bool,
+    chosen: ChosenLetters,
+    by: str,
+    why: str,
+    requeue: bool = False,
+    **filters: object,
+) -> Done:
+    """Drop, or requeue, those that were shown; what changed since is told."""
+    del all
+    told = changes(chosen.keys, _found(stores, topology, _filter(filters), id).keys)
+    with letters_of(stores, topology) as letters:
+        done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=by, why=why)
+    refused = [f"{message}: {reason}" for message, reason in done.refused.items()]
+    return Done((*done.lines(), *told, *refused), 1 if refused else 0)
+
+
+def requeue(
+    stores: Stores,
+    topology: str,
+    *,
+    chosen: ChosenLetters,
+    by: str,
+    why: str,
+    canary: int | None = None,
+    max_failures: float | None = None,
+    wait_s: float | None = None,
+    **about: Any,
+) -> Done:
+    """Requeue those that were shown; with a canary the first ones alone, and the others behind the page."""
+    rules = canary_rules(canary, max_failures, wait_s)
+    if rules is None:
+        return drop(stores, topology, chosen=chosen, by=by, why=why, requeue=True, **about)
+    canaries.require_driver(stores, topology)
+    run = CanaryRun(
+        lambda told, stopped: canaries.requeue_canary(
+            *(stores, topology, chosen, rules), by=by, why=why, told=told, stopped=stopped
         )
+    )
+    return Done((f"{topology}: a canary of {chosen.number} dead letters has begun",), canary=run)
 
-    return look
+
+def canary_rules(canary: int | None, max_failures: float | None, wait_s: float | None) -> CanaryRules | None:
+    """The rules of a canary; None: none is wanted.
+
+    Raises:
+        UsageError: a canary's option without a first wave, or a value out of range.
+    """
+    if canary is not None:
+        return CanaryRules(canary, 0.0 if max_failures is None else max_failures, WAIT_S if wait_s is None else wait_s)
+    if max_failures is not None or wait_s is not None:
+        raise UsageError("a share of failures and a time belong to a canary: say how many messages it begins with")
+    return None
 
 
-def _does(*, requeue: bool) -> Does:
-    def do(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
-        chosen: ChosenLetters = look.pinned
-        told = changes(chosen.keys, _found(stores, choice).keys, "dead letter")
-        numbers = canary_numbers({field.name: given.text(field.name) for field in CANARY}) if requeue else None
-        if numbers is not None:
-            rules = CanaryRules(*numbers)
-            canaries.require_driver(stores, choice.topology)
-            run = CanaryRun(
-                lambda told_, stopped: canaries.requeue_canary(
-                    *(stores, choice.topology, chosen, rules),
-                    by=given.by,
-                    why=given.why,
-                    told=told_,
-                    stopped=stopped,
-                )
-            )
-            return Done((f"{choice.topology}: a canary of {chosen.number} dead letters has begun", *told), canary=run)
-        with letters_of(stores, choice.topology) as letters:
-            done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=given.by, why=given.why)
-        refused = [f"{message}: {reason}" for message, reason in done.refused.items()]
-        return Done((*done.lines(), *told, *refused), ok=not refused)
-
-    return do
+def changes(before: Set[str | int], now: Set[str | int]) -> list[str]:
+    """What changed since somebody looked."""
+    found = list[str]()
+    if gone := len(before - now):
+        was = "was" if gone == 1 else "were"
+        found.append(
+            f"since you looked, {counted(gone, 'dead letter')} of these {was} decided about by others: left alone"
+        )
+    if new := len(now - before):
+        found.append(f"since you looked, {counted(new, 'dead letter')} more came to match: not touched")
+    return found
 
 
 # -- edit --------------------------------------------------------------------------------------------------------------
 
 
-def _look_edit(stores: Stores, choice: Choice) -> Look:
-    message = choice.text("id")
-    if message is None:
-        raise UsageError("an edit is of one message: the address lacks id=")
-    with letters_of(stores, choice.topology) as letters:
-        one = dead_letters.undecided_letter(letters, message)
+def look_at_one(stores: Stores, topology: str, id: str) -> Look:
+    """One dead letter, with its payload as the text of a form."""
+    with letters_of(stores, topology) as letters:
+        one = dead_letters.undecided_letter(letters, id)
     payload = editable(one.payload or b"")
-    command = f"stormproof dead-letters edit {quoted(choice.topology)} {quoted(message)} --payload FILE"
     text = text_to_edit(payload)
-    facts = {"message": message, "failed": f"{one.times_failed} times", "dead since": str(one.dead_at)}
+    facts = {"message": id, "failed": f"{one.times_failed} times", "dead since": str(one.dead_at)}
     if text is None:
         why = "The payload is no text that a form of a browser keeps byte by byte. Edit it by the command below."
-        return Look(facts, 1, "dead letter", None, nothing=why, command=command)
-    return Look(
-        facts,
-        1,
-        "dead letter",
-        payload,
-        (f"the payload has {len(payload)} bytes; the error was: {one.error}",),
-        command=command,
-        prefilled={"payload": text},
-    )
+        return Look(facts, 1, "dead letter", nothing=why)
+    said = f"the payload has {len(payload)} bytes; the error was: {one.error}"
+    return Look(facts, 1, "dead letter", {"before": payload}, (said,), prefilled={"payload": text})
 
 
-def _edit(stores: Stores, choice: Choice, look: Look, given: Given) -> Done:
-    message = choice.text("id") or ""
-    text = given.params.get("payload")
-    if text is None:
-        raise UsageError("the form has no payload")
-    with letters_of(stores, choice.topology) as letters:
-        one = dead_letters.undecided_letter(letters, message)
-        new = edited_bytes(look.pinned, text)
-        done = dead_letters.edit(stores, letters, one, new, exact=True, by=given.by, why=given.why)
-    return Done(tuple(done.lines()))
+def edit(
+    stores: Stores, topology: str, id: str, *, before: bytes, payload: str, by: str, why: str
+) -> dead_letters.Edited:
+    """Hand it out again with the payload of the form."""
+    with letters_of(stores, topology) as letters:
+        one = dead_letters.undecided_letter(letters, id)
+        new = edited_bytes(before, payload)
+        return dead_letters.edit(stores, letters, one, new, exact=True, by=by, why=why)
 
 
 def text_to_edit(payload: bytes) -> str | None:
@@ -159,36 +201,3 @@ def edited_bytes(before: bytes, given: str) -> bytes:
     """The bytes of an edited text: a browser sends each line end as CR LF, and the payload keeps those that it had."""
     text = given.replace("\r\n", "\n")
     return (text.replace("\n", "\r\n") if b"\r\n" in before else text).encode("utf-8", "surrogatepass")
-
-
-ACTIONS: Final = (
-    Action(
-        "requeue",
-        "Requeue dead letters",
-        "Requeue",
-        _looks("requeue"),
-        _does(requeue=True),
-        _CHOICE,
-        CANARY,
-        about="They are handed out again, with their failures counted from 0; what a sink rejected goes to that sink alone.",
-    ),
-    Action(
-        "drop",
-        "Drop dead letters",
-        "Drop",
-        _looks("drop"),
-        _does(requeue=False),
-        _CHOICE,
-        warning="They are given up for good: nothing hands them out again.",
-        about="They are given up, on record; what a sink rejected is given up at that sink.",
-    ),
-    Action(
-        "edit",
-        "Edit a dead letter and requeue it",
-        "Requeue with this payload",
-        _look_edit,
-        _edit,
-        given=(Field("payload", "Payload", "payload", required=True),),
-        about="It is handed out again with the new payload; the old one stays on record.",
-    ),
-)

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from stormproof.core.errors import StormproofError, TransientError, UsageError
 from stormproof.trident.decisions.canary import CanaryEnd
+from stormproof.trident.declarations.decisions import Decision, Look, on_the_page
 from stormproof.trident.ledger.confirmations import Confirmation, Confirmed, confirmed
-from stormproof.trident.web.decide.action import Action, Choice, Done, Given, Look
 from stormproof.trident.web.decide.canary_runs import RunningCanary
-from stormproof.trident.web.decide.catalogue import action_of
+from stormproof.trident.web.decide.choosing import Choice, Given, missing_of
 from stormproof.trident.web.decide.proposals import Outcome, Proposal
 from stormproof.trident.web.people import WebRole
 from stormproof.trident.web.route import Route
@@ -51,8 +51,11 @@ async def confirm(visit: Visit) -> Response:
     if proposal is None:
         return await _not_known(visit, visit.form.get("proposal", ""))
     assert visit.user is not None
-    given = Given.of(visit.user.name or visit.form.get("by", ""), visit.form)
-    missing = [one.label for one in proposal.action.given if one.required and given.params.get(one.name) is None]
+    try:
+        given = Given.of(proposal.action, visit.user.name or visit.form.get("by", ""), visit.form)
+    except UsageError as error:
+        return _asked(visit, proposal, status=400, missing=error.message)
+    missing = [*missing_of(proposal.action.given, given.values)]
     if not given.by:
         missing.insert(0, "Who decides")
     if missing and proposal.outcome is None:
@@ -96,7 +99,7 @@ async def _not_known(visit: Visit, secret: str) -> Response:
     found = await visit.site.reader.call(ask)
     if found is not None:
         why = f"{found}. Its outcome is on record: see what operators decided."
-        return visit.page("refused.html", status=409, title=f"Done already: {action_of(found.action).title}", why=why)
+        return visit.page("refused.html", status=409, title=f"Done already: {on_the_page(found.action).title}", why=why)
     again = None if visit.text("action") is None else visit.here(proposal=None)
     why = (
         "What was to be confirmed is not known here: an hour has passed, the page was started anew, another process of it "
@@ -135,12 +138,12 @@ async def _stores(visit: Visit) -> Stores:
 
 
 async def _shown(visit: Visit, params: QueryParams) -> Response:
-    action, topology = action_of(params.get("action", "")), params.get("topology", "").strip()
+    action, topology = on_the_page(params.get("action", "")), params.get("topology", "").strip()
     if not topology:
         raise UsageError("the address lacks topology=")
     if any("\0" in value for _, value in params.multi_items()):
         raise UsageError("the address has a NUL character, which no name and no message's id has")
-    choice = Choice(topology, params)
+    choice = Choice.of(action, topology, params)
     stores = await _stores(visit)
     await visit.site.reader.call(stores.topology, topology)  # an unknown one is an error page
     look, refused = await visit.site.reader.call(_look, action, stores, choice)
@@ -153,14 +156,21 @@ async def _shown(visit: Visit, params: QueryParams) -> Response:
     return visit.redirect("decide", **_names(proposal), proposal=proposal.nonce)
 
 
-def _look(action: Action, stores: Stores, choice: Choice) -> tuple[Look | None, str | None]:
+def _look(action: Decision, stores: Stores, choice: Choice) -> tuple[Look | None, str | None]:
     """What it is about; or why it cannot be decided now."""
     try:
-        return action.look(stores, choice), None
+        return look_at(action, stores, choice), None
     except TransientError:
         raise
     except StormproofError as error:
         return None, error.message
+
+
+def look_at(action: Decision, stores: Stores, choice: Choice) -> Look:
+    """What it would be about now."""
+    if choice.missing:
+        return Look({}, nothing=f"Fill in what it is about: {', '.join(choice.missing)}.")
+    return action.looks()(stores, choice.topology, **action.preset, **choice.values)
 
 
 def _asked(
@@ -178,7 +188,8 @@ def _asked(
         missing=missing,
         topology=choice.topology,
         topology_name=choice.topology,
-        ids=choice.texts("id"),
+        shell=proposal.action.shell(choice.topology, {**choice.values, **proposal.look.fixed}),
+        ids=_ids(choice),
         ids_max=SELECTED_SHOWN,
         chosen={field.name: choice.text(field.name) for field in proposal.action.choice},
         filled={**proposal.look.prefilled, **{name: value for name, value in visit.form.items() if missing}},
@@ -188,9 +199,15 @@ def _asked(
 
 def _names(proposal: Proposal) -> dict[str, str | None]:
     """What the decision is about, for an address that looks at it again."""
-    choice, action, ids = proposal.choice, proposal.action, proposal.choice.texts("id")
+    choice, action, ids = proposal.choice, proposal.action, _ids(proposal.choice)
     about = {"action": action.name, "topology": choice.topology, "id": ids[0] if len(ids) == 1 else None}
-    return {**about, **{field.name: choice.text(field.name) for field in action.choice}}
+    return {**about, **{one.name: choice.text(one.name) for one in action.choice if one.name != "id"}}
+
+
+def _ids(choice: Choice) -> tuple[str, ...]:
+    """The messages that were chosen one by one."""
+    found = choice.values.get("id", ())
+    return (found,) if isinstance(found, str) else found
 
 
 def act(stores: Stores, proposal: Proposal, given: Given) -> Outcome:
@@ -200,17 +217,19 @@ def act(stores: Stores, proposal: Proposal, given: Given) -> Outcome:
         return Outcome((f"Nothing was done. {shown.nothing}",), False, given.by)
     try:
         if shown.facts:
-            now = action.look(stores, choice)
+            now = look_at(action, stores, choice)
             changed = _changes(shown, now)
             if changed:
                 said = "Nothing was done, since it is no longer what you were shown. Look at it again."
                 return Outcome((said, *changed), False, given.by)
         confirming = replace(stores, confirmation=Confirmation.of(proposal.nonce, action.name, given.by))
-        done: Done = action.do(confirming, choice, shown, given)
+        values = {**action.preset, **choice.values, **shown.fixed, **given.values}
+        done = action.works()(confirming, choice.topology, **values, by=given.by, why=given.why)
     except StormproofError as error:
         return Outcome((error.message,), False, given.by)
-    canary = None if done.canary is None else RunningCanary(done.canary)
-    return Outcome(done.lines, done.ok, given.by, canary)
+    run = getattr(done, "canary", None)
+    ok = getattr(done, "exit_status", 0) == 0
+    return Outcome(tuple(done.lines()), ok, given.by, None if run is None else RunningCanary(run))
 
 
 def _changes(shown: Look, now: Look) -> list[str]:

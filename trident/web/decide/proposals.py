@@ -12,7 +12,8 @@ from stormproof.core.clock import Clock
 from stormproof.trident.web.decide.canary_runs import RunningCanary
 
 if TYPE_CHECKING:
-    from stormproof.trident.web.decide.action import Action, Choice, Look
+    from stormproof.trident.declarations.decisions import Decision, Look
+    from stormproof.trident.web.decide.choosing import Choice
 
 KEPT_S: Final = 3_600.0
 """A confirmation may come so long after it was asked for."""
@@ -37,7 +38,7 @@ class Proposal:
 
     nonce: str
     holder: str
-    action: Action
+    action: Decision
     choice: Choice
     look: Look
     at_s: float
@@ -75,7 +76,7 @@ class Proposals:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, Proposal] = OrderedDict()
 
-    def add(self, holder: str, action: Action, choice: Choice, look: Look) -> Proposal:
+    def add(self, holder: str, action: Decision, choice: Choice, look: Look) -> Proposal:
         """Keep what is being shown."""
         now_s = self._clock.monotonic_s()
         made = Proposal(self._make(), holder, action, choice, look, now_s)
@@ -113,5 +114,4 @@ class Proposals:
 
 
 def _size(one: Proposal) -> int:
-    pinned = one.look.pinned
-    return len(pinned) if isinstance(pinned, tuple) and one.outcome is None else 1
+    return max(one.look.count or 1, 1) if one.look.fixed and one.outcome is None else 1
