@@ -17,6 +17,7 @@ from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
+from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.errors import SettingsError, UsageError
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.checks import as_guarantee
@@ -92,6 +93,7 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
     if choice == "inline":
         return InlineEngine(settings.parallelism or 2), True
     if choice == "spark":
+        spark_line()  # refuses what is no Spark before it is imported
         from stormproof.core.engine.spark import SparkEngine, spark_session
 
         engine = SparkEngine(

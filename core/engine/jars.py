@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -199,10 +198,9 @@ def _is_archive(jar: Path) -> bool:
 
 def _submit(ivy: Path, options: list[str], work: Path) -> subprocess.CompletedProcess[str]:
     java, line = find_java(), spark_line()
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise SettingsError("there is no PySpark here; install it with: pip install stormproof")
-    home = Path(spec.origin).parent
+    from pyspark.find_spark_home import _find_spark_home  # also a platform's; the name is private, but not its script
+
+    home = Path(_find_spark_home())
     script = work / "nothing.py"
     script.write_text("")
     command = [

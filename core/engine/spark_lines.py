@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
-
-import pyspark
 
 from stormproof.core.errors import SettingsError
 
@@ -39,8 +38,15 @@ def spark_line() -> SparkLine:
     """The line of the PySpark that is here. The module is asked: a platform's Spark is not installed as a package.
 
     Raises:
-        SettingsError: it is not one of those that are served.
+        SettingsError: there is none, it is the client of Spark Connect alone, or not one of those that are served.
     """
+    if find_spec("pyspark") is None or find_spec("py4j") is None:
+        raise SettingsError(
+            "there is no PySpark here with a Spark in it (pyspark-client is a client of Spark Connect, which is not "
+            'supported); install pyspark, as in: pip install pyspark. engine="inline" runs without it'
+        )
+    import pyspark
+
     found = ".".join(pyspark.__version__.split(".")[:2])
     for line in _LINES:
         if line.name == found:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import uuid
@@ -178,19 +177,21 @@ def test_a_secret_among_sparks_settings_is_on_no_command_line_and_not_in_its_pag
     assert shown == {"known": [True] * 7, "hadoop": "hush", "command lines": [False, True], "page": [False, True]}
 
 
-def test_spark_submit_gives_its_settings(words: Callable[..., CommandLine], database: Database, tmp_path: Path) -> None:
+def test_a_platforms_spark_submit_gives_its_settings(
+    words: Callable[..., CommandLine], database: Database, tmp_path: Path
+) -> None:
     command = words(False)
     (tmp_path / "job.py").write_text(
-        "import json, sys\n"
+        "import json, pyspark\n"
         "from pyspark.sql import SparkSession\n"
         "from words import topology\n"
         "statistics = topology().run(until_idle=True)\n"
         "conf = SparkSession.getActiveSession().sparkContext.getConf()\n"
         "print(json.dumps([statistics.messages, conf.get('spark.master'), conf.get('spark.app.name'),\n"
-        "  conf.get('spark.ui.enabled')]))\n"
+        "  conf.get('spark.ui.enabled'), pyspark.__file__]))\n"
     )
-    submit = shutil.which("spark-submit", path=str(Path(pyspark.__file__).parent / "bin"))
-    assert submit is not None
+    home = tmp_path / "spark"  # not where Python's packages are installed
+    home.symlink_to(Path(pyspark.__file__).parent)
     asked = [
         "--master",
         "local[1]",
@@ -201,7 +202,9 @@ def test_spark_submit_gives_its_settings(words: Callable[..., CommandLine], data
         "--conf",
         "spark.log.level=OFF",
     ]
-    report, _ = ended([submit, *asked, "job.py"], PYSPARK_PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
-    assert report == [len(LINES), "local[1]", "mine", "false"]
+    found = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)}
+    report, _ = ended([str(home / "bin/spark-submit"), *asked, "job.py"], **found)
+    assert report[:4] == [len(LINES), "local[1]", "mine", "false"]
+    assert str(report[4]).startswith(f"{home}/python/lib/pyspark.zip/")
     assert counts(database) == Counter(word for line in LINES for word in line.split())
     assert command("audit", "verify", "words")["violations"] == []

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from support.command_line import CommandLine
 
-from stormproof.core.engine import jars, java
+from stormproof.core.engine import jars, java, spark_lines
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.settings import Settings
+from stormproof.trident.run import make_engine
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +158,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, command: CommandL
 def test_an_option_is_no_folder(tmp_path: Path, command: CommandLine) -> None:
     assert "Fetch Delta's jars" in command.text("jars", "--help")
     assert not (tmp_path / "--help").exists()
+
+
+def test_the_client_of_spark_connect_alone_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_lines, "find_spec", lambda name: None if name == "py4j" else name)
+    with pytest.raises(SettingsError, match=r"pyspark-client is a client of Spark Connect.*pip install pyspark"):
+        make_engine("spark", Settings())
 
 
 def test_a_spark_without_jars_that_were_tried_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

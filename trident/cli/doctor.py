@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import uuid4
 
+from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.errors import SettingsError, StormproofError, UsageError
 from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
@@ -167,6 +168,7 @@ def _writable(folder: str) -> str:
 
 def _cluster(settings: Settings, reaches_database: bool, checks: list[Check]) -> list[ExecutorReport]:
     """Start Spark on the settings' master, ask every executor, and add a check for each."""
+    spark_line()
     from stormproof.trident.cli.doctor_cluster import ask_cluster, checks_of, reports_of
 
     found = _looked("cluster", lambda: ask_cluster(settings, with_database=reaches_database), str, None, checks)
@@ -178,6 +180,7 @@ def _cluster(settings: Settings, reaches_database: bool, checks: list[Check]) ->
 
 def _spark(settings: Settings) -> str:
     """Start Spark, and have its tasks reach the staging folder."""
+    spark_line()  # refuses what is no Spark before it is imported
     from stormproof.core.engine.spark import spark_session
 
     session = spark_session(settings)
