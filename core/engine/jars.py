@@ -198,7 +198,8 @@ def _is_archive(jar: Path) -> bool:
 
 def _submit(ivy: Path, options: list[str], work: Path) -> subprocess.CompletedProcess[str]:
     java, line = find_java(), spark_line()
-    from pyspark.find_spark_home import _find_spark_home  # also a platform's; the name is private, but not its script
+    # A platform's, too. The name is private; the script around it is not.
+    from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 
     home = Path(_find_spark_home())
     script = work / "nothing.py"
