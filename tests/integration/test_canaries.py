@@ -71,7 +71,7 @@ def test_a_canary_without_a_driver_hands_nothing_out(run: Driven) -> None:
     assert "no driver of 'orders' runs" in refused["error"]["message"]
     run.until_dead(2)
     refused = run.command("dead-letters", "requeue", NAME, "--all", "--max-failures", "0.1", status=2)
-    assert "belong to --canary" in refused["error"]["message"]
+    assert "belong to a canary" in refused["error"]["message"]
 
 
 def test_a_canary_of_rejects_counts_those_that_are_rejected_again(run: Driven) -> None:

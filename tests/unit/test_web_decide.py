@@ -17,7 +17,7 @@ from stormproof.core.errors import UsageError
 from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, Look, on_the_page
 from stormproof.trident.web.decide.choosing import Choice, Given
-from stormproof.trident.web.decide.letters import canary_rules, edited_bytes, require_chosen, text_to_edit
+from stormproof.trident.web.decide.letters import edited_bytes, require_chosen, text_to_edit
 from stormproof.trident.web.decide.proposals import KEPT_S, Outcome, Proposal, Proposals
 
 DROP = "stormproof dead-letters drop orders"
@@ -123,10 +123,10 @@ def test_nothing_is_chosen_by_an_empty_filter() -> None:
 def test_a_canarys_numbers_are_read_or_refused() -> None:
     requeue = on_the_page("requeue")
     given = Given.of(requeue, "ann", QueryParams(canary="10", max_failures="0.05", wait_s="60"))
-    assert canary_rules(**given.values) == CanaryRules(10, 0.05, 60.0)
-    assert canary_rules(None, None, None) is None
+    assert CanaryRules.of(*given.values.values()) == CanaryRules(10, 0.05, 60.0)
+    assert CanaryRules.of(None, None, None) is None
     with pytest.raises(UsageError, match="belong to a canary"):
-        canary_rules(None, 0.1, None)
+        CanaryRules.of(None, 0.1, None)
     for wrong in ({"canary": "ten"}, {"wait_s": "soon"}):
         with pytest.raises(UsageError, match="is no number"):
             Given.of(requeue, "ann", QueryParams(wrong))

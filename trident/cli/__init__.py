@@ -11,7 +11,6 @@
 | `components` | `audit components` |
 | `audit_report` | `audit report`: the file for an auditor, and its check |
 | `decided` | what a person decides, made from `trident/declarations` |
-| `canary` | `--canary` of `dead-letters requeue` |
 | `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `ledger_app` | the commands of `ledger` |
 | `upkeep` | `compact`, `vacuum` |

@@ -30,11 +30,15 @@ def command_of(decision: Decision) -> Callable[..., None]:
     """The command that takes a decision."""
     parameters = [
         _subject(decision),
-        *map(_parameter, decision.fields),
+        *map(taken, decision.fields),
         *(BY_WHOM if decision.asks_who else BY, WHY, AS_JSON),
     ]
-    told = "\n\n".join(filter(None, (decision.says, decision.more)))
-    return command(parameters, told, partial(decide, decision))
+    return command(parameters, told_of(decision), partial(decide, decision))
+
+
+def told_of(decision: Decision) -> str:
+    """The command's help."""
+    return "\n\n".join(filter(None, (decision.says, decision.more)))
 
 
 def _subject(decision: Decision) -> inspect.Parameter:
@@ -44,7 +48,8 @@ def _subject(decision: Decision) -> inspect.Parameter:
     return parameter(name, str, typer.Argument(metavar=name.upper(), help=f"The {name}'s name."))
 
 
-def _parameter(one: Field) -> inspect.Parameter:
+def taken(one: Field) -> inspect.Parameter:
+    """The argument or option by which the command takes a field."""
     kind: Any = _KINDS.get(one.kind, str)
     if one.required:
         return parameter(one.name, kind, typer.Argument(metavar=one.metavar or one.name.upper(), help=one.help))
@@ -52,7 +57,7 @@ def _parameter(one: Field) -> inspect.Parameter:
         return parameter(
             one.name, kind | None, typer.Argument(metavar=one.metavar or one.name.upper(), help=one.help), None
         )
-    told = typer.Option(one.option, metavar=one.metavar, help=one.help, min=0 if one.kind == "seconds" else None)
+    told = typer.Option(one.option, metavar=one.metavar, help=one.help, min=one.least)
     default = False if one.kind == "checkbox" else one.default
     return parameter(one.name, kind if default is not None else kind | None, told, default)
 

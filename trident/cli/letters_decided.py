@@ -7,19 +7,18 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.files.rows import editable
-from stormproof.trident.cli.canary import progress, show_canary
 from stormproof.trident.cli.letters import classes_text, note_elsewhere
 from stormproof.trident.cli.output import Exit, confirmed, emit, finish, note, say
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.canaries import requeue_canary
-from stormproof.trident.decisions.canary import CanaryRules
+from stormproof.trident.decisions.canary import CanaryEnd, CanaryReport, CanaryRules
 from stormproof.trident.decisions.letter_filter import LetterFilter
 from stormproof.trident.decisions.letters import ChosenLetters, Letter, letters_of, named
 from stormproof.trident.ledger.rows import Reject
@@ -127,8 +126,8 @@ def dispose(
             show = partial(classes_text, found.classes)
             confirmed(topology, verb, "dead letter", found.number, every=every, as_json=as_json, show=show)
         if careful is not None:
-            show_canary(
-                requeue_canary(stores, topology, found, careful, by=by, why=why, told=progress()), as_json=as_json
+            _show_canary(
+                requeue_canary(stores, topology, found, careful, by=by, why=why, told=_progress()), as_json=as_json
             )
             return
         done = dead_letters.dispose(stores, letters, found, requeue=requeue, by=by, why=why, ids=ids)
@@ -174,3 +173,25 @@ def _finish(missed: Sequence[str], *, is_done: bool) -> None:
         note(f"stormproof: not dead letters, or decided about already: {', '.join(missed[:10])}")
     if missed or not is_done:
         finish(Exit.FAILED)
+
+
+# -- a canary -----------------------------------------------------------------------------------------------------------
+
+
+def _progress() -> Callable[[CanaryReport], None]:
+    """Says on standard error what changed."""
+    said: list[str] = []
+
+    def told(report: CanaryReport) -> None:
+        now = report.lines()[len(report.waves) - 1]
+        if [now] != said[-1:]:
+            said.append(now)
+            note(now)
+
+    return told
+
+
+def _show_canary(report: CanaryReport, *, as_json: bool) -> None:
+    """Print how a canary ended; status 1 if something was not handed out, or was not decided."""
+    emit(report, as_json=as_json, text=lambda: say("\n".join(report.lines())))
+    finish(Exit.DONE if report.end is CanaryEnd.DONE else Exit.FAILED)

@@ -54,6 +54,22 @@ class CanaryRules:
     max_failures: float = 0.0
     wait_s: float = WAIT_S
 
+    @staticmethod
+    def of(first: int | None, max_failures: float | None, wait_s: float | None) -> CanaryRules | None:
+        """The rules that a person gave; None: no canary is wanted.
+
+        Raises:
+            UsageError: the other two without a first wave, or a value out of range.
+        """
+        if first is not None:
+            return CanaryRules(first, max_failures or 0.0, WAIT_S if wait_s is None else wait_s)
+        if max_failures is not None or wait_s is not None:
+            raise UsageError(
+                "a share of failures (--max-failures) and a time (--wait) belong to a canary: say how many messages it "
+                "begins with (--canary N)"
+            )
+        return None
+
     def __post_init__(self) -> None:
         if self.first < 1:
             raise UsageError(f"a canary of {self.first} messages: it needs at least 1")

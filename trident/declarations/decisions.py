@@ -39,6 +39,7 @@ class Field:
     """It has no option's name, though it may be left out."""
     metavar: str | None = None
     default: Any = None
+    least: int | None = None
     confirms: bool = False
     """It is filled in with the confirmation; the others say what the decision is about."""
 
@@ -154,7 +155,11 @@ _TXID: Final = Field("txid", "The batch's number, as `status` and `audit` show i
 _SINK: Final = Field("sink", "The sink's name, as `status` shows it.", label="Sink", required=True)
 _DRY_RUN: Final = Field("dry_run", "Only show what would be removed.", "checkbox")
 _WAIT: Final = Field(
-    "wait_s", "Wait for its effect for so long. Default: until the driver has heard.", "seconds", metavar="SECONDS"
+    "wait_s",
+    "Wait for its effect for so long. Default: until the driver has heard.",
+    "seconds",
+    metavar="SECONDS",
+    least=0,
 )
 
 
@@ -174,8 +179,8 @@ def _of_driver(action: OperatorAction, says: str, more: str) -> Decision:
     )
 
 
-_LETTERS: Final = (
-    Field("id", "The messages' ids.", "texts", "Messages"),
+LETTERS: Final = (
+    Field("id", "The messages' ids.", "texts", "Messages", is_argument=True, metavar="ID..."),
     Field("source", "Of this source (or spout) only.", label="Source or spout"),
     Field(
         "reason",
@@ -229,6 +234,7 @@ _CANARY: Final = (
         "Canary: first",
         "messages",
         metavar="N",
+        least=1,
         confirms=True,
     ),
     Field(
@@ -442,9 +448,15 @@ DECISIONS: Final = (
     Decision(
         "dead-letters requeue",
         "Requeue dead letters",
-        "Hand dead letters out again, with their failures counted from 0; what a sink rejected goes to that sink alone.",
+        "Hand dead letters out again, with their failures counted from 0: those named, those that a filter chooses, or all.",
         "web.decide.letters.requeue",
-        (*_LETTERS, *_CANARY),
+        (*LETTERS, *_CANARY),
+        "What a sink rejected is opened again for that sink alone: the other sinks hold it. Repair the table first: what it "
+        "refuses again is rejected again, and a canary counts it as failed.\n\n"
+        "With --canary the first N are handed out, then, once each of them is confirmed or has failed again, the rest in "
+        "growing waves, while at most --max-failures of a wave fail; the topology's driver must run. Exit status 1: some "
+        "were not handed out, and it says why. "
+        "Example: stormproof dead-letters requeue orders --where reason=error --canary 10",
         look="web.decide.letters.look",
         button="Requeue",
         made=False,
@@ -452,9 +464,11 @@ DECISIONS: Final = (
     Decision(
         "dead-letters drop",
         "Drop dead letters",
-        "Give dead letters up, on record; what a sink rejected is given up at that sink.",
+        "Give dead letters up for good: those named, those that a filter chooses, or all. That is recorded.",
         "web.decide.letters.drop",
-        _LETTERS,
+        LETTERS,
+        "What a sink rejected is given up at that sink: the other sinks hold it.\n\n"
+        'Example: stormproof dead-letters drop orders 753-12 --why "a test message"',
         look="web.decide.letters.look",
         button="Drop",
         warning="They are given up for good: nothing hands them out again.",

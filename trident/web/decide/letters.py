@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stormproof.core.errors import UsageError
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.decisions import canaries, dead_letters
-from stormproof.trident.decisions.canary import WAIT_S, CanaryReport, CanaryRules
+from stormproof.trident.decisions.canary import CanaryReport, CanaryRules
 from stormproof.trident.decisions.letter_filter import LetterFilter, filter_of
 from stormproof.trident.decisions.letters import ChosenLetters, letters_of
 from stormproof.trident.declarations.decisions import Look
@@ -120,7 +120,7 @@ def requeue(
     **about: Any,
 ) -> Done:
     """Requeue those that were shown; with a canary the first ones alone, and the others behind the page."""
-    rules = canary_rules(canary, max_failures, wait_s)
+    rules = CanaryRules.of(canary, max_failures, wait_s)
     if rules is None:
         return drop(stores, topology, chosen=chosen, by=by, why=why, requeue=True, **about)
     canaries.require_driver(stores, topology)
@@ -130,19 +130,6 @@ def requeue(
         )
     )
     return Done((f"{topology}: a canary of {chosen.number} dead letters has begun",), canary=run)
-
-
-def canary_rules(canary: int | None, max_failures: float | None, wait_s: float | None) -> CanaryRules | None:
-    """The rules of a canary; None: none is wanted.
-
-    Raises:
-        UsageError: a canary's option without a first wave, or a value out of range.
-    """
-    if canary is not None:
-        return CanaryRules(canary, 0.0 if max_failures is None else max_failures, WAIT_S if wait_s is None else wait_s)
-    if max_failures is not None or wait_s is not None:
-        raise UsageError("a share of failures and a time belong to a canary: say how many messages it begins with")
-    return None
 
 
 def changes(before: Set[str | int], now: Set[str | int]) -> list[str]:
