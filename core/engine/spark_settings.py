@@ -165,8 +165,7 @@ def without_secrets(settings: Mapping[str, str]) -> dict[str, str]:
 def _refuse_spark_connect(master: str, theirs: Mapping[str, str], environment: Mapping[str, str]) -> None:
     """Refuse what would make a session of Spark Connect.
 
-    Its client has no JVM of its own: jobs cannot be tagged and cancelled by it as the driver needs, and Spark ends no job
-    when this process ends, so that a driver that was fenced could still write.
+    Its client has no JVM and no RDDs, which jobs are made of; and Spark ends no job when such a client's process ends.
     """
     asked = {
         f"the master {master}": master.startswith("sc://"),
