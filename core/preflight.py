@@ -23,6 +23,7 @@ from stormproof.core.errors import MachineUnavailable, MachineUnfit, StoreUnavai
 from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.pulse.connection import Connection
+from stormproof.core.pulse.record import NO_REPORT
 from stormproof.core.pulse.wire import Place
 
 PROBE_BYTES: Final = 64 * 1024
@@ -152,7 +153,7 @@ class PulseProbe:
 
     def probe(self) -> None:
         """Connect, show the token, and report an end."""
-        Connection(self.place, 0, 0, wait_s=PULSE_PROBE_S).close(0, failed=False)
+        Connection(self.place, 0, 0, wait_s=PULSE_PROBE_S).close(NO_REPORT, failed=False)
 
 
 @dataclass(frozen=True, slots=True)

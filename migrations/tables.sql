@@ -344,6 +344,7 @@ CREATE TABLE stormproof.heartbeat (
   at TIMESTAMP WITH TIME ZONE NOT NULL,
   doing TEXT NOT NULL,
   in_flight INTEGER NOT NULL,
+  job JSON,
   CONSTRAINT pk_heartbeat PRIMARY KEY (incarnation),
   CONSTRAINT ck_heartbeat_doing_known CHECK (doing in ('running', 'pausing', 'paused', 'draining', 'stopping')),
   CONSTRAINT fk_heartbeat_topology FOREIGN KEY(incarnation) REFERENCES stormproof.topology (incarnation)
@@ -354,6 +355,7 @@ COMMENT ON COLUMN stormproof.heartbeat.epoch IS 'of that driver';
 COMMENT ON COLUMN stormproof.heartbeat.at IS 'by the database''s clock';
 COMMENT ON COLUMN stormproof.heartbeat.doing IS 'running, pausing, paused, draining or stopping';
 COMMENT ON COLUMN stormproof.heartbeat.in_flight IS 'batches that are open or prepared';
+COMMENT ON COLUMN stormproof.heartbeat.job IS 'how far the job of the lowest of them is; null: none runs, or it began just now';
 
 CREATE TABLE stormproof.prune (
   incarnation TEXT NOT NULL,

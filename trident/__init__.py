@@ -26,6 +26,7 @@
 | `recovery` | what does the next start do after a crash |
 | `flight`, `job_runners` | what is in flight; on which threads do jobs and commits run |
 | `watched_job`, `lease_keeper` | who extends leases, and cancels a job that hangs |
+| `job_progress` | how far is the job of a batch, while it runs |
 | `orders`, `control_line`, `stopping` | what is a running driver asked to do; who asks: an operator, a signal |
 | `reject_limit` | how many messages may sinks reject before a batch is blocked |
 | `recount` | what does a batch write to a sink whose table refuses a group's row |

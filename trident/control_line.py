@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from stormproof.core.errors import StormproofError
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger import control
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.ledger.database import LedgerDatabase
@@ -40,15 +41,16 @@ class ControlLine:
         run: Run,
         orders: Orders,
         in_flight: Callable[[], int],
+        job: Callable[[], JobProgress | None] = lambda: None,
         *,
         every_s: float = EVERY_S,
-        heard: Callable[[Doing], None] | None = None,
+        heard: Callable[[Doing, JobProgress | None], None] | None = None,
     ) -> None:
         """`heard` is told of each sign of life that was left."""
         self._database = LedgerDatabase(engine, lambda: None)
         self._run = run
         self._orders = orders
-        self._in_flight = in_flight
+        self._in_flight, self._job = in_flight, job
         self._every_s = every_s
         self._tell = heard
         self._heard = 0
@@ -78,14 +80,15 @@ class ControlLine:
     def _turn(self) -> None:
         """Leave a sign of life, and do what is newly asked for; the second exchange says that it was heard."""
         while True:
-            in_flight = self._in_flight()
+            in_flight, job = self._in_flight(), self._job()
             doing = self._orders.doing(in_flight)
             with self._database.begin() as connection:
                 asked = control.exchange(
-                    connection, self._run.incarnation, self._run.epoch, doing, in_flight, self._heard
+                    *(connection, self._run.incarnation, self._run.epoch, doing, in_flight, self._heard),
+                    job=job,
                 )
             if self._tell is not None:
-                self._tell(doing)
+                self._tell(doing, job)
             if asked is None or asked.request == self._heard:
                 return
             self._heard = asked.request

@@ -32,6 +32,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source
 from stormproof.trident.control_line import ControlLine
 from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.in_memory import ledger_in_memory
 from stormproof.trident.ledger.ledger import Ledger
@@ -43,7 +44,7 @@ from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.preflight import Preflight
 from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.stopping import BY_SIGNAL, Stopping
-from stormproof.trident.watched_job import JobProgress, Watch
+from stormproof.trident.watched_job import Watch
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
 INCARNATION_LENGTH: Final = 12
@@ -222,6 +223,7 @@ def driver(
                 count=None if metrics is None else metrics.lineage_event,
             )
         )
+        watch = Watch.of(plan, chosen_options, listener, on_progress)
         coordinator = Coordinator(
             plan,
             source,
@@ -233,7 +235,7 @@ def driver(
             clock=clock,
             rng=rng,
             on_batch=on_batch,
-            watch=Watch.of(plan, chosen_options, listener, on_progress),
+            watch=watch,
             preflight=preflight,
             metrics=metrics,
             observers=lineage,
@@ -242,6 +244,7 @@ def driver(
         if in_memory is None:  # one in memory is seen by no operator
             control_line = ControlLine(
                 *(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight),
+                job=lambda: watch.lowest,
                 heard=None if metrics is None else metrics.recorder.heard,
             )
             outlasting_outages(control_line.hear_first, chosen_options, clock)

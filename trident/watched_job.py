@@ -17,6 +17,8 @@ from stormproof.core.pulse.record import Progress
 from stormproof.core.source.protocol import Lease, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.report import JobReport
+from stormproof.core.user_errors import CAUGHT
+from stormproof.trident.job_progress import JobProgress, JobWatch
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper
 from stormproof.trident.options import RunOptions
 
@@ -26,20 +28,6 @@ log = logging.getLogger("stormproof.job")
 def on_its_thread(keeper: LeaseKeeper) -> AbstractContextManager[object]:
     """The keeper itself: it looks at its job on a thread of its own."""
     return keeper
-
-
-@dataclass(frozen=True, slots=True)
-class JobProgress:
-    """How far a batch's job is. `rows` are those that its steps have worked on, each its own: a message that was read, and a
-    call of a function for it, are two. `elapsed_s` is the time since this attempt began; another one counts from 0.
-    `messages` is how many the batch has, where that is known.
-    """
-
-    txid: int
-    attempt: int
-    messages: int | None
-    rows: int
-    elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +47,13 @@ class Watch:
     keeping: Callable[[LeaseKeeper], AbstractContextManager[object]] = on_its_thread
     in_hand: Callable[[Job], tuple[int, ...]] | None = None
     on_progress: Callable[[JobProgress], None] | None = None
+    now: dict[int, JobProgress] = field(default_factory=dict[int, JobProgress])
+    """How far each job that runs is, by txid."""
+
+    @property
+    def lowest(self) -> JobProgress | None:
+        """How far the job is that runs for the lowest txid."""
+        return min(self.now.copy().values(), key=lambda job: job.txid, default=None)
 
     @staticmethod
     def of(
@@ -72,14 +67,16 @@ class Watch:
         return Watch(timeout_s, options.start_timeout_s, pulses, on_progress=on_progress)
 
 
-def _telling(job: Job, told: Callable[[JobProgress], None], clock: Clock) -> Callable[[Progress], None]:
+def _telling(job: Job, watch: Watch, clock: Clock) -> Callable[[Progress], None]:
     """Tells the user's function of a job that begins now. What that raises must not end the thread that keeps the lease."""
-    began_s = clock.monotonic_s()
+    its = JobWatch(job, clock.monotonic_s())
 
     def tell(seen: Progress) -> None:
+        now = watch.now[job.txid] = its.seen(seen, clock.monotonic_s())
         try:
-            told(JobProgress(job.txid, job.attempt, job.messages, seen.rows, clock.monotonic_s() - began_s))
-        except Exception:
+            if watch.on_progress is not None:
+                watch.on_progress(now)
+        except CAUGHT:
             log.exception("on_progress raised at txid %s", job.txid)
 
     return tell
@@ -108,7 +105,7 @@ def run_watched(
             pulse=pulse,
             clock=clock,
             moves=watch.moves,
-            on_look=None if watch.on_progress is None else _telling(job, watch.on_progress, clock),
+            on_look=_telling(job, watch, clock),
         )
         where = f"txid {job.txid} of topology {job.plan.topology!r}"
         try:
@@ -140,3 +137,5 @@ def run_watched(
                 text = f"cancelled: no progress for {watch.message_timeout_s} s"
                 return JobDied(text, timed_out=True, suspects=in_hand)
             return JobDied.of(error, suspects=in_hand)
+        finally:
+            watch.now.pop(job.txid, None)

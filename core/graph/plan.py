@@ -177,6 +177,13 @@ class StagePlan:
     relayed: tuple[Edge, ...] = ()
 
     @property
+    def steps(self) -> Mapping[str, int]:
+        """The number of each component and sink, from 1 on, in the order in which rows meet them; their ends come last."""
+        ends = (CombineNode, SendNode, WriteNode, JoinSideNode)
+        nodes = sorted(self.nodes.values(), key=lambda node: isinstance(node, ends))
+        return {taker_of(node): number for number, node in enumerate(nodes, 1)}
+
+    @property
     def reads_state(self) -> bool:
         """Whether a bolt in it reads a state that the topology's batches change."""
         return any(isinstance(n, BoltNode) and n.reads_state for n in self.nodes.values())

@@ -21,7 +21,18 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from stormproof.core.arrays import Rows
-from stormproof.core.pulse.record import AWAITED, DONE, FAILED, MESSAGE, NOTED, RECORD, ROWS, RUNNING, STATE
+from stormproof.core.pulse.record import (
+    AWAITED,
+    DONE,
+    FAILED,
+    MESSAGE,
+    NOTED,
+    NOTHING,
+    RECORD,
+    STAGE,
+    STATE,
+    Report,
+)
 from stormproof.core.pulse.wire import CHALLENGE_BYTES, HEARD, KNOWN, OVER, ContactLost, Place, hello, keep_alive
 
 T = TypeVar("T")
@@ -65,7 +76,8 @@ class Connection:
         self._wait_s = WAIT_S if wait_s is None else wait_s
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._record = [0, RUNNING, 0, 0, 0]
+        self._record = [*NOTHING]
+        self._record[STAGE] = stage
         self._socket: socket.socket | None = None
         self._over = False
         self._tries = 0
@@ -73,12 +85,13 @@ class Connection:
         with self._lock:
             self._tell_within(self._wait_s)
 
-    def publish(self, rows: int) -> None:
-        """Send the row count, where it has changed or a heartbeat is due; or try once to connect again."""
+    def publish(self, report: Report) -> None:
+        """Send the report, where it has changed or a heartbeat is due; or try once to connect again."""
         with self._lock:
             now_s = time.monotonic()
             heard = self._socket is not None
-            changed, self._record[ROWS] = rows != self._record[ROWS], rows
+            changed = report != tuple(self._record[: len(report)])
+            self._record[: len(report)] = report
             if self._over or (now_s < self._next_try_s if not heard else not self._is_due(now_s, changed)):
                 return
             with suppress(OSError, ContactLost):  # the next turn tries again
@@ -91,10 +104,11 @@ class Connection:
             yield item
         self._note(0, 0)
 
-    def close(self, rows: int, *, failed: bool) -> None:
+    def close(self, report: Report, *, failed: bool) -> None:
         """Send the end, if the driver can be reached soon, and close the connection."""
         with self._lock:
-            self._record[ROWS], self._record[STATE] = rows, FAILED if failed else DONE
+            self._record[: len(report)] = report
+            self._record[STATE] = FAILED if failed else DONE
             if self._pid == os.getpid():
                 with suppress(ContactLost):  # Spark tells the driver of the task's end, too
                     self._tell_within(CLOSE_S)

@@ -25,10 +25,15 @@ from stormproof.core.pulse.folder import NOTES
 from stormproof.core.pulse.record import (
     AWAITED,
     DONE,
+    FAILED,
     NOTED,
+    NOTHING,
+    PASSAGE,
+    PASSED,
     RECORD,
     ROWS,
     RUNNING,
+    STAGE,
     STATE,
     Progress,
     Record,
@@ -68,7 +73,7 @@ class _Task:
     """One execution of a task, which keeps its place when it connects again."""
 
     number: int
-    record: Record = (0, RUNNING, 0, 0, 0)
+    record: Record = NOTHING
     connection: socket.socket | None = None
     closed_at_s: float | None = None
     """When its connection came to an end; None where it is open, or broke."""
@@ -108,6 +113,11 @@ class Heard:
             started=len(tasks),
             running=sum(running for running, _ in states),
             silent=sum(silent for _, silent in states),
+            tasks=tuple(
+                task.record
+                for task, (running, _) in zip(tasks, states, strict=True)
+                if running or task.record[STATE] == DONE
+            ),
         )
 
     def suspects(self) -> tuple[int, ...]:
@@ -180,4 +190,5 @@ class Heard:
 
 def is_record(record: Record) -> bool:
     """Whether a task can have sent this."""
-    return record[ROWS] >= 0 and RUNNING <= record[STATE] <= DONE + 1 and {record[NOTED], record[AWAITED]} <= {0, 1}
+    counts = min(record[: STAGE + 1]) >= 0 and record[PASSED] <= record[PASSAGE]
+    return counts and RUNNING <= record[STATE] <= FAILED and {record[NOTED], record[AWAITED]} <= {0, 1}

@@ -62,9 +62,12 @@ class Account:
         """Pass notices of shares on, from the stage before."""
         self._acks.append((ids, shares))
 
-    def note(self, pulse: Pulse | None, anchors: Anchors) -> None:
-        """Give a careful pulse the message id of each tuple, before user code gets the tuples one by one."""
-        if pulse is not None and pulse.careful:
+    def enter(self, pulse: Pulse | None, component: str, anchors: Anchors) -> None:
+        """Tell the pulse which step gets these tuples now, and, where it is careful, the message id of each."""
+        if pulse is None:
+            return
+        pulse.enter(component, anchors.rows)
+        if pulse.careful:
             single = anchors.row is None and anchors.message is not None and not (anchors.message == MANY).any()
             pulse.at(self.messages.ids(anchors.messages()) if single else None)
 

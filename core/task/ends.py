@@ -92,6 +92,8 @@ class Ends:
                 counts.of(taker).acked += tuples.rows.num_rows
             if isinstance(node, WriteNode):
                 if tuples.rows.num_rows:
+                    if self._pulse is not None:
+                        self._pulse.enter(node.sink, tuples.rows.num_rows)
                     with counts.busy(node.sink):
                         self._write(node, tuples)
                     self._account.ack(tuples.anchors)
@@ -248,7 +250,7 @@ class Ends:
 
     def _prepared(self, passage: Passage, group: GroupBy, tuples: Tuples) -> Tuples:
         """The rows with columns for users' combiners; rows for which these raise fail."""
-        self._account.note(self._pulse, tuples.anchors)
+        self._account.enter(self._pulse, group.component, tuples.anchors)
         with self._account.counts.busy(group.component):
             prepared = prepare(group, tuples.rows, self._pulse)
         bad = {

@@ -143,7 +143,7 @@ class Nodes:
         In per-message mode a result is anchored to every message that went into its group, else to `MANY`.
         """
         rows, anchors = self._put_together(parts, group.given)
-        self._account.note(self._pulse, anchors)
+        self._account.enter(self._pulse, component, anchors)
         with self._counts.busy(component):
             result = evaluate(group, rows, self._pulse)
         self._counts.of(component).acked -= len(result.failed)
@@ -210,7 +210,7 @@ class Nodes:
             self._observe(component, stream, rows)
 
     def _operate(self, passage: Passage, tuples: Tuples, node: OperationNode) -> None:
-        self._account.note(self._pulse, tuples.anchors)
+        self._account.enter(self._pulse, node.component, tuples.anchors)
         ids = MessageIds(tuples.anchors, self._account.messages, self._part.shown_ids)
         calls = Calls(ids.of_row, self._part.message_timeout_s, self._go_on)
         with self._counts.busy(node.component):
@@ -242,7 +242,7 @@ class Nodes:
         # An ArrowBolt, like a function, keeps no state by contract, so nothing of a message stays behind in it.
         if passage.number and tuples.anchors.message is not None and not isinstance(node.bolt, ArrowBolt):
             passage.seen(tuples.anchors.message)
-        self._account.note(self._pulse, tuples.anchors)
+        self._account.enter(self._pulse, node.component, tuples.anchors)
         with self._counts.busy(node.component):
             ran = running.runner.run(tuples.rows, component, stream, self._pulse)
         self._ran(passage, node, running, ran)

@@ -66,7 +66,7 @@ def run_task(
     if part.plan is None:
         yield judged(part, task, incoming)
         return
-    with running(part.pulse, part.stage, task, careful=part.careful) as pulse:
+    with running(part.pulse, part.stage, task, careful=part.careful, steps=part.plan.steps) as pulse:
         task_ = _Task(part, part.plan, task, pulse, observe, go_on)
         try:
             with kept_from_forks():
@@ -126,9 +126,9 @@ class _Task:
         else:
             yield from self._sender.control(reports)
 
-    def _beat(self, rows: int) -> None:
+    def _begin(self, rows: int) -> None:
         if self._pulse is not None:
-            self._pulse.beat(rows)
+            self._pulse.begin(rows)
 
     # The first stage: messages.
 
@@ -151,7 +151,7 @@ class _Task:
                     f"{messages.schema.types}, not {READER_SCHEMA.names} of {READER_SCHEMA.types}",
                     component=entry.component,
                 )
-            self._beat(messages.num_rows)
+            self._begin(messages.num_rows)
             yield from self._take(messages, entry)
 
     def _take(self, messages: pa.RecordBatch, entry: Entry) -> Iterator[WireRow]:
@@ -219,15 +219,17 @@ class _Task:
         if received.passing:
             assert self._sender is not None
             yield from self._sender.relay(received.passing)
+        if self._pulse is not None:
+            self._pulse.expect(sum(chunk.rows.num_rows for of_edge in received.chunks.values() for chunk in of_edge))
         for entry in self._plan.entries:
             assert entry.edge is not None
             chunks = received.chunks.pop(entry.edge.number)
             if entry.edge.group is not None:
-                self._beat(sum(chunk.rows.num_rows for chunk in chunks))
+                self._begin(sum(chunk.rows.num_rows for chunk in chunks))
                 yield from self._merge(entry, entry.edge.group, chunks)
                 continue
             for chunk in chunks:
-                self._beat(chunk.rows.num_rows)
+                self._begin(chunk.rows.num_rows)
                 passage = Passage()
                 tuples = Tuples(chunk.rows, chunk.anchors(account.messages))
                 (child,) = entry.children  # tuples were observed, and shares split, where they were emitted

@@ -128,6 +128,7 @@ from .trident.dry_run import (
     TopologyDryRun as TopologyDryRun,
 )
 from .trident.explain import Explanation as Explanation
+from .trident.job_progress import JobProgress as JobProgress
 from .trident.run import RunArguments as RunArguments, run as run
 from .trident.state.delta import DeltaMap as DeltaMap
 from .trident.state.key_value import (
@@ -164,7 +165,6 @@ from .trident.streaming.result import (
     StreamOutcome as StreamOutcome,
     StreamResult as StreamResult,
 )
-from .trident.watched_job import JobProgress as JobProgress
 from .trident.web.application import WebApp as WebApp
 from .trident.web.mount import web_app as web_app
 from .trident.web.people import WebRole as WebRole, WebUser as WebUser

@@ -4,76 +4,116 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from support.queues import prepared_database, put
+from support.web import OPERATOR, page_of, signed_in
 
 from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
+from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.status import TopologyStatus, status
+from stormproof.trident.cli.reports import show_status
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.run import EngineChoice
-from stormproof.trident.watched_job import JobProgress
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 
 MESSAGES = 20
-ALL = 2 * MESSAGES
-"""Rows: each message is read, and the function called for it."""
+HALF = MESSAGES // 2
 
 
-def run(database: Database, folder: Path, engine: EngineChoice, heard: Heard, until: Path) -> None:
+def run(database: Database, folder: Path, engine: EngineChoice, heard: Heard) -> None:
     put(prepared_database(database), "words", [b"w%d" % number for number in range(MESSAGES)])
+    until = heard.until
 
     def work(word: str) -> str:
-        while word == "w10" and not until.exists():
+        while word == f"w{HALF}" and not until.exists():
             threading.Event().wait(0.01)  # a function that waits for a service
         return word
 
     topology = Topology("words")
     queue = PostgresQueue("words", schema="word string", database=database)
-    topology.stream("words", queue).map(work, "word", schema="word string").into(
+    topology.stream("words", queue).map(work, "word", schema="word string", name="work").into(
         PostgresSink("words", database=database)
     )
     settings = Settings(database_url=database.adbc_uri, staging_dir=str(folder))
     topology.run(engine=engine, settings=settings, until_idle=True, on_progress=heard.told)
 
 
-class Heard:
-    """Lets the function go on once the batch's job was told of in its middle."""
+@pytest.fixture(autouse=True)
+def its_ledger(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `stormproof status` reads."""
+    monkeypatch.setenv("STORMPROOF_DATABASE_URL", database.adbc_uri)
 
-    def __init__(self, until: Path) -> None:
-        self.until, self.all = until, list[JobProgress]()
+
+class Heard:
+    """Lets the function go on once the job was told of in its middle, and the ledger has that, too."""
+
+    def __init__(self, until: Path, database: Database) -> None:
+        self.until, self.all, self.shown = until, list[JobProgress](), list[TopologyStatus]()
+        self._database, self.page = database, ""
 
     def told(self, job: JobProgress) -> None:
         self.all.append(job)
-        if job.rows >= ALL // 2 + MESSAGES // 2:  # what was read, and half of the calls
+        self.shown.append(status_of(self._database))
+        now = self.shown[-1].job
+        if now is not None and now.through >= HALF and not self.until.exists():
+            with suppress(SystemExit):
+                show_status("words", as_json=False)
+            app = page_of(self._database)
+            self.page = signed_in(app, OPERATOR).get("/topology?topology=words").text
+            app.close()
             self.until.touch()
-        raise ValueError("what it raises is logged")
+        raise SystemExit("what it raises is logged")
 
 
-def require(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [job.rows for job in heard.all]
-    assert rows == sorted(rows)
-    assert any(ALL // 2 < one < ALL for one in rows)
-    assert {(job.txid, job.attempt, job.messages) for job in heard.all} == {(1, 1, MESSAGES)}
+def status_of(database: Database) -> TopologyStatus:
+    engine = sa.create_engine(database.sqlalchemy_url)
+    (found,) = status(AuditLedger(engine)).topologies
+    engine.dispose()
+    return found
+
+
+def require(heard: Heard, database: Database, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    through = [job.through for job in heard.all if job.component == "work"]
+    assert through == sorted(through)
+    assert HALF in through, "the messages before the one that waits"
+    assert {(job.txid, job.attempt, job.total, job.unit) for job in heard.all} == {(1, 1, MESSAGES, "messages")}
     assert "on_progress raised at txid 1" in caplog.text
+    shown = [one.job for one in heard.shown if one.job is not None]
+    assert set(shown) <= set(heard.all)
+    assert (shown[-1].component, shown[-1].through) == ("work", HALF)
+    assert status_of(database).job is None, "no job runs any more"
+    now = f"txid 1: {HALF} of {MESSAGES} messages through work"
+    assert now in told
+    assert now in heard.page
 
 
-def test_a_job_is_told_of_while_it_runs(database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    heard = Heard(tmp_path / "go on")
+def test_a_job_is_told_of_while_it_runs(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = Heard(tmp_path / "go on", database)
     with caplog.at_level(logging.ERROR, "stormproof.job"):
-        run(database, tmp_path, "inline", heard, heard.until)
-    require(heard, caplog)
+        run(database, tmp_path, "inline", heard)
+    require(heard, database, capsys.readouterr().out, caplog)
 
 
 @pytest.mark.spark
 def test_a_job_on_spark_is_told_of_while_it_runs(
-    spark: SparkSession, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    database: Database,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    heard = Heard(tmp_path / "go on")
+    heard = Heard(tmp_path / "go on", database)
     with caplog.at_level(logging.ERROR, "stormproof.job"):
-        run(database, tmp_path, SparkEngine(spark, 1), heard, heard.until)
-    require(heard, caplog)
+        run(database, tmp_path, SparkEngine(spark, 1), heard)
+    require(heard, database, capsys.readouterr().out, caplog)

@@ -14,7 +14,18 @@ from support.pulses import hearing, listening, note, published, until
 
 from stormproof.core.pulse.folder import suspects_of_dead, sweep
 from stormproof.core.pulse.heard import Heard
-from stormproof.core.pulse.record import SUSPECTS_MAX, Progress
+from stormproof.core.pulse.record import (
+    BEFORE,
+    DONE,
+    PASSAGE,
+    PASSED,
+    STAGE,
+    STATE,
+    STEP,
+    SUSPECTS_MAX,
+    Progress,
+    Record,
+)
 from stormproof.core.pulse.task import Pulse, running
 
 
@@ -74,6 +85,32 @@ def test_each_row_taken_from_a_loop_is_a_sign_of_life(heard: Heard) -> None:
     assert [p.rows for p in seen] == [0, 1, 2, 3, 13]
     assert {(p.started, p.running) for p in seen} == {(1, 1)}
     assert heard.progress() == Progress(13, 1, 0)
+
+
+def test_rows_that_are_through_a_step_are_told_apart_from_the_one_in_hand(heard: Heard) -> None:
+    """A step may get more rows than its passage has, or fewer; a call that resets its time is none."""
+
+    def told(pulse: Pulse) -> Record:
+        published(pulse)
+        (task,) = heard.progress().tasks
+        return task[STEP : STAGE + 1]
+
+    with Pulse(heard.place, 2, 0, careful=False, steps={"split": 1, "count": 2}) as pulse:
+        pulse.expect(6)
+        pulse.begin(4)
+        assert told(pulse) == (0, 6, 0, 4, 0, 2)
+        pulse.enter("split", 8)
+        words = pulse.each(range(8))
+        assert [told(pulse)[PASSED - 1] for _ in words] == [0, 0, 1, 1, 2, 2, 3, 3], "half a message each"
+        pulse.enter("count", 2)
+        assert told(pulse) == (2, 6, 0, 4, 0, 2)
+        pulse.beat()
+        pulse.reset()
+        assert told(pulse) == (2, 6, 0, 4, 2, 2)
+        pulse.begin(2)
+        assert told(pulse) == (0, 6, 4, 2, 0, 2)
+    (task,) = heard.progress().tasks
+    assert (task[STATE], task[BEFORE] + task[PASSAGE]) == (DONE, 6)
 
 
 def test_a_loop_without_the_pulse_looks_like_a_hang(heard: Heard) -> None:

@@ -28,7 +28,7 @@ from stormproof.core.pulse.connection import Connection
 from stormproof.core.pulse.folder import suspects_of_dead
 from stormproof.core.pulse.heard import GRACE_S, SILENT_S, Heard, quiet_for
 from stormproof.core.pulse.listener import HELLO_S, RESTARTS_MAX, STRANGERS_MAX, DriverAddress, PulseListener
-from stormproof.core.pulse.record import RECORD, Progress, Record
+from stormproof.core.pulse.record import NOTHING, RECORD, STATE, Progress, Record
 from stormproof.core.pulse.task import Pulse
 from stormproof.core.pulse.wire import CHALLENGE_BYTES, HELLO_BYTES, ContactLost, hello
 from stormproof.core.schema import parse_schema
@@ -251,7 +251,7 @@ def test_a_task_that_sends_no_record_is_dropped(listener: PulseListener, heard: 
     with stranger(listener) as one:
         one.sendall(hello(heard.place, bytes(16), one.recv(CHALLENGE_BYTES)))
         assert one.recv(1) == b"+"
-        one.sendall(RECORD.pack(1, 99, 0, 0, 0))
+        one.sendall(RECORD.pack(*NOTHING[:STATE], 99, 0, 0, 0))
         until(lambda: listener.refused["no record"] == 1)
         assert heard.progress().silent == 1
 
@@ -267,10 +267,10 @@ def test_thousands_of_tasks_are_heard_by_one_thread(heard: Heard) -> None:
     for _ in range(waves):
         now = [Connection(heard.place, 0, number) for number in range(tasks)]
         for number, one in enumerate(now):
-            one.publish(number)
+            one.publish((number, 0, 0, 0, 0, 0))
         assert threading.active_count() == threads
         for number, one in enumerate(now):
-            one.close(number, failed=False)
+            one.close((number, 0, 0, 0, 0, 0), failed=False)
         made += sum(range(tasks))
     until(lambda: heard.progress() == Progress(made, waves * tasks, 0))
     until(lambda: not heard.connections())

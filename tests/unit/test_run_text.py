@@ -12,9 +12,10 @@ from support.memory_run import World
 from support.terminal import Screen
 
 from stormproof.trident.cli.logs import JsonLines, TextLines, logging_to_stderr
-from stormproof.trident.cli.run_text import Progress, job_text, log_line, run_text
+from stormproof.trident.cli.run import Live
+from stormproof.trident.cli.run_text import Progress, log_line, run_text
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.statistics import BatchResult, RunStatistics
-from stormproof.trident.watched_job import JobProgress
 
 
 def split(line: str) -> list[str]:
@@ -67,6 +68,18 @@ def test_the_running_total_counts_retries_and_dead_letters() -> None:
     assert total.text == "words: 3 messages committed in 1 batch, 1 to be retried, 1 dead letter"
 
 
+@pytest.mark.parametrize(
+    ("state", "failed", "returned", "left"),
+    [("committed", 0, 0, 1), ("aborted", 2, 0, 3), ("aborted", 0, 0, 3), ("committed", 1, 1, 3)],
+)
+def test_what_waits_for_a_retry_is_taken_back_once_it_was_retried(
+    state: str, failed: int, returned: int, left: int
+) -> None:
+    total = Progress("words").after(BatchResult(1, "committed", 5, 3, False, 1, 5))
+    total = total.after(BatchResult(2, state, 2, failed, True, 1, 2, returned=returned))
+    assert f", {left} to be retried" in total.text
+
+
 @pytest.mark.parametrize("stopped", ["idle", "limit", "signal", "stop", "drain"])
 def test_the_last_lines_say_why_it_ended_and_the_next_command(stopped: str) -> None:
     text = run_text(RunStatistics("words", "exactly-once", 2, batches=1, messages=1, dead_letters=2, stopped=stopped))
@@ -108,7 +121,16 @@ def test_nothing_is_drawn_before_there_is_something_to_show(monkeypatch: pytest.
         assert screen.getvalue() != ""
 
 
-def test_a_job_is_told_of_in_one_line() -> None:
-    job = JobProgress(5, 1, 600, 214, 10.2)
-    assert job_text(job) == "txid 5: 600 messages, 214 rows in all steps, 21 a second, 10 s"
-    assert job_text(JobProgress(5, 2, None, 1, 0.3)) == "txid 5 (attempt 2): 1 row in all steps, 0 s"
+def test_the_live_line_has_the_job_that_commits_next_and_drops_it_when_its_batch_has_ended() -> None:
+    shown: list[str] = []
+    live = Live("words", shown.append)
+    first, second = (JobProgress(txid, 1, "lookup", txid, 4, "messages", 1.0) for txid in (1, 2))
+    live.on_progress(second)
+    live.on_progress(first)
+    live.on_progress(second)
+    live.on_batch(BatchResult(1, "aborted", 4, 4, False, 2, 0))
+    live.on_progress(second)
+    jobs = [line.partition(";")[0] for line in shown]
+    assert jobs[1] == jobs[2] == "[##--------] 25% txid 1: 1 of 4 messages through lookup, 1/s, 1 s"
+    assert jobs[3] == shown[3] == "words: 0 messages committed in 1 batch, 4 to be retried"
+    assert jobs[4] == jobs[0] == "[#####-----] 50% txid 2: 2 of 4 messages through lookup, 2/s, 1 s"

@@ -22,6 +22,7 @@ from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.pace import LAST_BATCHES, Pace, pace_of
 from stormproof.trident.audit.source import SourceReader, open_losses, stored_source
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger.control import Control, SignOfLife, control_of, signs_of_life
 from stormproof.trident.ledger.handed_in import JobKeys, summary
 from stormproof.trident.ledger.missing import Missing
@@ -187,6 +188,8 @@ class TopologyStatus:
     """How many rejects there are, by state: open, retrying, retried, dropped."""
     doing: str | None = None
     """What the driver does by its newest sign of life: running, pausing, paused, draining, stopping; None: none runs."""
+    job: JobProgress | None = None
+    """How far the job of the lowest batch in flight is, by that sign; None: none runs, or it began just now."""
     last_sign_s: float | None = None
     """How old that sign is, in seconds."""
     last_heard_at: datetime | None = None
@@ -301,6 +304,7 @@ def _topology(
         refused=refused,
         problems=tuple(problems_of(row, driver, sign, unresolved, refused, open_losses(snapshot, row, evidence))),
         doing=sign.doing if runs and sign is not None else None,
+        job=sign.job if driver is DriverState.RUNNING and sign is not None and sign.is_fresh else None,
         last_sign_s=round(sign.age_s, 1) if runs and sign is not None else None,
         last_heard_at=None if sign is None else sign.at,
         asked=_asked(control_of(snapshot.connection, row.incarnation), row.epoch, runs=runs),

@@ -133,6 +133,8 @@ def _details(topology: TopologyStatus, of: str) -> None:
             say(f"{of}sink {sink.sink} does not have {missing}: it was not part of the topology then")
     if topology.tuning is not None:
         say(_tuning_text(of, topology.in_flight, topology.tuning))
+    if topology.job is not None:
+        say(f"{of}{topology.job}")
     if topology.pace is not None:
         say(_pace_text(of, topology.pace))
     if topology.recovered is not None:

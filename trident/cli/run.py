@@ -14,13 +14,13 @@ from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import logging_to_stderr
 from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
-from stormproof.trident.cli.run_text import Progress, job_text, run_text
+from stormproof.trident.cli.run_text import Progress, run_text
 from stormproof.trident.dry_run import DryRunOutcome
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.run import EngineChoice, driver, options_of
 from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.stopping import BY_SIGNAL, Stopping, end_jvm
 from stormproof.trident.topology_rehearsal import rehearsed_topology
-from stormproof.trident.watched_job import JobProgress
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -95,7 +95,7 @@ def drive(
         if engine == "spark":
             _ship_by_value(module)
             note(f"starting Spark ({settings.master}) and reaching Postgres for topology {topology.name!r} ...")
-        live = _Live(topology.name, progress)
+        live = Live(topology.name, progress)
 
         def noted(result: BatchResult) -> None:
             on_batch(result)
@@ -138,18 +138,24 @@ def _ship_by_value(module: ModuleType) -> None:
     register(module)
 
 
-class _Live:
+class Live:
     """The line of progress: what is committed, and how far the job that runs is."""
 
     def __init__(self, topology: str, show: Callable[[str], None]) -> None:
         self._total, self._show = Progress(topology), show
+        self._jobs: dict[int, JobProgress] = {}
 
     def on_batch(self, result: BatchResult) -> None:
+        """Show what is committed now."""
         self._total = self._total.after(result)
+        self._jobs.pop(result.txid, None)
         self._show(self._total.text)
 
     def on_progress(self, job: JobProgress) -> None:
-        self._show(f"{self._total.text}; {job_text(job)}")
+        """Show the job of the lowest txid, the next that commits; it comes first, since a narrow terminal cuts the end."""
+        self._jobs[job.txid] = job
+        lowest = min(self._jobs.copy().values(), key=lambda one: one.txid)
+        self._show(f"{lowest.bar} {lowest}; {self._total.text}".lstrip())
 
 
 def _end_process() -> None:

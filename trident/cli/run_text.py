@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stormproof.trident.statistics import BatchResult, RunStatistics
-from stormproof.trident.watched_job import JobProgress
 from stormproof.trident.wording import counted
 
 REASON_CHARACTERS: Final = 120
@@ -90,7 +89,7 @@ _TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a run has done so far, for the line of progress."""
+    """What a run has done so far, for the line of progress; `retried` is how many messages now wait for their retry."""
 
     topology: str
     batches: int = 0
@@ -101,11 +100,13 @@ class Progress:
 
     def after(self, result: BatchResult) -> Progress:
         """The total with one batch more."""
+        ended = result.outcome in ("committed", "failed")
+        again = result.messages - result.returned if result.retry and ended else 0
         return replace(
             self,
             batches=self.batches + 1,
             messages=self.messages + result.committed_messages,
-            retried=self.retried + result.failed - result.dead_letters,
+            retried=max(self.retried - again, 0) + result.failed - result.dead_letters,
             dead_letters=self.dead_letters + result.dead_letters,
             rejected=self.rejected + result.rejected,
         )
@@ -120,14 +121,6 @@ class Progress:
             + (f", {counted(self.dead_letters, 'dead letter')}" if self.dead_letters else "")
             + (f", {counted(self.rejected, 'reject')}" if self.rejected else "")
         )
-
-
-def job_text(job: JobProgress) -> str:
-    """How far a batch's job is: ``txid 5: 600 messages, 814 rows in all steps, 81 a second, 10 s``."""
-    attempt = f" (attempt {job.attempt})" if job.attempt > 1 else ""
-    messages = "" if job.messages is None else f"{counted(job.messages, 'message')}, "
-    pace = f", {job.rows / job.elapsed_s:,.0f} a second" if job.elapsed_s >= 1 else ""
-    return f"txid {job.txid}{attempt}: {messages}{counted(job.rows, 'row')} in all steps{pace}, {job.elapsed_s:.0f} s"
 
 
 def run_text(s: RunStatistics) -> str:

@@ -6,13 +6,14 @@ same round trip it leaves its sign of life. Times are the database's, so that no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata
 from stormproof.trident.ledger.tx import Tx
@@ -70,6 +71,9 @@ heartbeat: Final = sa.Table(
     sa.Column("at", _time, nullable=False, comment="by the database's clock"),
     sa.Column("doing", sa.Text, nullable=False, comment="running, pausing, paused, draining or stopping"),
     sa.Column("in_flight", sa.Integer, nullable=False, comment="batches that are open or prepared"),
+    sa.Column(
+        "job", sa.JSON, comment="how far the job of the lowest of them is; null: none runs, or it began just now"
+    ),
     known("doing", Doing),
     comment="one row a topology: its driver's newest sign of life",
 )
@@ -103,6 +107,7 @@ class SignOfLife:
     in_flight: int
     age_s: float
     at: datetime
+    job: JobProgress | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -168,10 +173,11 @@ def ask(tx: Tx, action: OperatorAction, *, by: str, why: str) -> int:
 _SIGN: Final = sa.text(
     f"""
     with sign as (
-      insert into {SCHEMA}.heartbeat as h (incarnation, epoch, at, doing, in_flight)
-      values (:incarnation, :epoch, clock_timestamp(), :doing, :in_flight)
+      insert into {SCHEMA}.heartbeat as h (incarnation, epoch, at, doing, in_flight, job)
+      values (:incarnation, :epoch, clock_timestamp(), :doing, :in_flight, :job)
       on conflict (incarnation) do update
-        set epoch = excluded.epoch, at = excluded.at, doing = excluded.doing, in_flight = excluded.in_flight
+        set epoch = excluded.epoch, at = excluded.at, doing = excluded.doing, in_flight = excluded.in_flight,
+          job = excluded.job
         where h.epoch <= excluded.epoch
     ), heard as (
       update {SCHEMA}.control set heard_at = clock_timestamp(), heard_epoch = :epoch
@@ -179,11 +185,17 @@ _SIGN: Final = sa.text(
     )
     select {_COLUMNS} from {SCHEMA}.control where incarnation = :incarnation
     """
-)
+).bindparams(sa.bindparam("job", type_=sa.JSON(none_as_null=True)))
 
 
 def exchange(
-    connection: sa.Connection, incarnation: str, epoch: int, doing: Doing, in_flight: int, heard: int
+    connection: sa.Connection,
+    incarnation: str,
+    epoch: int,
+    doing: Doing,
+    in_flight: int,
+    heard: int,
+    job: JobProgress | None = None,
 ) -> Control | None:
     """Leave a sign of life, note that request `heard` was heard, and read what is asked now: one round trip.
 
@@ -198,6 +210,7 @@ def exchange(
             "doing": doing.value,
             "in_flight": in_flight,
             "request": heard,
+            "job": None if job is None else asdict(job),
         },
     ).one_or_none()
     return _control(row)
@@ -209,8 +222,13 @@ def signs_of_life(connection: sa.Connection) -> dict[str, SignOfLife]:
         return {}
     c = heartbeat.c
     age_s = sa.extract("epoch", sa.func.clock_timestamp() - c.at)
-    rows = connection.execute(sa.select(c.incarnation, c.epoch, c.doing, c.in_flight, age_s.label("age_s"), c.at))
+    rows = connection.execute(
+        sa.select(c.incarnation, c.epoch, c.doing, c.in_flight, age_s.label("age_s"), c.at, c.job)
+    )
     return {
-        row.incarnation: SignOfLife(row.epoch, row.doing, row.in_flight, float(row.age_s), row.at.astimezone(UTC))
+        row.incarnation: SignOfLife(
+            *(row.epoch, row.doing, row.in_flight, float(row.age_s), row.at.astimezone(UTC)),
+            job=None if row.job is None else JobProgress(**row.job),
+        )
         for row in rows
     }

@@ -128,6 +128,11 @@ HEARTBEAT: Final = _gauge(
     "stands still here; one fed by a streaming query leaves one with each micro-batch.",
     unit="s",
 )
+JOB_PROGRESS: Final = _gauge(
+    "job_progress_ratio",
+    "Share of the messages of the lowest batch in flight that are through the slowest component that its job is in now; 0 "
+    "where no job runs. A job that takes less than a second is not seen.",
+)
 DOING: Final = _gauge("driver_doing", "1 for what the driver does now, 0 for the other states.", "doing")
 
 OPENED: Final = _counter("transactions_opened", "Transactions (batches) that were opened.", exact=True)

@@ -11,6 +11,7 @@ from stormproof.core.clock import Clock
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason
 from stormproof.core.source.protocol import Backlog, Slice
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Book
@@ -63,8 +64,9 @@ class Recorder(Observer):
             for metric in (m.SUPPRESSED, m.REJECTS, m.SINK_ROWS, m.SINK_BYTES, m.SUPERSEDED):
                 book.add(metric, 0, sink=sink)
 
-    def heard(self, doing: Doing) -> None:
+    def heard(self, doing: Doing, job: JobProgress | None = None) -> None:
         """The driver left a sign of life."""
+        self.book.set(m.JOB_PROGRESS, job.share if job is not None else 0)
         self.book.set(m.HEARTBEAT, self._now_s())
         for one in Doing:
             self.book.set(m.DOING, one is doing, doing=one.value)
