@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -45,7 +45,7 @@ from stormproof.sinks.protocol import (
     SinkSession,
     decide,
 )
-from stormproof.sinks.rejects import Rejects
+from stormproof.sinks.rejects import Part, Rejects
 from stormproof.sinks.row_rule import Columns, RowRule, TableSink, check_upsert_input
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.unique_keys import require_unique_keys
@@ -69,10 +69,11 @@ class _Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Next:
+class Next:
     """What a transaction makes of a table."""
 
     content: pa.Table
+    added: pa.Table
     evidence: Evidence
     refused: tuple[RefusedRow, ...]
 
@@ -183,6 +184,11 @@ class MemorySink(TableSink):
         self._staging = _own_folder(self) if staging is None else absolute(staging)
 
     @property
+    def may_refuse(self) -> bool:
+        """Whether the table has a rule of its own."""
+        return self.refuse is not None
+
+    @property
     def target(self) -> str:
         """Where the rows are, for people."""
         return f"memory:{self._name}"
@@ -251,7 +257,7 @@ class MemorySink(TableSink):
         return FileWriter(
             self._name,
             folder,
-            _limits(input_),
+            limits_of(input_),
             input=input_,
             leaves_out=self.rejects_misfits,
             names_messages=True,
@@ -330,7 +336,7 @@ class MemorySession(SinkSession):
             known = [entry.superseded for entry in log.entries if entry.txid == transaction.txid]
             refused = log.refused.get(transaction.txid, ())
             return replace(ALREADY_HELD, superseded=(known[0] if known else None) or 0, refused=refused)
-        next_ = self._next_content(transaction)
+        next_ = self.next_content(transaction)
         self._store.strike(FaultPoint.BEFORE, transaction.txid)
         self._store.content = next_.content
         if log.guard is None or checked or transaction.txid >= log.guard.txid:
@@ -342,7 +348,7 @@ class MemorySession(SinkSession):
         self._store.strike(FaultPoint.AFTER, transaction.txid)
         return replace(APPLIED, superseded=next_.evidence.superseded or 0, refused=next_.refused)
 
-    def _next_content(self, transaction: PreparedTransaction) -> _Next:
+    def next_content(self, transaction: PreparedTransaction) -> Next:
         """What the transaction makes of the table; nothing is changed.
 
         Raises:
@@ -353,14 +359,13 @@ class MemorySession(SinkSession):
             raise SinkRefused(f"{where}: the table is gone", problem=SinkProblem.TABLE_GONE)
         _require_schema(self._store, self._input, self._identity.sink)
         require_files(self._staging, transaction.files, where=where, digests=True)
-        batches = list(prepared_batches(self._staging, transaction.files))
+        batches = self.prepared(transaction)
         prepared = sum(batch.num_rows for batch in batches)
         if prepared != transaction.rows:
             raise SinkRefused(f"{where}: {prepared} rows in the prepared files instead of {transaction.rows}")
         refused, reinstated = tuple[RefusedRow, ...](), 0
-        if self._sink.refuse is not None or Misfits.of(transaction.files):
-            refuse = self._sink.refuse or (lambda _: None)
-            batches, refused, reinstated = self._without_refused(transaction, refuse, where)
+        if self._sink.may_refuse or Misfits.of(transaction.files):
+            batches, refused, reinstated = self._without_refused(transaction, where)
         added = pa.Table.from_batches(batches, self._input.schema) if batches else self._input.schema.empty_table()
         held, superseded = self._store.content, transaction.superseded - reinstated
         if not self._input.is_by_key:
@@ -380,21 +385,31 @@ class MemorySession(SinkSession):
             superseded=superseded,
             reinstated=reinstated,
         )
-        return _Next(content, evidence, refused)
+        return Next(content, added, evidence, refused)
+
+    def prepared(self, transaction: PreparedTransaction) -> list[pa.RecordBatch]:
+        """The rows of the prepared files."""
+        return list(prepared_batches(self._staging, transaction.files))
+
+    def rule(self, transaction: PreparedTransaction) -> Callable[[Part], Sequence[str | None]]:
+        """What says of some rows why the table refuses each of them, or None."""
+        del transaction
+        refuse = self._sink.refuse or (lambda _: None)
+        return lambda part: [self._refusal(row, refuse) for row in part.rows.to_pylist()]
 
     def _without_refused(
-        self, transaction: PreparedTransaction, refuse: Callable[[dict[str, Any]], str | None], where: str
+        self, transaction: PreparedTransaction, where: str
     ) -> tuple[list[pa.RecordBatch], tuple[RefusedRow, ...], int]:
         """The rows that the table takes by the test's own rule, those that it does not get, and how many of both had been
         superseded.
         """
         rejects = Rejects(self._staging, transaction, transaction.rejects_max, where, self._input)
-        again = True
+        rule, again = self.rule(transaction), True
         kept = list[pa.RecordBatch]()
         while again:
             kept.clear()
             for part in rejects.kept():
-                reasons = [self._refusal(row, refuse) for row in part.rows.to_pylist()]
+                reasons = rule(part)
                 for place, why in enumerate(reasons):
                     if why is not None:
                         rejects.add(part.row(place).refused(None, why))
@@ -439,7 +454,8 @@ class MemorySession(SinkSession):
         """Nothing to let go."""
 
 
-def _limits(input_: SinkInput) -> Limits:
+def limits_of(input_: SinkInput) -> Limits:
+    """What a table in memory can hold: NULL is not for its keys."""
     required = {*input_.keys, *input_.order_by}
     return Limits(tuple(ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in input_.schema))
 

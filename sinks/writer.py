@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -283,8 +283,16 @@ class FileWriter:
             use_storage(self.directory, self.storage)
         writer = self._latest(context, schema)
         if self.leaves_out and MESSAGE_COLUMNS.names[0] in schema.names:
-            return LeavingOutWriter(writer, self.limits, lambda: self._parquet(context, schema, "", empty=True))
+            return self.left_out(writer, context, schema)
         return DiscardingWriter(writer, self.limits) if self.discards else writer
+
+    def left_out(self, writer: TaskWriter, context: TaskContext, schema: pa.Schema) -> TaskWriter:
+        """The writer without rows that their columns cannot hold."""
+        return LeavingOutWriter(writer, self.limits, self.empty(context, schema))
+
+    def empty(self, context: TaskContext, schema: pa.Schema) -> Callable[[], TaskWriter]:
+        """What makes a file without rows, for a task that has nothing else to write."""
+        return lambda: self._parquet(context, schema, "", empty=True)
 
     def _latest(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
         if self.input is None or self.input.mode is not SinkMode.UPSERT:

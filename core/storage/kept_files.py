@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
+from io import BufferedReader, BytesIO
 from typing import Final
 
 import pyarrow as pa
 
 from stormproof.core.storage.local_files import NewFileNowhere, NewLocalFile, NoFiles
+from stormproof.core.storage.protocol import FileState
 
 KEPT: Final = "kept:"
 """The address of a folder in this process's memory. Another process has no such folder."""
@@ -26,6 +29,12 @@ class KeptFiles(NoFiles):
         del private
         return _NewKeptFile(self._files, path)
 
+    def open(self, path: str) -> BufferedReader:
+        """Open for reading."""
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return BufferedReader(BytesIO(self._files[path]))
+
     def open_native(self, path: str) -> pa.NativeFile:
         """Open for Arrow's readers."""
         if path not in self._files:
@@ -35,6 +44,16 @@ class KeptFiles(NoFiles):
     def remove(self, path: str) -> None:
         """Forget it."""
         self._files.pop(path, None)
+
+    def stat(self, path: str) -> FileState | None:
+        """By its content."""
+        data = self._files.get(path)
+        return None if data is None else FileState(len(data), 0, (id(data),))
+
+    def list(self, folder: str, prefix: str = "") -> list[str]:
+        """The names in the folder."""
+        paths = (os.path.split(path) for path in self._files)
+        return [name for where, name in paths if where == folder and name.startswith(prefix)]
 
     def forget(self, folder: str) -> None:
         """Forget every file of a folder."""

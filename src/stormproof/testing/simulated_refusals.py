@@ -1,25 +1,19 @@
-"""A simulated sink's table that refuses rows, and columns that cannot hold some: prepared files are real ones, and a commit
-leaves out whole messages.
-"""
+"""Which rows a simulated sink's table refuses, and which its columns cannot hold, by chance."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
-from stormproof.core.sink import SinkInput, TaskContext, TaskWriter
-from stormproof.core.storage.kept_files import kept_folder
+from stormproof.core.sink import TaskContext, TaskWriter
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.message_pairs import pairs_of
 from stormproof.sinks.misfits import LeavingOutWriter
-from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
-from stormproof.sinks.rejects import Part, Rejects, RowMessages
-from stormproof.sinks.writer import FileWriter, ParquetTaskWriter
+from stormproof.sinks.protocol import PreparedTransaction
+from stormproof.sinks.rejects import Part, RowMessages
 from stormproof.testing.faults import Chance, FaultKind
 
 GROUPS_MAX: Final = 3
@@ -51,36 +45,21 @@ class GroupRules:
         return self._drawn[key]
 
 
-class RefusingTable:
-    """What refuses rows of a sink, by chance, and the folder of the sink's prepared files.
+class Refusals:
+    """Which rows of a sink are refused, by chance.
 
     Under at-most-once (`tracked` is off) no row of a group is refused: its messages cannot be named, so that would block the
     batch, and no fault of a simulation needs an operator.
     """
 
-    def __init__(
-        self, sink: str, input_: SinkInput, chance: Chance, groups: GroupRules, *, tracked: bool, leaves_out: bool
-    ) -> None:
-        self._sink, self._input, self._chance, self._groups = sink, input_, chance, groups
-        self._tracked, self._leaves_out = tracked, leaves_out
+    def __init__(self, sink: str, chance: Chance, groups: GroupRules, *, tracked: bool) -> None:
+        self._sink, self._chance, self._groups, self._tracked = sink, chance, groups, tracked
         self._has_groups = False
-        self._open = ExitStack()
-        self._folder = self._open.enter_context(kept_folder())
 
-    def close(self) -> None:
-        """Forget the files."""
-        self._open.close()
-
-    def open_task(self, context: TaskContext, schema: pa.Schema, limits: Limits) -> TaskWriter:
-        """A writer of prepared files that name each row's messages; with `leaves_out`, without rows that do not fit."""
-        folder = self._folder
-        files = FileWriter(self._sink, folder, limits, input=self._input, names_messages=True)
-        inner = files.open_task(context, schema)
-        if not self._leaves_out:
-            return inner
-
-        def empty() -> TaskWriter:
-            return ParquetTaskWriter(self._sink, folder, context, schema, empty=True)
+    def leaving_out(
+        self, inner: TaskWriter, limits: Limits, empty: Callable[[], TaskWriter], context: TaskContext
+    ) -> TaskWriter:
+        """A writer without rows that their columns cannot hold."""
 
         def misfits(rows: pa.RecordBatch, messages: pa.RecordBatch) -> list[tuple[int, str]]:
             # In per-message mode a group's row names its messages, and may have a single one.
@@ -98,31 +77,17 @@ class RefusingTable:
             return self._groups.strikes(FaultKind.REJECT, self._sink, txid, row)
         return self._chance.strikes(FaultKind.REJECT, self._sink)
 
-    def taken(self, transaction: PreparedTransaction) -> tuple[pa.Table, tuple[RefusedRow, ...]]:
-        """The rows that the table takes, and those that it does not get: refused ones, and others of their messages.
+    def rule(self, folder: str, transaction: PreparedTransaction) -> Callable[[Part], Sequence[str | None]]:
+        """What says why each row of a part is refused, or None. A row that was taken once is taken again."""
+        messages, asked = RowMessages(folder, transaction.files), dict[int, bool]()
 
-        Raises:
-            SinkRefused: rows of groups are refused.
-        """
-        where = f"sink {self._sink!r}, txid {transaction.txid}"
-        rejects = Rejects(self._folder, transaction, transaction.rejects_max, where, self._input)
-        messages = RowMessages(self._folder, transaction.files)
-        asked = dict[int, bool]()
-        again, kept = True, list[pa.RecordBatch]()
-        while again:
-            kept.clear()
-            for part in rejects.kept():
-                taken = np.ones(part.rows.num_rows, np.bool_)
-                for place, number in enumerate(part.numbers.tolist()):
-                    row = messages.place(part.file, number)
-                    if row not in asked:  # a row that was taken once is taken again
-                        asked[row] = self._refuses(transaction, messages, row, part, place)
-                    if asked[row]:
-                        taken[place] = False
-                        rejects.add(part.row(place).refused(None, "a simulated constraint"))
-                kept.append(part.only(taken).rows)
-            again = rejects.close()
-        return pa.Table.from_batches(kept, self._input.schema), rejects.rows()
+        def reason(part: Part, place: int) -> str | None:
+            row = messages.place(part.file, int(part.numbers[place]))
+            if row not in asked:
+                asked[row] = self._refuses(transaction, messages, row, part, place)
+            return "a simulated constraint" if asked[row] else None
+
+        return lambda part: [reason(part, place) for place in range(part.rows.num_rows)]
 
     def _refuses(
         self, transaction: PreparedTransaction, messages: RowMessages, row: int, part: Part, place: int

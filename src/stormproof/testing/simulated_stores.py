@@ -1,91 +1,64 @@
-"""A simulation's sinks and sources: stores in memory that outlive its drivers, and record what happened to each message."""
+"""A simulation's sinks and sources: those in memory with faults, which outlive its drivers and record what happened."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from random import Random
 
 import pyarrow as pa
 
 from stormproof.core.clock import Clock
-from stormproof.core.errors import Fenced
 from stormproof.core.failpoint import failpoint
 from stormproof.core.folds import AnyFold
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
 from stormproof.core.pending.numbered import range_of
-from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext, TaskWriter
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice
-from stormproof.sinks.folding import fold_tables
-from stormproof.sinks.latest import LatestWriter, put_rows
-from stormproof.sinks.limits import ColumnLimit, Limits
-from stormproof.sinks.protocol import (
-    ALREADY_HELD,
-    APPLIED,
-    CommitResult,
-    Decision,
-    Evidence,
-    EvidenceReport,
-    Held,
-    PreparedTransaction,
-    RefusedRow,
-    Sink,
-    SinkIdentity,
-    SinkSession,
-    decide,
-)
+from stormproof.core.storage.kept_files import IN_MEMORY, kept_folder
+from stormproof.sinks.latest import LatestWriter
+from stormproof.sinks.memory import MemorySession, MemorySink, Next, limits_of
+from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
+from stormproof.sinks.rejects import Part
+from stormproof.sinks.staging import parse_prepared_name, prepared_name
+from stormproof.sinks.writer import FileWriter
 from stormproof.testing.faults import Chance, FaultKind
-from stormproof.testing.simulated_refusals import GroupRules, RefusingTable
+from stormproof.testing.simulated_refusals import GroupRules, Refusals
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    context: TaskContext
-    rows: pa.Table
-
-
-@dataclass(frozen=True, slots=True)
-class _Applied:
+class Applied:
     """The rows that a sink took at once, with the batch and the attempt that they came from."""
 
     batch: int
     attempt: int
-    digest: str
     rows: pa.Table
-    refused: tuple[RefusedRow, ...] = ()
 
 
-class SimulatedSink(Sink):
-    """A sink of a simulation: what is prepared and committed stays in memory, for all of its drivers."""
+class SimulatedSink(MemorySink):
+    """A sink in memory in the place of a topology's own, with faults. Prepared files are in memory, too."""
 
     def __init__(
         self, spec: SinkSpec, input_: SinkInput, chance: Chance, groups: GroupRules, *, tracked: bool = True
     ) -> None:
-        self.spec = spec
-        self.input = input_
-        self.chance = chance
-        self.staged: dict[str, _Staged] = {}
-        self.applied: list[_Applied] = []
-        self.epoch = 0
+        self._open = ExitStack()
+        self.folder = self._open.enter_context(kept_folder())
+        super().__init__(spec.name, staging=self.folder)
+        self._staging = self.folder
+        self.spec, self.input, self.chance = spec, input_, chance
         # Under at-most-once a misfit fails its message, as without the contract: that of a group would block the batch.
         self.leaves_out = spec.rejects_misfits and tracked
-        refuses = chance.possible(FaultKind.REFUSE, spec.name) or self.leaves_out
-        self.refusing = (
-            RefusingTable(spec.name, input_, chance, groups, tracked=tracked, leaves_out=self.leaves_out)
-            if refuses
-            else None
-        )
-        """The table's own rules; None: it takes every row, and nothing is written to a disk."""
-        self._files = 0
+        self.rules = Refusals(spec.name, chance, groups, tracked=tracked)
+        self.applied: list[Applied] = []
 
-    @property
-    def name(self) -> str:
-        """The sink's own."""
-        return self.spec.name
+    def close(self) -> None:
+        """Forget the prepared files."""
+        self._open.close()
 
     @property
     def target(self) -> str:
@@ -115,234 +88,116 @@ class SimulatedSink(Sink):
         """The sink's own."""
         return self.spec.rejects_misfits
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether its table may refuse rows, so that prepared files name their messages."""
+        return self.chance.possible(FaultKind.REFUSE, self.name) or self.leaves_out
+
     def content(self) -> pa.Table:
         """What the sink holds: every row, or one row a key where the input is by key."""
-        schema = self.input.schema
-        if not self.input.is_by_key:
-            return pa.concat_tables([schema.empty_table(), *(a.rows for a in self.applied)])
-        content = schema.empty_table()
-        for applied in self.applied:
-            if self.input.mode is SinkMode.UPSERT:
-                content, _ = put_rows(content, applied.rows, self.input)
-            else:
-                content = fold_tables(content, applied.rows, self.input, self.name)
-        return content
+        return self.input.schema.empty_table() if self.store.content is None else self.store.content
 
-    # The executors' side.
-
-    def writer(self) -> SimulatedWriter:
-        """What keeps prepared rows in memory."""
-        required = {*self.input.keys, *self.input.order_by}
-        columns = [ColumnLimit(f.name, str(f.type), not_null=f.name in required) for f in self.input.schema]
-        return SimulatedWriter(self, Limits(tuple(columns)))
-
-    def stage(self, context: TaskContext, rows: pa.Table) -> PreparedFile:
-        """Keep a task's rows."""
-        buffer = pa.BufferOutputStream()
-        with pa.ipc.new_stream(buffer, rows.schema) as stream:
-            stream.write_table(rows)
-        written = buffer.getvalue()
-        self._files += 1
-        path = f"{context.txid}-{context.attempt}-{context.task}-{self._files}"
-        self.staged[path] = _Staged(context, rows)
-        return PreparedFile(self.name, path, rows.num_rows, written.size, hashlib.sha256(written).hexdigest())
-
-    # The driver's side.
-
-    def add(self, transaction: PreparedTransaction, attempt: int) -> tuple[RefusedRow, ...]:
-        """Take prepared rows, which also stay prepared; gives those that it refuses."""
-        refused = tuple[RefusedRow, ...]()
-        if self.refusing is None:
-            tables = [self.staged[file.path].rows for file in transaction.files]
-            rows = pa.concat_tables([self.input.schema.empty_table(), *tables])
-        else:
-            rows, refused = self.refusing.taken(transaction)
-        self.applied.append(_Applied(transaction.txid, attempt, transaction.digest, rows, refused))
-        return refused
-
-    def placed(self, database: Database, staging: str) -> SimulatedSink:
-        """This sink: it needs neither."""
-        del database, staging
-        return self
-
-    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> SimulatedSession:
+    def open(self, identity: SinkIdentity, input_: SinkInput, epoch: int, *, create: bool = True) -> MemorySession:
         """Open the sink for one driver; older ones are fenced out from then on."""
-        del input_, create
-        if epoch < self.epoch:
-            raise Fenced(f"sink {self.name!r}: epoch {self.epoch} holds it, this is epoch {epoch}", epoch=epoch)
-        self.epoch = epoch
-        return SimulatedSession(self, identity, epoch)
+        super().open(identity, input_, epoch, create=create)
+        return SimulatedSession(self, identity, input_, epoch)
 
-    def inspect(self, identity: SinkIdentity, input_: SinkInput) -> SimulatedSession:
-        """Open the sink for reading only."""
-        del input_
-        return SimulatedSession(self, identity, self.epoch)
+    def writer_to(self, folder: str, input_: SinkInput) -> FileWriter:
+        """The writer of such rows, with the faults of its table's columns."""
+        return SimulatedWriter(
+            *(self.name, folder, limits_of(input_)),
+            input=input_,
+            leaves_out=self.leaves_out,
+            names_messages=self.may_refuse,
+            simulated=self,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedWriter:
+@dataclass(frozen=True)
+class SimulatedWriter(FileWriter):
     """The executors' side of a simulated sink."""
 
-    store: SimulatedSink
-    limits: Limits
-
-    @property
-    def sink(self) -> str:
-        """The sink's name."""
-        return self.store.name
+    simulated: SimulatedSink = field(kw_only=True)
 
     def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """Refuse rows with NULL keys, and rows that a fault strikes; none where such rows are left out."""
-        if self.store.leaves_out:
-            return ()
-        found = list(self.limits.check(rows))
-        chance = self.store.chance
-        if chance.possible(FaultKind.REJECT, self.sink):
-            found += [
-                (row, "a simulated fault")
-                for row in range(rows.num_rows)
-                if chance.strikes(FaultKind.REJECT, self.sink)
-            ]
+        found, chance = list(super().check(rows)), self.simulated.chance
+        if not self.leaves_out and chance.possible(FaultKind.REJECT, self.sink):
+            struck = (row for row in range(rows.num_rows) if chance.strikes(FaultKind.REJECT, self.sink))
+            found += [(row, "a simulated fault") for row in struck]
         return found
 
     def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
-        """A writer for one task."""
-        refusing = self.store.refusing
-        if refusing is not None:
-            return _FilesTask(self.store, context, refusing.open_task(context, schema, self.limits))
-        writer = SimulatedTaskWriter(self.store, context, schema)
-        return LatestWriter(writer, self.store.input) if self.store.input.mode is SinkMode.UPSERT else writer
+        """A writer for one task. Where no row can be refused, its files are streams of Arrow: these cost less."""
+        if self.names_messages:
+            return super().open_task(context, schema)
+        writer = _StreamWriter(self.sink, self.directory, context, schema)
+        return LatestWriter(writer, self.simulated.input) if self.simulated.input.mode is SinkMode.UPSERT else writer
 
-    @property
-    def names_messages(self) -> bool:
-        """Where its table may refuse rows."""
-        return self.store.refusing is not None
-
-    def files_in(self) -> None:
-        """None: what is prepared is in memory."""
-
-    def resource(self) -> None:
-        """None: bolts get nothing."""
+    def left_out(self, writer: TaskWriter, context: TaskContext, schema: pa.Schema) -> TaskWriter:
+        """Leave out those that a fault strikes, too."""
+        return self.simulated.rules.leaving_out(writer, self.limits, self.empty(context, schema), context)
 
 
 @dataclass(slots=True)
-class SimulatedTaskWriter(TaskWriter):
-    """One task's output for one simulated sink."""
+class _StreamWriter(TaskWriter):
+    """One task's output, as a stream of Arrow in memory."""
 
-    store: SimulatedSink
+    sink: str
+    folder: str
     context: TaskContext
     schema: pa.Schema
     rows: list[pa.RecordBatch] = field(default_factory=list[pa.RecordBatch])
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Append rows."""
         self.rows.append(rows)
 
     def close(self) -> Sequence[PreparedFile]:
-        """Keep the rows as one file, where there are any."""
         if not self.rows:
             return ()
-        file = self.store.stage(self.context, pa.Table.from_batches(self.rows, self.schema))
+        table, buffer, name = (
+            pa.Table.from_batches(self.rows, self.schema),
+            pa.BufferOutputStream(),
+            prepared_name(self.context),
+        )
+        with pa.ipc.new_stream(buffer, self.schema) as stream:
+            stream.write_table(table)
+        written = buffer.getvalue()
+        file = IN_MEMORY.write_new(os.path.join(self.folder, name), private=True)
+        file.write(memoryview(written))
+        file.close()
         failpoint("task.after_file")
-        return (file,)
+        return (PreparedFile(self.sink, name, table.num_rows, written.size, hashlib.sha256(written).hexdigest()),)
 
     def discard(self) -> None:
-        """Forget what was written."""
         self.rows.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _FilesTask(TaskWriter):
-    """The same for a sink whose table may refuse rows: the rows are in files."""
-
-    store: SimulatedSink
-    context: TaskContext
-    writer: TaskWriter
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        self.writer.write(rows)
-
-    def close(self) -> Sequence[PreparedFile]:
-        files = self.writer.close()
-        for file in files:
-            self.store.staged[file.path] = _Staged(self.context, self.store.input.schema.empty_table())
-        return files
-
-    def discard(self) -> None:
-        self.writer.discard()
-
-
-class SimulatedSession(SinkSession):
+class SimulatedSession(MemorySession):
     """A simulated sink opened by one driver that has a ledger."""
 
-    def __init__(self, sink: SimulatedSink, identity: SinkIdentity, epoch: int) -> None:
-        self._sink = sink
-        self._identity = identity
-        self._epoch = epoch
+    def __init__(self, sink: SimulatedSink, identity: SinkIdentity, input_: SinkInput, epoch: int) -> None:
+        super().__init__(sink, sink.folder, identity, input_, epoch)
+        self._simulated = sink
 
-    @property
-    def identity(self) -> SinkIdentity:
-        """The name under which evidence is kept."""
-        return self._identity
+    def prepared(self, transaction: PreparedTransaction) -> list[pa.RecordBatch]:
+        """The rows of the prepared files, file by file in path order."""
+        if self._simulated.may_refuse:
+            return super().prepared(transaction)
+        paths = sorted(os.path.join(self._simulated.folder, file.path) for file in transaction.files)
+        return [batch for path in paths for batch in pa.ipc.open_stream(IN_MEMORY.open_native(path))]
 
-    @property
-    def table_id(self) -> str:
-        """The one table's."""
-        return f"simulated-{self._sink.name}"
+    def rule(self, transaction: PreparedTransaction) -> Callable[[Part], Sequence[str | None]]:
+        """By chance."""
+        return self._simulated.rules.rule(self._simulated.folder, transaction)
 
-    def writer(self) -> SimulatedWriter:
-        """The executors' side."""
-        return self._sink.writer()
-
-    def other_incarnations(self) -> tuple[str, ...]:
-        """None: a simulation has one incarnation."""
-        return ()
-
-    def held(self) -> Held | None:
-        """The last transaction, if there was one."""
-        applied = self._sink.applied
-        return Held(applied[-1].batch, applied[-1].digest) if applied else None
-
-    def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        """Commit one transaction, by the table of `decide`.
-
-        Raises:
-            Fenced: a newer epoch holds this sink.
-            PositionMismatch: the sink holds something else than `previous`.
-        """
-        sink = self._sink
-        if self._epoch != sink.epoch:
-            raise Fenced(f"sink {sink.name!r}: epoch {sink.epoch} holds it", epoch=self._epoch)
-        if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
-            return replace(ALREADY_HELD, refused=sink.applied[-1].refused)
-        attempt = max((sink.staged[file.path].context.attempt for file in transaction.files), default=0)
-        return replace(APPLIED, refused=sink.add(transaction, attempt))
-
-    def sweep(self, is_dead: Callable[[int, int, str], bool]) -> int:
-        """Forget what dead attempts prepared."""
-        staged = self._sink.staged
-        dead = [path for path, s in staged.items() if is_dead(s.context.txid, s.context.attempt, path)]
-        for path in dead:
-            del staged[path]
-        return len(dead)
-
-    def finished(self, transaction: PreparedTransaction) -> None:
-        """Forget the transaction's prepared rows."""
-        for file in transaction.files:
-            self._sink.staged.pop(file.path, None)
-
-    def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """What the sink took, from its own log."""
-        entries = tuple(
-            Evidence(a.batch, a.digest, a.rows.num_rows, rejected=len(a.refused))
-            for a in self._sink.applied
-            if a.batch >= first and (last is None or a.batch <= last)
-        )
-        held = self.held()
-        return EvidenceReport(self.table_id, entries, None if held is None else held.txid)
-
-    def close(self) -> None:
-        """Nothing to release."""
+    def next_content(self, transaction: PreparedTransaction) -> Next:
+        """As a table in memory; with a record of the rows."""
+        next_ = super().next_content(transaction)
+        names = [parse_prepared_name(file.path) for file in transaction.files]
+        attempt = max((name.attempt for name in names if name is not None), default=0)
+        self._simulated.applied.append(Applied(transaction.txid, attempt, next_.added))
+        return next_
 
 
 class SimulatedSource(MemorySource):

@@ -270,8 +270,7 @@ def simulate(
         raise
     finally:
         for sink in world.sinks.values():
-            if sink.refusing is not None:
-                sink.refusing.close()
+            sink.close()
 
 
 class _World:
