@@ -35,7 +35,7 @@ from support.source_harness import messages_of
 SEEDS: Final = 20
 STEPS: Final = 7
 HELD_S: Final = 4.0
-AWAY_S: Final = 60.0
+AWAY_S: Final = 90.0
 WAYS_MAX: Final = 4
 LIMIT: Final = Limit(messages=100, certain=True)
 
@@ -173,8 +173,8 @@ class Forgetful:
             try:
                 source = self.harness.view(epoch=self.epoch, **self.options)
                 source.recover(self.epoch)
-                idle, end_s = 0, time.monotonic() + HELD_S
-                while idle < 3 or (self.unread and time.monotonic() < end_s):  # a driver that ended may hold them
+                idle, held_s = 0, time.monotonic() + HELD_S
+                while idle < 3 or (self.unread and time.monotonic() < held_s):  # a driver that ended may hold them
                     lease = Lease(f"l{next(self._leases)}", self.epoch)
                     slice_ = source.open(lease, LIMIT, 7)
                     idle = 0 if slice_ is not None else idle + 1
