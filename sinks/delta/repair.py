@@ -81,7 +81,10 @@ def _repair_once(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
     if hold.input.is_by_key and unlooked is None:
         plan.look(table)
     elif hold.input.is_by_key:
-        left.append(f"keys that come more than once are not looked for: {unlooked}")
+        left.append(
+            f"keys that come more than once are not looked for: {unlooked}. audit verify --deep says whether there are any; "
+            "have Spark remove the rows that are too many (DELETE)"
+        )
     done = Repair(None, sorted(wrong), plan.kept.num_rows, plan.rows_gone, [*left, *plan.left])
     if dry_run or not (wrong or plan.rows_gone):
         return done

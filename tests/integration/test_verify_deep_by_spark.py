@@ -98,6 +98,7 @@ def test_no_alarm_over_tables_that_are_as_they_should_be(run: Operated, spark: S
 
 PLANTS: Final[Mapping[str, str]] = {
     "a row is changed": "UPDATE {0} SET made = 'forged' WHERE at = {1}",
+    "a key is there twice": "INSERT INTO {0} SELECT * FROM {0} WHERE at = {1}",
 }
 
 
