@@ -188,9 +188,18 @@ class Asking:
         self._made_in = 0
         self.epochs: dict[Partition, int] = {}
         """The partitions' leader epochs, where the newest question for their ends has had them."""
+        self._answers_right: set[Partition] = set()
+        """The partitions of which the highest timestamp was once told right."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"cluster": self.cluster, "_admin": None, "_heard": Heard(), "_made_in": 0, "epochs": {}}
+        return {
+            "cluster": self.cluster,
+            "_admin": None,
+            "_heard": Heard(),
+            "_made_in": 0,
+            "epochs": {},
+            "_answers_right": set(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -286,10 +295,11 @@ class Asking:
 
         Those that do not hold are left out: a broker before 3.0 takes the question for another one.
         """
-        answers = self._listed(dict.fromkeys(ends, _specs().max_timestamp()), NONE_LATER)
+        answers = self._listed(dict.fromkeys(ends, _specs().max_timestamp()), NONE_LATER, committed=False)
         found = {one: int(answer.timestamp) for one, answer in answers.items() if answer.timestamp > 0}
-        later = self.first_at({one: time_ms + 1 for one, time_ms in found.items()})
-        return {one: time_ms for one, time_ms in found.items() if not 0 <= later[one] < ends[one]}
+        later = self.first_at({one: time_ms + 1 for one, time_ms in found.items() if one not in self._answers_right})
+        self._answers_right |= {one for one, offset in later.items() if not 0 <= offset < ends[one]}
+        return {one: time_ms for one, time_ms in found.items() if one in self._answers_right}
 
     def told(self, group: str, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """The offsets that a consumer group has; none where they cannot be read."""
