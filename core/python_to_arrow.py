@@ -84,12 +84,13 @@ def _whole(values: Sequence[object], field: pa.Field, strict: frozenset[type] | 
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
-def _fits_inside(values: Iterable[Any], type_: pa.DataType) -> bool:
-    """Whether the values inside of nested ones are of Python types that theirs take; Arrow would cut a 1.5 to 1 there."""
+def _fits_inside(values: Sequence[Any], type_: pa.DataType) -> bool:
+    """Whether a column takes the values inside of nested ones unchanged; Arrow would cut a 1.5 to 1 there."""
     if not pa.types.is_nested(type_):
         strict = _strict_types(type_)
         kinds = set(map(type, values)) if strict is not None else set[type]()
-        return all(issubclass(kind, tuple(strict or ())) and kind is not bool for kind in kinds)
+        are_of_it = all(issubclass(kind, tuple(strict or ())) and kind is not bool for kind in kinds)
+        return are_of_it and not (pa.types.is_float32(type_) and _overflown(pa.array(values, type_), values))
     there = [value for value in values if value is not None]
     if pa.types.is_map(type_):
         pairs = [pair for value in there for pair in (value.items() if isinstance(value, Mapping) else value)]
@@ -162,7 +163,7 @@ def _problem(value: object, field: pa.Field, strict: frozenset[type] | None) -> 
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         return f"{wanted}: {storable_text(error, CULPRIT_MAX_CHARACTERS)}"
     if pa.types.is_nested(field.type) and not _fits_inside([value], field.type):
-        return f"{wanted}: a value inside of it is of another type"
+        return f"{wanted}: a value inside of it is of another type, or too large"
     return f"{wanted}: it is too large" if _overflown(array, [value]) else None
 
 

@@ -212,6 +212,28 @@ def test_a_number_beyond_a_float_fails_also_where_a_function_gives_it() -> None:
     assert (array.to_pylist(), [row for row, _ in errors]) == ([1.5, None, float("inf"), None], [1])
 
 
+@pytest.mark.parametrize(
+    ("type_", "good", "bad"),
+    [
+        (pa.list_(pa.float32()), [1.5, None, float("inf")], [1.5, 1e39]),
+        (pa.struct([("a", pa.float32())]), {"a": float("-inf")}, {"a": -1e39}),
+        (pa.map_(pa.string(), pa.list_(pa.float32())), [("k", [1.5])], {"k": [1e39]}),
+    ],
+    ids=["list", "struct", "map"],
+)
+def test_a_number_beyond_a_float_fails_also_inside_of_another_value(type_: pa.DataType, good: Any, bad: Any) -> None:
+    from stormproof.core.python_to_arrow import column_of
+
+    array, errors = column_of([good, bad, None], pa.field("x", type_))
+    assert (array.to_pylist(), [row for row, _ in errors]) == ([good, None, None], [1])
+    assert "too large" in errors[0][1]
+
+
+def test_a_number_beyond_a_float_in_an_array_of_a_payload_is_a_bad_message() -> None:
+    made = decoder_for("c array<float>").decode(pa.array([b'{"c": [1e39]}', b'{"c": [1.5]}'], pa.binary()))
+    assert [row for row, _ in made.failed] == [0]
+
+
 def test_units_of_several_rows_convert_alike() -> None:
     for unit, text in (("lines", b'{"c": 1e39}'), ("json", b'[{"c": 1e39}]')):
         made = decoder_for("c float", unit).decode(pa.array([text], pa.binary()))  # type: ignore[arg-type]
