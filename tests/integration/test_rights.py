@@ -12,10 +12,10 @@ from contextlib import closing
 from typing import Any, Final
 
 import pytest
-import typer
 from support.command_line import CommandLine
 from support.operated import Operated
 from support.queues import prepared_database
+from support.registry import commands
 from support.roles import NOBODY, as_role, grant, roles, used
 from support.servers import sql
 from support.topologies import POISON
@@ -25,7 +25,6 @@ from stormproof.core.errors import MissingRight, SettingsError, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli.app import app
 from stormproof.trident.grants import lacking
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 
@@ -149,22 +148,9 @@ def granted(database: Database) -> Iterator[dict[str, str]]:
         yield made
 
 
-def leaves() -> Iterator[str]:
-    """Every command."""
-
-    def walk(command: Any, path: tuple[str, ...]) -> Iterator[str]:
-        inner = getattr(command, "commands", None)
-        if inner is None:
-            yield " ".join(path)
-            return
-        for name, one in inner.items():
-            yield from walk(one, (*path, name))
-
-    return walk(typer.main.get_command(app), ())
-
-
 def test_every_command_is_known_here() -> None:
-    assert set(leaves()) - OTHERS <= set(COMMANDS), "say above what the command is given, and who may run it"
+    known = {path for path, _ in commands()}
+    assert known - OTHERS <= set(COMMANDS), "say above what the command is given, and who may run it"
 
 
 def test_every_command_under_every_role(
