@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from support.command_line import CommandLine
@@ -20,6 +21,7 @@ from support.stream_chain import require_exact
 from support.streams import (
     ArrowFrames,
     Form,
+    Handout,
     Opener,
     StandInQuery,
     StreamCell,
@@ -29,7 +31,7 @@ from support.streams import (
 )
 from support.verdicts import is_known, verified
 
-from stormproof import Fenced, PositionMismatch, PostgresSink, StoreUnavailable, UsageError, exactly_once
+from stormproof import ExactlyOnce, Fenced, PositionMismatch, PostgresSink, StoreUnavailable, UsageError, exactly_once
 from stormproof.core.failpoint import armed
 from stormproof.core.postgres.database import Database
 from stormproof.trident.ledger import fence
@@ -243,6 +245,23 @@ def test_a_function_that_is_renamed_in_the_middle_of_its_first_batch_is_refused(
     second = replace(cell, name="second")
     opened(second)(first, batch)
     require_exact(second, ["a", "b"])
+
+
+def test_while_a_first_batch_is_computed_another_name_cannot_take_it_into_the_same_table(cell: StreamCell) -> None:
+    """Nothing of the first one is on record yet, but that it writes to this table."""
+
+    def function(name: str) -> ExactlyOnce:
+        sink = PostgresSink("shared", name="pg", database=cell.database)
+        return exactly_once(sink, name=name, settings=cell.settings(), frames=ArrowFrames())
+
+    def computed() -> pa.Table:
+        with function("renamed") as other, pytest.raises(PositionMismatch, match="was claimed by topology 'orders'"):
+            other(handout(QUERY, "a"), 0)
+        return pa.table({"value": ["a"], "id": ["1"]})
+
+    with function("orders") as first:
+        first(Handout(QUERY, computed), 0)
+    assert sql(cell, "select value from shared") == [("a",)]
 
 
 def test_a_renamed_function_goes_on_in_the_same_table_by_the_two_ways_out_that_it_is_told(
