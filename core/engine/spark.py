@@ -175,6 +175,7 @@ class SparkEngine:
         between: Between | None = None,
     ) -> None:
         self._session = session
+        self._tasks = functools.cache(functools.partial(tasks, session.sparkContext))
         self._parallelism = parallelism or session.sparkContext.defaultParallelism
         granted = granted_worker_mb(dict(session.sparkContext.getConf().getAll()))
         self._worker_memory_mb = granted if worker_memory_mb is None else worker_memory_mb
@@ -254,7 +255,7 @@ class SparkEngine:
         slots = max(self._session.sparkContext.defaultParallelism, self._parallelism)
         asked = functools.partial(_answer, packed(tuple(probes)), self._worker_memory_mb)
         running = _Running(f"stormproof-{uuid.uuid4().hex}")
-        told = self._collect(self._planned(lambda: run_by(tasks(self._session.sparkContext, slots), asked)), running)
+        told = self._collect(self._planned(lambda: run_by(self._tasks(slots), asked)), running)
         faults = [fault_in(text.decode()) for text in told]
         found = [fault for fault in faults if fault is not None]
         if found:
@@ -286,7 +287,7 @@ class SparkEngine:
             ) from error
 
     def _plan(self, plan: Plan, parts: tuple[StageJob, ...]) -> RDD[Any]:
-        rdd = tasks(self._session.sparkContext, parts[0].tasks[0])
+        rdd = self._tasks(parts[0].tasks[0])
         for part in parts:
             rdd = exchanged(rdd, part.tasks[part.stage]) if part.stage else rdd
             rdd = self._between(part.stage, rdd) if self._between and part.stage else rdd
@@ -294,8 +295,7 @@ class SparkEngine:
         return rdd
 
     def _plan_of_small(self, plan: Plan, parts: tuple[StageJob, ...]) -> RDD[Any]:
-        one = tasks(self._session.sparkContext, 1)
-        return run_by(one, _shipped(plan, parts, _run_small, self._worker_memory_mb))
+        return run_by(self._tasks(1), _shipped(plan, parts, _run_small, self._worker_memory_mb))
 
     def _collect(self, rdd: RDD[Any], running: _Running) -> list[bytes]:
         context = self._session.sparkContext
