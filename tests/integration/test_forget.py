@@ -49,7 +49,8 @@ insert into stormproof.handed_in (incarnation, number, key, query, batch, taken_
 insert into stormproof.heartbeat
     select incarnation, 1, now() - interval '1 day', 'running', 0 from it on conflict do nothing;
 insert into stormproof.file_entry (source, subscription, number, path, first_id, rows, size_bytes, modified_ns,
-    fingerprint, marks) select 'files', incarnation || ':spout', 1, 'a', 1, 1, 1, 1, '', '' from it
+    fingerprint, marks, digests, digested)
+    select 'files', incarnation || ':spout', 1, 'a', 1, 1, 1, 1, '', '', '', '{}' from it
 """
 """What topologies of other kinds leave: jobs, streams, brokers, files, several spouts, a page's forms."""
 
