@@ -33,8 +33,8 @@ from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
     APPLIED,
+    CommitDecision,
     CommitResult,
-    Decision,
     Evidence,
     EvidenceReport,
     Held,
@@ -332,7 +332,7 @@ class MemorySession(SinkSession):
         log = self._store.log(self._identity)
         if self._epoch != log.epoch:
             raise Fenced(f"{self._where}: epoch {log.epoch} holds it, this is epoch {self._epoch}", epoch=self._epoch)
-        if checked and decide(self._identity, transaction, self.held()) is Decision.SKIP:
+        if checked and decide(self._identity, transaction, self.held()) is CommitDecision.SKIP:
             known = [entry.superseded for entry in log.entries if entry.txid == transaction.txid]
             refused = log.refused.get(transaction.txid, ())
             return replace(ALREADY_HELD, superseded=(known[0] if known else None) or 0, refused=refused)

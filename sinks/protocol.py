@@ -429,14 +429,14 @@ class Sink(SinkSpec, Protocol):
         return False
 
 
-class Decision(StrEnum):
+class CommitDecision(StrEnum):
     """What to do with a prepared transaction, given what the sink holds."""
 
     COMMIT = "commit"
     SKIP = "skip"
 
 
-def decide(identity: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> Decision:
+def decide(identity: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> CommitDecision:
     """Whether to commit N: the sink must hold exactly PREV; N with the same digest is done already; all else is refused.
 
     `last >= N` alone would not do: a number says nothing about content.
@@ -447,13 +447,13 @@ def decide(identity: SinkIdentity, transaction: PreparedTransaction, held: Held 
     """
     n, last = transaction.txid, None if held is None else held.txid
     if last == transaction.previous:
-        return Decision.COMMIT
+        return CommitDecision.COMMIT
     where = f"sink {identity.sink!r} of topology {identity.topology!r}"
     inspect = f"inspect with: stormproof audit verify {identity.topology}"
     details: dict[str, Json] = {"sink": identity.sink, "txid": n, "previous": transaction.previous, "held": last}
     if held is not None and last == n:
         if held.digest == transaction.digest:
-            return Decision.SKIP
+            return CommitDecision.SKIP
         if held.digest is None:
             raise CannotTell(
                 f"{where} holds txid {n}, and the evidence of its content has expired; {inspect}", **details

@@ -26,8 +26,8 @@ from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
     APPLIED,
+    CommitDecision,
     CommitResult,
-    Decision,
     Evidence,
     EvidenceReport,
     Held,
@@ -279,7 +279,7 @@ class TransactionalSession(SinkSession, Generic[C]):
         with self._transaction() as connection:
             self._require_epoch(connection)
             held = self._held(connection)
-            if checked and decide(self._identity, transaction, held) is Decision.SKIP:
+            if checked and decide(self._identity, transaction, held) is CommitDecision.SKIP:
                 return ALREADY_HELD
             table = self._table(connection)
             self._insert(connection, transaction)

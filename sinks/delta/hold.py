@@ -55,8 +55,8 @@ from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
     APPLIED,
+    CommitDecision,
     CommitResult,
-    Decision,
     EvidenceReport,
     Held,
     PreparedTransaction,
@@ -243,7 +243,10 @@ class TableHold(StoreRecord):
             whole = self._newest.load() if isinstance(head, TableAhead) else head
         table = head if whole is None else whole
         position = self.position(table, same_table=checked)
-        if checked and decide(self.identity, transaction, self._known(whole, transaction, position)) is Decision.SKIP:
+        if (
+            checked
+            and decide(self.identity, transaction, self._known(whole, transaction, position)) is CommitDecision.SKIP
+        ):
             self._require_live(position)
             commit = None if position is None else position.commit
             self._sync(commit, after=None)

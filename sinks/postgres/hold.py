@@ -36,7 +36,7 @@ from stormproof.sinks.postgres.table import (
     require_table,
 )
 from stormproof.sinks.protocol import (
-    Decision,
+    CommitDecision,
     EvidenceReport,
     Held,
     PreparedTransaction,
@@ -129,13 +129,15 @@ class TableHold(StoreRecord):
         if refusing:
             log.warning("%s: %s", self.where, warning_of(refusing))
 
-    def begin(self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool) -> Decision:
+    def begin(
+        self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool
+    ) -> CommitDecision:
         """Lock fence and guard in this database transaction; whether to commit, by the table of `decide`."""
         with connection.pipeline():  # two locks, one round trip
             fence, guard = self._fence.ask(connection), self.guard.ask(connection)
             self._fence.require(connection, fence)
             held = self.guard.locked(connection, guard, same_table=checked)
-        return decide(self.identity, transaction, held) if checked else Decision.COMMIT
+        return decide(self.identity, transaction, held) if checked else CommitDecision.COMMIT
 
     def checked_table(self, connection: psycopg.Connection, where: str) -> Table:
         """The table as it is now.

@@ -34,9 +34,9 @@ from stormproof.sinks.postgres.row_by_row import EXCLUDED, Moved, is_about_rows,
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, insert_rows
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
 from stormproof.sinks.protocol import (
+    CommitDecision,
     CommitOutcome,
     CommitResult,
-    Decision,
     PreparedTransaction,
     RefusedRow,
     SinkIdentity,
@@ -358,7 +358,7 @@ class PostgresSession(TableHold, SinkSession):
         """Lock fence and guard. Returns the table to write to, by the facts that are `known` or as it is now; None where the
         sink holds the transaction.
         """
-        if self.begin(connection, transaction, checked=checked) is Decision.SKIP:
+        if self.begin(connection, transaction, checked=checked) is CommitDecision.SKIP:
             return None
         self.evolve(connection, transaction.txid)
         facts = known

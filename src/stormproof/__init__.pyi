@@ -97,7 +97,7 @@ from .sinks.preview import RowsPreview as RowsPreview, TableAction as TableActio
 from .sinks.protocol import (
     CommitOutcome as CommitOutcome,
     CommitResult as CommitResult,
-    Decision as Decision,
+    CommitDecision as CommitDecision,
     Evidence as Evidence,
     EvidenceReport as EvidenceReport,
     Held as Held,

@@ -20,7 +20,14 @@ from stormproof.core.folds import End, Fold
 from stormproof.sinks import folding, protocol
 from stormproof.sinks.memory import MemorySession, MemorySink
 from stormproof.sinks.misfits import LeavingOutWriter
-from stormproof.sinks.protocol import CommitOutcome, CommitResult, Decision, Held, PreparedTransaction, SinkSession
+from stormproof.sinks.protocol import (
+    CommitDecision,
+    CommitOutcome,
+    CommitResult,
+    Held,
+    PreparedTransaction,
+    SinkSession,
+)
 from stormproof.sinks.rejects import Rejects
 from stormproof.testing import FoldCases, MisfitCases, RefuseCases, SinkConformance, UpsertCases
 from stormproof.testing.sinks.harness import A, B
@@ -120,8 +127,8 @@ EVERY, REFUSE, MISFITS, FOLDS = SinkConformance(), RefuseCases(), MisfitCases(),
 def test_control_skip_by_number_alone_is_caught(
     harness: SinkHarness, session: SinkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def by_number(_identity: Any, transaction: PreparedTransaction, held: Held | None) -> Decision:
-        return Decision.SKIP if held is not None and held.txid >= transaction.txid else Decision.COMMIT
+    def by_number(_identity: Any, transaction: PreparedTransaction, held: Held | None) -> CommitDecision:
+        return CommitDecision.SKIP if held is not None and held.txid >= transaction.txid else CommitDecision.COMMIT
 
     _replace_decide(monkeypatch, by_number)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
@@ -134,8 +141,8 @@ def test_control_no_transaction_identifier_is_caught(
     if harness.store == "postgres":
         pytest.skip("its guard is moved by a second, independent comparison: see the next test")
 
-    def always(*_: Any) -> Decision:
-        return Decision.COMMIT
+    def always(*_: Any) -> CommitDecision:
+        return CommitDecision.COMMIT
 
     _replace_decide(monkeypatch, always)
     with pytest.raises(AssertionError):
@@ -149,7 +156,7 @@ def test_postgres_moves_the_guard_only_from_the_previous_txid(
     with closing(harness.open()) as session:
         transaction = harness.prepare(session, 1, None, A)
         session.commit(transaction, checked=True)
-        _replace_decide(monkeypatch, lambda *_: Decision.COMMIT)
+        _replace_decide(monkeypatch, lambda *_: CommitDecision.COMMIT)
         with pytest.raises(PositionMismatch, match="holds txid 1 already"):
             session.commit(transaction, checked=True)
         with pytest.raises(PositionMismatch, match="guard rows"):

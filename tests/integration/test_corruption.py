@@ -183,7 +183,7 @@ LEDGER = {
     "txn deleted": Planted("delete from stormproof.txn where txid = 3", "txid_missing"),
     "newest txn deleted": Planted(f"delete from stormproof.txn where txid = {NEWEST}", "txid_missing", txid=None),
     "txn's state set back": Planted(
-        "update stormproof.txn set state = 'aborted', cause = 'other', reason = 'by hand' where txid = 3",
+        "update stormproof.txn set state = 'aborted', cause = 'job_failed', reason = 'by hand' where txid = 3",
         "evidence_differs",
     ),
     "txn's messages altered": Planted("update stormproof.txn set messages = messages + 1 where txid = 3", "attempt"),

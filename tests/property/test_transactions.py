@@ -30,7 +30,7 @@ from stormproof.core.failpoint import FAILPOINTS, FailpointError, armed
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.sinks import memory as memory_sink
-from stormproof.sinks.protocol import Decision
+from stormproof.sinks.protocol import CommitDecision
 from stormproof.trident import recovery
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger import tables as t
@@ -178,7 +178,7 @@ TestAtMostOnce.settings = schedule(20)
 
 def every_commit_applies(patch: pytest.MonkeyPatch) -> None:
     """A sink without a transaction identifier."""
-    patch.setattr(memory_sink, "decide", lambda *_: Decision.COMMIT)
+    patch.setattr(memory_sink, "decide", lambda *_: CommitDecision.COMMIT)
 
 
 def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def abort_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(recovery, "_roll_forward", give_back)
     patch.setattr(recovery, "_compare", lambda *_: None)
-    patch.setattr(memory_sink, "decide", lambda *_: Decision.COMMIT)
+    patch.setattr(memory_sink, "decide", lambda *_: CommitDecision.COMMIT)
 
 
 def nothing(_: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from stormproof.sinks.delta.label import Label
 from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.fence import Fence
-from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident import recovery
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.ledger import Ledger
@@ -101,14 +101,14 @@ def no_previous_check() -> None:
 
     In Postgres the guard row, and the key of the evidence, would each say no.
     """
-    replace_in(delta, "decide", lambda *_: Decision.COMMIT)
+    replace_in(delta, "decide", lambda *_: CommitDecision.COMMIT)
 
 
 def skip_by_number_alone() -> None:
     """A sink that holds N or more takes N for done, whatever is in it; nobody compares sinks and ledger at the start."""
 
-    def decide(_: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> Decision:
-        return Decision.SKIP if held is not None and held.txid >= transaction.txid else Decision.COMMIT
+    def decide(_: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> CommitDecision:
+        return CommitDecision.SKIP if held is not None and held.txid >= transaction.txid else CommitDecision.COMMIT
 
     _decide(decide)
     believe_sinks()
@@ -156,7 +156,7 @@ def recompute_prepared() -> None:
     believe_sinks()
 
 
-def _decide(value: Callable[[SinkIdentity, PreparedTransaction, Held | None], Decision]) -> None:
+def _decide(value: Callable[[SinkIdentity, PreparedTransaction, Held | None], CommitDecision]) -> None:
     replace_in(delta, "decide", value)
     replace_in(postgres, "decide", value)
 

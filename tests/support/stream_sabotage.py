@@ -11,7 +11,7 @@ import pyarrow as pa
 from stormproof.core.sink import TaskContext, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation
 from stormproof.sinks.delta import hold as delta_hold
-from stormproof.sinks.protocol import Decision, Held, PreparedTransaction, SinkIdentity
+from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident import recovery
 from stormproof.trident.ledger import txns
@@ -38,8 +38,8 @@ def no_previous_check() -> None:
     """A Delta table takes what it is given, whatever it holds, and recovery compares nothing."""
     _replace(recovery, "_agrees", lambda *_: True)
 
-    def decide(_identity: SinkIdentity, _transaction: PreparedTransaction, _held: Held | None) -> Decision:
-        return Decision.COMMIT
+    def decide(_identity: SinkIdentity, _transaction: PreparedTransaction, _held: Held | None) -> CommitDecision:
+        return CommitDecision.COMMIT
 
     _replace(delta_hold, "decide", decide)
 
@@ -47,8 +47,8 @@ def no_previous_check() -> None:
 def sink_skips_by_number_alone() -> None:
     """A Delta table takes a number that it holds for done, whatever its content."""
 
-    def decide(_identity: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> Decision:
-        return Decision.SKIP if held is not None and held.txid >= transaction.txid else Decision.COMMIT
+    def decide(_identity: SinkIdentity, transaction: PreparedTransaction, held: Held | None) -> CommitDecision:
+        return CommitDecision.SKIP if held is not None and held.txid >= transaction.txid else CommitDecision.COMMIT
 
     _replace(delta_hold, "decide", decide)
 

@@ -307,7 +307,7 @@ def test_a_sink_ahead_of_a_prepared_batch_is_no_violation(case: Case) -> None:
 
 
 def test_an_aborted_batch_in_a_sink_is_a_possible_duplicate_or_a_violation(case: Case) -> None:
-    case.sql("update txn set state = 'aborted', cause = 'other', reason = 'test' where txid = 2")
+    case.sql("update txn set state = 'aborted', cause = 'job_failed', reason = 'test' where txid = 2")
     case.sql("update attempt set outcome = 'dead' where txid = 2")
     assert ViolationKind.EVIDENCE_DIFFERS in case.kinds()
     case.sql("update txn set guarantee = 'at-least-once' where txid = 2")

@@ -323,10 +323,16 @@ class Hand(InlineEngine):
 
     @contextmanager
     def running(
-        self, folder: Place | None, number: int, task: int, *, careful: bool = False
+        self,
+        folder: Place | None,
+        number: int,
+        task: int,
+        *,
+        careful: bool = False,
+        steps: Mapping[str, int] | None = None,
     ) -> Generator[Pulse | None]:
         """A task's own pulse, which the hand writes down instead of waiting for its thread."""
-        with running(folder, number, task, careful=careful) as self.pulse:
+        with running(folder, number, task, careful=careful, steps=steps) as self.pulse:
             yield self.pulse
 
 

@@ -182,6 +182,8 @@ def test_what_is_no_plain_dataframe_is_no_job() -> None:
     class Remote(DataFrame):
         """As a DataFrame of Spark Connect is: one, but not of this process."""
 
+        __module__ = "pyspark.sql.connect.dataframe"
+
     for frame, told in ((object.__new__(Remote), "Spark Connect is not supported"), ([1], "not an object of list")):
         with pytest.raises(UsageError, match=told):
             SparkFrames().require_batch(frame)

@@ -31,7 +31,7 @@ from stormproof.sinks.postgres.table import (
 )
 from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.postgres.wire import column_type
-from stormproof.sinks.protocol import Decision, PreparedTransaction
+from stormproof.sinks.protocol import CommitDecision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.totals import Totals
 from stormproof.trident.state.checks import as_state_kind
@@ -77,7 +77,7 @@ class PostgresBacking(Backing):
             connection = hold.link.connection()
             connection.execute("begin")
             try:
-                done = hold.begin(connection, transaction, checked=checked) is Decision.SKIP
+                done = hold.begin(connection, transaction, checked=checked) is CommitDecision.SKIP
                 table = hold.checked_table(connection, where)
                 began_empty = transaction.previous is None and is_empty(connection, table.oid, table.name)
             except BaseException:

@@ -28,8 +28,8 @@ from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
     APPLIED,
+    CommitDecision,
     CommitResult,
-    Decision,
     EvidenceReport,
     Held,
     PreparedTransaction,
@@ -408,7 +408,7 @@ class StateSession(SinkSession):
         held = self.held()
         if held is not None and held.txid == transaction.txid and held.digest is None:
             return held  # a txid's rows never change once they are prepared, and only prepared ones come here
-        return held if decide(self.identity, transaction, held) is Decision.SKIP else None
+        return held if decide(self.identity, transaction, held) is CommitDecision.SKIP else None
 
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
         """Have the state undo a commit of which a power loss took files; see the protocol."""
