@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
+from stormproof.core.arrow_compute import cast_within, pc
 from stormproof.core.message import storable_text
 from stormproof.core.user_errors import CAUGHT, blame
 
@@ -267,7 +267,7 @@ def arrow_result(result: object, given: int, schema: pa.Schema) -> tuple[pa.Reco
     arrays: list[pa.Array] = []
     for wanted in schema:
         column = batch.column(wanted.name)
-        arrays.append(column if column.type == wanted.type else pc.cast(column, wanted.type))
+        arrays.append(column if column.type == wanted.type else cast_within(column, wanted.type))
     parent = np.asarray(index)
     if parent.ndim != 1 or len(parent) != batch.num_rows or (len(parent) and parent.dtype.kind not in "iu"):
         raise TypeError(

@@ -229,6 +229,42 @@ def test_a_number_beyond_a_float_fails_also_inside_of_another_value(type_: pa.Da
     assert "too large" in errors[0][1]
 
 
+NARROWED = [
+    ("float", pa.float64(), 1e39, 1.5),
+    ("array<float>", pa.list_(pa.float64()), [1e39], [1.5, float("inf")]),
+    ("struct<a: float>", pa.struct([("a", pa.float64())]), {"a": -1e39}, {"a": 1.5}),
+    ("map<string, float>", pa.map_(pa.string(), pa.float64()), [("k", 1e39)], [("k", 1.5)]),
+]
+"""A field's type, that of the column for it, a value beyond it, and one that it holds."""
+
+
+@pytest.mark.parametrize(("kind", "type_", "bad", "good"), NARROWED, ids=[case[0] for case in NARROWED])
+def test_a_number_beyond_a_float_fails_also_in_a_column_of_a_file(
+    kind: str, type_: pa.DataType, bad: Any, good: Any
+) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([good, bad, None], type_)], names=["c"])
+    made = RowDecoder(parse_schema(f"c {kind}")).decode(as_struct(batch))
+    assert [row for row, _ in made.failed] == [1]
+    assert made.rows.column("c").to_pylist() == [good, None, None]
+
+
+@pytest.mark.parametrize(("kind", "type_", "bad", "good"), NARROWED, ids=[case[0] for case in NARROWED])
+def test_a_number_beyond_a_float_fails_also_in_what_an_arrow_wise_function_gives(
+    kind: str, type_: pa.DataType, bad: Any, good: Any
+) -> None:
+    from stormproof.core.python_to_arrow import arrow_result
+
+    schema = parse_schema(f"c {kind}")
+
+    def given(*values: Any) -> tuple[pa.RecordBatch, list[int]]:
+        return pa.RecordBatch.from_arrays([pa.array(values, type_)], names=["c"]), [0] * len(values)
+
+    rows, _ = arrow_result(given(good, None), 1, schema)
+    assert rows.column("c").to_pylist() == [good, None]
+    with pytest.raises(ValueError, match="too large"):
+        arrow_result(given(good, bad), 1, schema)
+
+
 def test_a_number_beyond_a_float_in_an_array_of_a_payload_is_a_bad_message() -> None:
     made = decoder_for("c array<float>").decode(pa.array([b'{"c": [1e39]}', b'{"c": [1.5]}'], pa.binary()))
     assert [row for row, _ in made.failed] == [0]

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from stormproof.core.arrow_compute import pc
+from stormproof.core.arrow_compute import cast_within, pc
 from stormproof.core.errors import UsageError
 from stormproof.core.python_to_arrow import nulls_refused
 from stormproof.core.source.decode import JsonDecoder
@@ -100,12 +100,7 @@ def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
         column = pc.cast(
             column, pa.decimal128(38, type_.scale)
         )  # else Arrow asks for all digits that an integer may have
-    made = pc.cast(column, type_, safe=not (pa.types.is_integer(column.type) and pa.types.is_floating(type_)))
-    if pa.types.is_float32(type_) and pc.sum(pc.is_inf(made)) != pc.sum(
-        pc.is_inf(pc.cast(column, pa.float64(), safe=False))
-    ):
-        raise pa.ArrowInvalid("a number is too large for it")
-    return made
+    return cast_within(column, type_, safe=not (pa.types.is_integer(column.type) and pa.types.is_floating(type_)))
 
 
 def _one_by_one(column: pa.Array, field: pa.Field) -> tuple[pa.Array, list[tuple[int, str]]]:
