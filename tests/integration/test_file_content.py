@@ -6,7 +6,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -20,9 +19,10 @@ from stormproof import FileSource
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.core.source.files import formats
+from stormproof.core.source.files import reader as reading
 from stormproof.core.source.files.formats import FORMATS, Format
 from stormproof.core.source.files.identity import renamed_from
-from stormproof.core.source.files.reader import FileSliceReader
 from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.testing import Message
@@ -150,14 +150,16 @@ def test_a_file_that_is_rewritten_between_registration_and_its_first_read_is_ref
         files.read(slice_)
 
 
-def test_control_without_digests_another_order_is_read_as_the_same(files: Files) -> None:
+def test_control_without_digests_another_order_is_read_as_the_same(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slice_ = files.open()
     files.reordered(keep_time=True)
+    for module in (formats, reading):
+        monkeypatch.setattr(module, "require_content", lambda *_: None)
     found: list[int] = []
     for reader in files.source.readers(slice_, 1):
-        assert isinstance(reader, FileSliceReader)
-        bare = replace(reader, segments=tuple(replace(s, file=replace(s.file, digests=b"")) for s in reader.segments))
-        for batch in bare.read(7, frozenset(), 500):
+        for batch in reader.read(7, frozenset(), 500):
             found += [int(v) for v in files.source.decoder.decode(batch.column("payload")).rows.column(0).to_pylist()]
     assert found != files.numbers
     assert sorted(found) == files.numbers
