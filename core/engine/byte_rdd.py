@@ -8,6 +8,7 @@ does below is done here, with the same classes of the JVM; they are the same in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
@@ -38,15 +39,21 @@ def keyed(task: int, sent: bytes) -> tuple[bytes, bytes]:
 
 
 def exchanged(rdd: RDD[Any], number: int) -> RDD[Any]:
-    """What was sent (`keyed`), in the tasks of the next stage.
-
-    Each string is serialised for itself. By default Java's stream keeps the last hundred, to send an object that comes again
-    by its number; chunks never come again, and a hundred of them fill a heap.
-    """
+    """What was sent (`keyed`), in the tasks of the next stage."""
     context: Any = rdd.context
     given: Any = rdd._jrdd  # pyright: ignore[reportPrivateUsage]
     jvm: Any = context._jvm
-    conf = context._jsc.sc().conf().clone().set("spark.serializer.objectStreamReset", "1")
     pairs = jvm.PairwiseRDD(given.rdd()).asJavaPairRDD().partitionBy(jvm.PythonPartitioner(number, 0))
-    pairs.rdd().setSerializer(jvm.org.apache.spark.serializer.JavaSerializer(conf))
+    pairs.rdd().setSerializer(_serializer(context))
     return RDD(jvm.PythonRDD.valueOfPair(pairs), context, NoOpSerializer())
+
+
+@lru_cache(maxsize=1)
+def _serializer(context: Any) -> Any:
+    """Serialises each string for itself; made once for Spark's context, not once a batch.
+
+    By default Java's stream keeps the last hundred objects, to send one that comes again by its number. Chunks never come
+    again, and a hundred of them fill a heap.
+    """
+    conf = context._jsc.sc().conf().clone().set("spark.serializer.objectStreamReset", "1")
+    return context._jvm.org.apache.spark.serializer.JavaSerializer(conf)
