@@ -1,26 +1,29 @@
-"""Writes docs/cli.md from the command line's own help: `.venv/bin/python tools/cli_doc.py`."""
+"""Writes docs/cli.md from the command line's own declarations: `.venv/bin/python tools/cli_doc.py`."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
-from typer.cli import get_docs_for_click
 
 from stormproof.trident.cli.app import app
 
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 HEAD: Final = """# Command line
 
-Every command, its arguments and options. Made by `tools/cli_doc.py` from the program's own help: do not edit.
+Made by `tools/cli_doc.py` from the commands' own help: do not edit.
 
-What a command has found goes to standard output; progress and errors go to standard error. With `--json` standard output
-is one JSON document. Commands use the settings of the working folder: see [settings.md](settings.md).
+A command's result goes to standard output; progress and errors go to standard error. With `--json` standard output is one
+JSON document. Commands take their settings, and so the database, from the environment and the working folder:
+[settings.md](settings.md).
 
-The Tab key completes commands and options after `stormproof --install-completion`, typed in the shell that is meant: bash, zsh, fish
-or PowerShell. It adds lines to that shell's start-up files; `--show-completion` prints the script instead.
+`stormproof --install-completion` adds completion by the Tab key to the start-up files of the current shell (bash, zsh, fish
+or PowerShell); `--show-completion` prints the script instead. `--version` prints the version.
 
 | exit status | meaning |
 | --- | --- |
@@ -31,16 +34,123 @@ or PowerShell. It adds lines to that shell's start-up files; `--show-completion`
 | 4 | cannot tell: the evidence is gone |
 | 130 | interrupted |
 
+A command that has other meanings for them says so.
+
+## Shared arguments and options
+
+Every command has `--help` and `--json`. Below, a command's first line names its arguments and the options that it shares
+with others; its list has its own options. What commands of one group share stands at the head of the group.
+
 """
+EVERY: Final = frozenset({"help", "as_json"})
+"""The options of every command."""
+GROUPS: Final = {
+    "Run and watch": "run explain status web metrics",
+    "Decide": "pause resume drain stop retry forget",
+    "Delta tables": "compact vacuum repair",
+    "Set up": "init doctor jars pack psql",
+}
+"""The commands that stand alone, by what they are for; the others have their group's heading."""
+SHARED_BY: Final = 3
+"""So many commands with the same parameter have it told once."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument or option as a reader sees it: how it is written, and what it means."""
+
+    written: str
+    about: str
+    required: bool
+    is_argument: bool
+
+    @property
+    def usage(self) -> str:
+        """It in a command's first line."""
+        return self.written if self.required or self.written.startswith("[") else f"[{self.written}]"
+
+    @property
+    def line(self) -> str:
+        """It in a list."""
+        return f"- `{self.written}`: {self.about}\n"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command with its help."""
+
+    name: str
+    about: str
+    parameters: tuple[Parameter, ...]
+
+    def part(self, shared: Iterable[Parameter]) -> str:
+        """Its part of the page."""
+        told = set(shared)
+        usage = " ".join(one.usage for one in self.parameters if one.required or one.is_argument or one in told)
+        own = "".join(one.line for one in self.parameters if one not in told)
+        return (
+            "\n\n".join(filter(None, (f"### `{self.name}`", usage and f"`{usage}`", self.about, own.rstrip()))) + "\n"
+        )
 
 
 def text() -> str:
     """The page."""
-    command = typer.main.get_command(app)
-    context = typer.Context(command, info_name="stormproof")
-    made = get_docs_for_click(obj=command, ctx=context, name="stormproof")
-    made = re.sub(r"^# `stormproof`\n\n.*?(?=^## )", "", made, flags=re.DOTALL | re.MULTILINE)  # said above
-    return HEAD + re.sub(r"\n{3,}", "\n\n", made).strip() + "\n"
+    groups = dict(_groups())
+    commands = [one for members in groups.values() for one in members]
+    count = Counter(one for command in commands for one in set(command.parameters))
+    everywhere = dict.fromkeys(one for command in commands for one in command.parameters if count[one] >= SHARED_BY)
+    in_one = {one: _only_group(one, groups) for one in everywhere}
+    parts = [HEAD + "".join(one.line for one, group in in_one.items() if group is None)]
+    for group, members in groups.items():
+        of_it = "".join(one.line for one, only in in_one.items() if only == group)
+        said = f"Shared by several of these commands:\n\n{of_it}\n" if of_it else ""
+        parts.append(f"## {group}\n\n{said}" + "\n".join(one.part(everywhere) for one in members))
+    return "\n".join(parts)
+
+
+def _groups() -> Iterator[tuple[str, list[Command]]]:
+    root: Any = typer.main.get_command(app)
+    shown = {name: one for name, one in root.commands.items() if not one.hidden}
+    alone = {name: one for name, one in shown.items() if not hasattr(one, "commands")}
+    for title, names in GROUPS.items():
+        yield title, [_command(f"stormproof {name}", alone.pop(name)) for name in names.split()]
+    if alone:
+        raise LookupError(f"tools/cli_doc.py: no group of GROUPS has {', '.join(alone)}")
+    for name, group in shown.items():
+        members = getattr(group, "commands", {})
+        if members:
+            yield (
+                f"`stormproof {name}`",
+                [_command(f"stormproof {name} {one}", members[one]) for one in members if not members[one].hidden],
+            )
+
+
+def _only_group(parameter: Parameter, groups: dict[str, list[Command]]) -> str | None:
+    having = [group for group, members in groups.items() if any(parameter in one.parameters for one in members)]
+    return having[0] if len(having) == 1 else None
+
+
+def _command(name: str, command: Any) -> Command:
+    about = re.sub(r"[ \t]*\n(?!\n)[ \t]*", " ", command.help.strip()).replace("\n ", "\n\n")
+    about = re.sub(r"Example: (stormproof .*)", r"Example: `\1`", about)
+    parameters = [_parameter(one) for one in command.params if one.name not in EVERY]
+    return Command(name, about, tuple(parameters))
+
+
+def _parameter(told: Any) -> Parameter:
+    default = told.default
+    shown = not isinstance(default, bool) and default not in (None, "")
+    about = told.help + (f" Default: {getattr(default, 'value', default)}." if shown else "")
+    return Parameter(_written(told), about, told.required, told.param_type_name == "argument")
+
+
+def _written(told: Any) -> str:
+    """How it is typed."""
+    value: str = told.metavar or {int: "N", float: "SECONDS"}.get(told.type_descriptor.annotation, told.name.upper())
+    if told.param_type_name == "argument":
+        return value
+    names = "/".join([*sorted(told.opts, key=len), *told.secondary_opts])
+    return names if told.is_flag else f"{names} {value}"
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def test_its_command_has_an_option_for_each_filter_and_says_what_the_column_mean
     made = typer.main.get_command(app)
     told = {one.opts[-1]: getattr(one, "help", None) for one in made.params}
     assert (made.help or "").startswith("Show the batches by how long they took.")
-    assert told["--what"] == "Only with this what: slow or too_slow."
+    assert told["--what"] == "Filter: slow or too_slow."
     assert told.keys() >= {"--txid", "--what", "--since", "--until", "--group", "--limit", "--json"}
 
 

@@ -37,7 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-db_app = typer.Typer(help="The database that the settings name.", no_args_is_help=True)
+db_app = typer.Typer(help="The configured database.", no_args_is_help=True)
 app.add_typer(queue_app.app, name="queue")
 app.add_typer(db_app, name="db")
 app.add_typer(audit_app.app, name="audit")
@@ -70,60 +70,63 @@ def run(
     guarantee: Annotated[
         str | None, typer.Option(help="exactly-once, at-least-once or at-most-once; overrides the topology's own.")
     ] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End once nothing is left to read.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End once the source is empty.")] = False,
     param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages in one batch.")] = None,
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes of payload in one batch.")] = None,
     interval: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds before an empty source is asked again.")
+        float | None, typer.Option(min=0.001, help="Seconds between two polls of an empty source.")
     ] = None,
     in_flight: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Most batches in flight: later ones run while the lowest commits. Default: 1, with a target 4."
-        ),
+        typer.Option(min=1, help="Most batches in flight at a time. Default: 1; with --latency-target: 4."),
     ] = None,
     latency_target: Annotated[
         float | None,
         typer.Option(
             min=0.001,
-            help="Tune size and number of batches, within these limits, to commit this many seconds after the open.",
+            help="Tune batch size and batches in flight, up to these limits, to commit within so many seconds.",
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="spark, or inline: in this process, for trying things out.")] = "spark",
+    engine: Annotated[str, typer.Option(help="spark; or inline, in this process, for trials.")] = "spark",
     conf: Conf = None,
     max_batches: Annotated[int | None, typer.Option(min=1, help="End after this many batches.")] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Say what a start and its first batch would do, in this process; do nothing."),
+        typer.Option("--dry-run", help="Show what a start and its first batch would do, and do nothing."),
     ] = False,
     accept_change: Annotated[
         str | None,
         typer.Option(
-            metavar="FINGERPRINT", help="Take this change of the topology, as a dry run or a refused start shows it."
+            metavar="FINGERPRINT",
+            help="Accept this change of the topology, by the fingerprint of a dry run or a refused start.",
         ),
     ] = None,
     log_format: Annotated[
         str | None,
-        typer.Option(help="text: a short line a batch; json: one object a line; default: auto, by the terminal."),
+        typer.Option(
+            help="text: a short line per batch; json: one object per line. Default: auto, text on a terminal."
+        ),
     ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="Serve metrics to Prometheus at this port of metrics_host; 0: a free one, printed."
+            min=0,
+            max=65535,
+            help="Serve metrics to Prometheus on this port of metrics_host; 0: a free port, which is printed.",
         ),
     ] = None,
     metrics_file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Keep the metrics in this file, for node exporter's textfile collector."),
+        typer.Option(metavar="FILE", help="Write the metrics to this file, for node exporter's textfile collector."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a topology: from its source to its sinks, batch by batch, until idle or stopped.
+    """Run a topology, batch by batch, until it is idle or stopped.
 
-    Exit status: 0 if it ended by itself, 130 if a signal stopped it, 3 if another driver took over, 1 after an error, 2 if
-    it cannot start as it is called. With --dry-run: 0 if it would commit or wait, 1 if it would be refused, 4 if that cannot
-    be told. Example: stormproof run mine.py:words --param lake=lake --until-idle
+    Exit status: 0 if it ended by itself, 1 after an error, 2 for wrong usage, 3 if another driver took over, 130 if a signal
+    stopped it. With --dry-run: 0 if it would commit or wait, 1 if it would be refused, 4 if it cannot tell.
+    Example: stormproof run mine.py:words --param lake=lake --until-idle
     """
     from stormproof.trident.cli.run import run_topology
 
@@ -155,10 +158,10 @@ def explain(
     *,
     param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
     guarantee: Annotated[str | None, typer.Option(help="The guarantee; default: the topology's own.")] = None,
-    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it as .svg, or as .dot for Graphviz.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it, as .svg, or as .dot for Graphviz.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a topology compiles to: stages, tasks, exchanges, what is fused, sinks. Runs nothing."""
+    """Show what a topology compiles to: stages, tasks, exchanges, fused operators, sinks. Runs nothing."""
     from stormproof.trident.cli.explain import explain_topology
 
     explain_topology(target, param or (), guarantee=guarantee, plot=plot, as_json=as_json)
@@ -166,13 +169,15 @@ def explain(
 
 @app.command()
 def status(
-    topology: Annotated[str | None, typer.Argument(metavar="TOPOLOGY", help="One in detail; default: all.")] = None,
+    topology: Annotated[
+        str | None, typer.Argument(metavar="TOPOLOGY", help="This one in detail. Default: all.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show each topology's driver, backlog, sinks and blocked txids; or one in detail, with an exit status for monitoring.
+    """Show each topology's driver, backlog, sinks and blocked txids; or one topology in detail.
 
-    With TOPOLOGY the exit status is 1 if something keeps it from going on (a blocked txid, a refused start, a driver that
-    is gone), else 0. Example: stormproof status orders --json
+    With TOPOLOGY the exit status is 1 if it has a problem (a blocked txid, a refused start, a driver that is gone or silent,
+    an open loss), else 0. Example: stormproof status orders --json
     """
     from stormproof.trident.cli.reports import show_status
 
@@ -182,30 +187,32 @@ def status(
 @app.command()
 def web(
     *,
-    host: Annotated[str, typer.Option(help="Address to listen on; default: this machine alone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8420,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Nobody may decide, or look at payloads.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free port.")] = 8420,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Nobody may decide, or see payloads.")] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A further name under which browsers reach the page; may be repeated."),
+        typer.Option(metavar="NAME", help="A further host name of the page; may be repeated."),
     ] = None,
     user_header: Annotated[
         str | None,
-        typer.Option(metavar="HEADER", help="A proxy in front names the user in this header, in place of the token."),
+        typer.Option(metavar="HEADER", help="The header in which a proxy names the user, in place of the token."),
     ] = None,
     proxy: Annotated[
         list[str] | None,
-        typer.Option(metavar="ADDRESS", help="From where the header is believed; an address, or a network."),
+        typer.Option(
+            metavar="ADDRESS", help="Address or network of the proxy whose header is trusted; may be repeated."
+        ),
     ] = None,
     operator: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A user of the header who may decide; others may look.")
+        list[str] | None, typer.Option(metavar="NAME", help="A user who may decide; others may look; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve the page: every topology, its batches, messages, failures and decisions, in a browser.
+    """Serve the web page: topologies, batches, messages, failures and decisions.
 
-    It prints an address with a token that works once, and another one when that was used. Needs the extra web of the
-    package. Example: stormproof web --port 8420 --read-only
+    Prints an address with a one-time token; after its use, another one. Needs the extra `web`.
+    Example: stormproof web --port 8420 --read-only
     """
     from stormproof.trident.cli.web import serve_page
 
@@ -224,18 +231,18 @@ def web(
 @app.command()
 def metrics(
     topologies: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPOLOGY...]", help="These alone; default: all of them.")
+        list[str] | None, typer.Argument(metavar="[TOPOLOGY...]", help="Only these. Default: all.")
     ] = None,
     *,
     file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write to this file, in one step, in place of printing.")
+        str | None, typer.Option(metavar="FILE", help="Replace this file atomically instead of printing.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what the ledger says of each topology, in Prometheus' text format. It needs no running driver.
+    """Print the ledger's metrics of each topology, in Prometheus' text format. Needs no running driver.
 
-    For alerts that must not depend on a driver: that it is gone, or silent, or blocked. Run it every minute, with --file
-    into the folder of node exporter's textfile collector. Example: stormproof metrics --file /metrics/stormproof.prom
+    Run it every minute, with --file in the folder of node exporter's textfile collector, for alerts that a driver is gone,
+    silent or blocked. Example: stormproof metrics --file /metrics/stormproof.prom
     """
     from stormproof.trident.cli.metrics import export
 
@@ -250,23 +257,23 @@ gone(app, "rejects", "dead-letters")
 def compact(
     topology: TopologyName,
     sink: Annotated[
-        str | None, typer.Argument(metavar="SINK", help="One sink's table; default: every Delta table.")
+        str | None, typer.Argument(metavar="SINK", help="Only this sink's table. Default: every Delta table.")
     ] = None,
     *,
     target_mib: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Files below this size become files of this size. Default: the table's own, else 100."
+            min=1, help="Join smaller files into files of this size, in MiB. Default: the table's own, else 100."
         ),
     ] = None,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write the rows of a Delta sink's many small files into few large ones; no row changes. The driver may run meanwhile.
+    """Join a Delta table's small files into large ones. No row changes, and the driver may run.
 
-    The old files stay until a VACUUM removes them. Exit status: 0 if all tables were compacted or had nothing to do, 1 if
-    one of them was not, and is as it was. Example: stormproof compact orders
+    The old files stay until a vacuum. Exit status: 1 if a table could not be compacted; it is unchanged.
+    Example: stormproof compact orders
     """
     from stormproof.trident.cli.upkeep import compact_tables
 
@@ -277,22 +284,25 @@ def compact(
 def vacuum(
     topology: TopologyName,
     sink: Annotated[
-        str | None, typer.Argument(metavar="SINK", help="One sink's table; default: every Delta table.")
+        str | None, typer.Argument(metavar="SINK", help="Only this sink's table. Default: every Delta table.")
     ] = None,
     *,
     retain_hours: Annotated[
         int | None,
-        typer.Option(min=1, help="Keep what the table let go of since. Default: the table's own, else a week."),
+        typer.Option(
+            min=1,
+            help="Keep files that were removed from the table within so many hours. Default: the table's own, else 168.",
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the files, and remove none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files, and remove none.")] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Remove the files that a Delta sink's table no longer needs: those of versions from before a compaction or a MERGE.
+    """Remove files of old versions of a Delta table, which a compaction or a merge has replaced.
 
-    No prepared file goes, and the driver may run meanwhile. Versions older than the retention can no longer be read. Exit
-    status: 0 if all tables were vacuumed, 1 if one of them was not. Example: stormproof vacuum orders --dry-run
+    Prepared files are kept, and the driver may run. Versions older than the retention cannot be read afterwards.
+    Exit status: 1 if a table could not be vacuumed. Example: stormproof vacuum orders --dry-run
     """
     from stormproof.trident.cli.upkeep import vacuum_tables
 
@@ -303,25 +313,24 @@ def vacuum(
 def repair(
     name: Annotated[
         str,
-        typer.Argument(metavar="TABLE-OR-TOPOLOGY", help="A topology's name, or a sink's table as `status` shows it."),
+        typer.Argument(metavar="TABLE-OR-TOPOLOGY", help="A topology, or a table as `status` shows it."),
     ],
     sink: Annotated[
-        str | None, typer.Argument(metavar="SINK", help="One sink's table; default: every Delta table.")
+        str | None, typer.Argument(metavar="SINK", help="Only this sink's table. Default: every Delta table.")
     ] = None,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is wrong, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is wrong, and change nothing.")] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Mend a Delta sink's table: statistics of files that exclude rows of theirs, and keys that are there more than once.
+    """Repair a Delta table that has wrong file statistics or duplicate keys, as `audit verify --deep` finds them.
 
-    Readers with a filter, and merges, pass over a file by its statistics. delta-rs wrote wrong ones for decimals of more
-    than 15 digits, so rows were not found, and keys doubled. `audit verify --deep` names such tables. Every file is read.
-    Of an upsert's doubled key the newest row by order_by stays; a fold's rows are merged where the log tells that this is
-    exact; else they are named and left. It is one version of the table; the driver may run meanwhile. Exit status: 0 if
-    nothing is wrong any more, or with --dry-run in any case; 1 if a table was not mended, and is as it was; 4 if something
-    was left. Example: stormproof repair invoices --by ann
+    delta-rs wrote wrong statistics for decimals of more than 15 digits: filters and merges then miss rows, and keys are
+    doubled. Every file is read; the repair is one version of the table, and the driver may run. Of an upsert's duplicate key
+    the newest row by order_by stays. A fold's rows are merged if the log proves that this is exact; otherwise they are
+    listed and left. Exit status: 0 if nothing is wrong any more, and always with --dry-run; 1 if a table could not be
+    repaired, and is unchanged; 4 if something was left. Example: stormproof repair invoices --by ann
     """
     from stormproof.trident.cli.upkeep import repair_tables
 
@@ -330,27 +339,26 @@ def repair(
 
 @app.command()
 def doctor(
-    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also start Spark (some seconds).")] = True,
+    spark: Annotated[
+        bool, typer.Option("--spark/--no-spark", help="Whether to start Spark, which takes some seconds.")
+    ] = True,
     kind: Annotated[
         RoleKind,
         typer.Option(
             "--for",
             metavar="KIND",
-            help="What the database's role must be able to do: producer, driver or auditor.",
+            help="Check the database role as a producer, driver or auditor.",
             case_sensitive=False,
         ),
     ] = RoleKind.DRIVER,
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="Also ask each of Spark's executors what its tasks need.")
-    ] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check each of Spark's executors, too.")] = False,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check all that a run needs, and say what to do about what is missing; exit status 1 if a check fails.
+    """Check all that a run needs, and how to get what is missing; exit status 1 if a check fails.
 
-    With --cluster a small job asks every executor of the master that the settings name: whether it imports this version of
-    the package and what that needs, and reaches Postgres, the staging folder and the driver; and what its clock says.
-    Example: stormproof doctor --cluster --conf spark.executor.memory=2g
+    With --cluster a small job checks every executor of the configured master: Python, packages, connections to Postgres, the
+    staging folder and the driver, and the clock. Example: stormproof doctor --cluster --conf spark.executor.memory=2g
     """
     from stormproof.trident.cli.doctor import examine
 
@@ -359,10 +367,10 @@ def doctor(
 
 @app.command()
 def init(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder; created if it is missing.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder; created if missing.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a first topology, its test, its settings and a systemd unit into a folder; overwrites nothing."""
+    """Write a first topology, its test, settings and a systemd unit into a folder. Overwrites nothing."""
     from stormproof.trident.cli.init import write_project
 
     write_project(folder, as_json=as_json)
@@ -371,12 +379,13 @@ def init(
 @app.command()
 def jars(
     folder: Annotated[
-        str | None, typer.Argument(metavar="FOLDER", help="Default: delta_jars_dir, else this user's own folder.")
+        str | None,
+        typer.Argument(metavar="FOLDER", help="Default: the setting delta_jars_dir, else ~/.cache/stormproof."),
     ] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch Delta's jars, unless they are there and whole; exit status 1 if they cannot be fetched."""
+    """Download Delta's jars, unless they are there and intact; exit status 1 if that fails."""
     from stormproof.trident.cli.jars import fetch_jars
 
     fetch_jars(folder, as_json=as_json)
@@ -386,27 +395,25 @@ def jars(
 def pack(
     *,
     output: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The archive; default: one in this folder, named by the version.")
+        str | None, typer.Option(metavar="FILE", help="The archive. Default: in this folder, named by the version.")
     ] = None,
     environment: Annotated[
-        bool, typer.Option("--environment", help="With all packages that tasks need, for spark.archives.")
+        bool, typer.Option("--environment", help="Include all packages that tasks need, for spark.archives.")
     ] = False,
     python: Annotated[
         str | None,
-        typer.Option(
-            metavar="PROGRAM", help="The executors' own Python; default: by this one's version, on their PATH."
-        ),
+        typer.Option(metavar="PROGRAM", help="The executors' Python. Default: this one's version, on their PATH."),
     ] = None,
     more: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="PACKAGE", help="A further package that is installed here; may be repeated."),
+        typer.Option("--with", metavar="PACKAGE", help="A further installed package to include; may be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the archive that carries this package to a cluster's executors, and say what to pass to Spark.
+    """Pack this package for a cluster's executors, and print what to pass to Spark.
 
-    Without --environment it is a zip of this package alone, for executors that have its dependencies. It is written only if
-    a bare interpreter imports from it, and from the same files come the same bytes. Example: stormproof pack --environment
+    Without --environment it is a zip of this package alone, for executors that have its dependencies. The archive is written
+    only if a bare interpreter can import from it, and it is reproducible. Example: stormproof pack --environment
     """
     from stormproof.trident.cli.pack import make_archive
 
@@ -416,15 +423,16 @@ def pack(
 @app.command()
 def psql(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS...]", help="For the program psql.")
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS...]", help="Arguments for psql.")
     ] = None,
     *,
     command: Annotated[
-        list[str] | None, typer.Option("-c", "--command", metavar="SQL", help="Run this, without the program psql.")
+        list[str] | None,
+        typer.Option("-c", "--command", metavar="SQL", help="Run this SQL, without the program psql; may be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open psql on the database that the settings name, or run SQL; an embedded Postgres runs meanwhile."""
+    """Open psql on the configured database, or run SQL. An embedded Postgres runs meanwhile."""
     from stormproof.trident.cli.psql import open_psql
 
     open_psql(command or [], arguments or [], as_json=as_json)
@@ -433,7 +441,7 @@ def psql(
 @db_app.command("url")
 def db_url(
     *,
-    show_password: Annotated[bool, typer.Option("--show-password", help="Show secrets, too.")] = False,
+    show_password: Annotated[bool, typer.Option("--show-password", help="Show its secrets.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the database's URL. The embedded Postgres runs only while a Stormproof program uses it."""

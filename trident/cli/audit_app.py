@@ -11,10 +11,10 @@ from stormproof.trident.cli.options import AsJson, By, MessageId, TopologyName, 
 from stormproof.trident.cli.questions import command_of
 from stormproof.trident.declarations.questions import QUESTIONS
 
-app: Final = typer.Typer(help="Ask what happened, and check it.", no_args_is_help=True)
+app: Final = typer.Typer(help="Questions about what happened, and the check of it.", no_args_is_help=True)
 
 Since = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="From this time on: ISO 8601, or an age as 12h.")
+    str | None, typer.Option("--since", metavar="TIME", help="From this time on: ISO 8601, or an age such as 12h.")
 ]
 
 
@@ -22,38 +22,36 @@ Since = Annotated[
 def verify(
     topology: TopologyName,
     first: Annotated[int, typer.Option(min=1, help="The first txid.")] = 1,
-    last: Annotated[int | None, typer.Option(min=1, help="The last txid; default: the newest.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="The last txid. Default: the newest.")] = None,
     *,
     since: Annotated[
         str | None,
         typer.Option(
             "--since",
             metavar="POINT",
-            help="Check what came since: last (the last clean verdict of the same scope), a txid, or a time.",
+            help="Check what came since a txid, a time, or `last`: the last clean verdict of the same scope.",
         ),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read the sinks' tables, too, and compare their rows with what was written.")
+        bool, typer.Option("--deep", help="Read the sinks' tables, and compare their rows with what was written.")
     ] = False,
     sink: Annotated[
         list[str] | None,
-        typer.Option("--sink", help="With --deep: read the table of this sink alone; may be repeated."),
+        typer.Option("--sink", help="With --deep: read only this sink's table; may be repeated."),
     ] = None,
     others_write: Annotated[
-        bool, typer.Option("--others-write", help="With --deep: rows that other writers added are no violation.")
+        bool, typer.Option("--others-write", help="With --deep: allow rows that other writers added.")
     ] = False,
     by: By = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check ledger, sinks and source against each other. The verdict is kept, with its scope: audit verdicts shows it.
+    """Check ledger, sinks and source against each other, and record the verdict with its scope.
 
-    With --deep it also finds rows that were changed, deleted, added or doubled by other means, and committed messages that
-    were altered or removed while their source keeps them; it names what it cannot compare. With --since last it looks at
-    what came since the last clean verdict; its verdict is of that alone.
+    With --deep it also finds rows that others changed, deleted, added or doubled, and committed messages that were altered
+    or removed while their source keeps them; it names what it cannot compare.
 
-    Exit status: 0 if all agrees, 1 if there is a violation, 4 if the evidence for an answer is gone, or if --deep could
-    not compare all rows of the tables that it read, or all messages; the last line says which.
-    Example: stormproof audit verify orders --first 100
+    Exit status: 0 if all agrees; 1 if there is a violation; 4 if the evidence is gone, or if --deep could not compare all
+    rows and messages; the last line says which. Example: stormproof audit verify orders --first 100
     """
     from stormproof.trident.cli.verify import VerifyOptions, show_verify
 
@@ -63,7 +61,7 @@ def verify(
 
 @app.command()
 def txn(topology: TopologyName, txid: Txid, as_json: AsJson = False) -> None:
-    """Show what a txid read, wrote and replayed, sink by sink."""
+    """Show what a txid read, replayed, and wrote to each sink."""
     from stormproof.trident.cli.reports import show_txn
 
     show_txn(topology, txid, as_json=as_json)
@@ -71,9 +69,9 @@ def txn(topology: TopologyName, txid: Txid, as_json: AsJson = False) -> None:
 
 @app.command()
 def components(topology: TopologyName, *, since: Since = None, as_json: AsJson = False) -> None:
-    """Show what each component did, and how many tuples went over each edge: emitted, acked, failed, time.
+    """Show each component's tuples emitted, acked and failed, its time, and the tuples of each edge.
 
-    Sums over batches, of each the attempt that fixed its content. With --since from the first batch on that was fixed then.
+    Sums over batches; of each, the attempt that was prepared, and --since takes the time of that.
     Example: stormproof audit components orders --since 1h
     """
     from stormproof.trident.cli.components import show_components
@@ -101,42 +99,44 @@ for _one in QUESTIONS.values():
 def report(
     topology: TopologyName,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write; it must not be there.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write; it must not exist.")],
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Of batches opened from then on: ISO 8601, or an age.")
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only batches opened from this time on: ISO 8601, or an age."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Of batches opened before then: ISO 8601, or an age.")
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Only batches opened before this time: ISO 8601, or an age."),
     ] = None,
     message: Annotated[
-        list[str] | None, typer.Option("--message", metavar="ID", help="With this message's history; may be repeated.")
+        list[str] | None, typer.Option("--message", metavar="ID", help="Add this message's history; may be repeated.")
     ] = None,
     verdict: Annotated[
         int | None,
-        typer.Option("--verdict", min=1, metavar="N", help="With this verdict on record; default: verify is run."),
+        typer.Option("--verdict", min=1, metavar="N", help="Take this recorded verdict. Default: run verify."),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Compare the rows of the sinks' tables, too, as audit verify --deep does.")
+        bool, typer.Option("--deep", help="Compare the rows of the sinks' tables, as audit verify --deep does.")
     ] = False,
     others_write: Annotated[
-        bool, typer.Option("--others-write", help="With --deep: rows that other writers have added are no violation.")
+        bool, typer.Option("--others-write", help="With --deep: allow rows that other writers added.")
     ] = False,
     payload_digests: Annotated[
         bool,
         typer.Option(
             "--payload-digests",
-            help="With SHA-256 and length of dead letters' and rejects' payloads; short ones can be guessed.",
+            help="Add SHA-256 and length of dead letters' and rejects' payloads; short payloads can be guessed from them.",
         ),
     ] = False,
     rows: Annotated[int, typer.Option("--rows", min=1, max=10_000, help="Most rows of each list.")] = 200,
     by: By = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write what an auditor is handed: the verdict and the answers to the twelve questions, as JSON with their digests.
+    """Write a report for an auditor: the verdict and the answers to the twelve questions, as JSON with digests.
 
-    It has no payload and no text of an error. Exit status: the verdict's, 0 clean, 1 violation, 4 cannot tell. It is signed
-    by a tool for that: ssh-keygen -Y sign -n stormproof-report -f ~/.ssh/id_ed25519 orders.json. Example:
-    stormproof audit report orders --since 30d --out orders.json
+    It has no payloads and no error texts. Sign it with `ssh-keygen -Y sign -n stormproof-report -f KEY FILE`.
+    Exit status: of the verdict, 0 clean, 1 violation, 4 cannot tell.
+    Example: stormproof audit report orders --since 30d --out orders.json
     """
     from stormproof.trident.cli.audit_report import make_report
 

@@ -11,14 +11,12 @@ from stormproof.trident.cli.decided import add_decisions
 from stormproof.trident.cli.made import gone
 from stormproof.trident.cli.options import AsJson
 
-app = typer.Typer(
-    help="The ledger: its schema, its size, and what a person decides about a topology.", no_args_is_help=True
-)
+app = typer.Typer(help="The ledger: its schema, its size, and decisions about topologies.", no_args_is_help=True)
 
 
 @app.command("migrate")
 def ledger_migrate(as_json: AsJson = False) -> None:
-    """Make the schema of ledger and queues where there is none; that of another version is refused and left as it is."""
+    """Create the schema of ledger and queues. The schema of another version is refused, and left as it is."""
     from stormproof.trident.cli.schema import migrate_schema
 
     migrate_schema(as_json=as_json)
@@ -26,7 +24,7 @@ def ledger_migrate(as_json: AsJson = False) -> None:
 
 @app.command("check")
 def ledger_check(as_json: AsJson = False) -> None:
-    """Show the version of the database's schema; exit status 1 if this program needs another one."""
+    """Show the version of the schema; exit status 1 if this program needs another."""
     from stormproof.trident.cli.schema import check_schema
 
     check_schema(as_json=as_json)
@@ -39,23 +37,26 @@ gone(app, "ledger retry", "retry")
 @app.command("sql")
 def ledger_sql(
     grants: Annotated[
-        str | None, typer.Option("--grants", metavar="ROLE", help="Print the least rights of this role instead.")
+        str | None,
+        typer.Option(
+            "--grants", metavar="ROLE", help="Print GRANT statements for this role instead: the least that it needs."
+        ),
     ] = None,
     kind: Annotated[
         RoleKind,
         typer.Option(
             "--for",
             metavar="KIND",
-            help="With --grants: what the role is for: producer, driver or auditor.",
+            help="With --grants: the role is a producer, driver or auditor.",
             case_sensitive=False,
         ),
     ] = RoleKind.DRIVER,
     driver: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="With --grants: the role that makes queues later.")
+        str | None, typer.Option(metavar="ROLE", help="With --grants: the role that will create queues.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the schema, as the SQL that `migrate` runs, or the GRANT statements for a role. Needs no database."""
+    """Print the SQL that `migrate` runs, or a role's GRANT statements. Needs no database."""
     from stormproof.trident.cli.schema import print_grants, print_sql
 
     if grants is None:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from stormproof.trident.decisions.letter_filter import LetterFilter
 
 app = typer.Typer(
-    help="Messages that failed too often, or that a sink rejected, since its table refuses their rows: look at them, mend "
-    "them, hand them out again.",
+    help="Dead letters: messages that failed too often, and messages whose rows one sink rejected.",
     no_args_is_help=True,
 )
 
@@ -30,18 +29,16 @@ _EVERY: Final = parameter(
 _WHERE: Final = parameter(
     "where",
     list[str] | None,
-    typer.Option("--where", metavar="KEY=VALUE", help="The same filters, as in reason=error."),
+    typer.Option("--where", metavar="KEY=VALUE", help="A filter as KEY=VALUE, such as reason=error; may be repeated."),
     None,
 )
 _IDS: Final = parameter(
     "ids_file",
     str | None,
-    typer.Option("--ids", metavar="FILE", help="The messages' ids, one a line; - is standard input."),
+    typer.Option("--ids", metavar="FILE", help="A file of message ids, one per line; - is standard input."),
     None,
 )
-_DRY_RUN: Final = parameter(
-    "dry_run", bool, typer.Option("--dry-run", help="Only count what would be decided about."), False
-)
+_DRY_RUN: Final = parameter("dry_run", bool, typer.Option("--dry-run", help="Only count the messages."), False)
 _YES: Final = parameter("yes", bool, typer.Option("--yes", "-y", help="Do not ask."), False)
 
 
@@ -116,22 +113,21 @@ app.command("list")(
             parameter(
                 "decided",
                 bool,
-                typer.Option("--decided", help="Those, too, about which an operator decided."),
+                typer.Option("--decided", help="Include those that an operator has decided."),
                 False,
             ),
-            parameter("count", bool, typer.Option("--count", help="Only count them, by class of error."), False),
+            parameter("count", bool, typer.Option("--count", help="Only count them, by error class."), False),
             parameter(
                 "limit",
                 int | None,
-                typer.Option("--limit", min=1, help="Show at most so many; default: 50, and with --json all."),
+                typer.Option("--limit", min=1, help="Most to show. Default: 50; with --json: all."),
                 None,
             ),
             AS_JSON,
         ],
-        "List the dead letters that wait for a decision, with payload, error and a count for each class of error.\n\n"
-        "They are the messages that failed too often, which no sink holds, and those that one sink rejected, with the "
-        "refused row; the other sinks hold these. One that was requeued, edited or dropped leaves the list; it stays on "
-        "record.\n\n"
+        "List the dead letters that wait for a decision, with payload and error, and counts by error class.\n\n"
+        "No sink holds a message that failed too often; of a rejected message all other sinks hold the rows. A message that "
+        "is requeued, edited or dropped leaves the list, and stays on record.\n\n"
         "Example: stormproof dead-letters list orders --sink invoices --error-class 23 --since 2h",
         _list,
     )
@@ -140,7 +136,7 @@ app.command("list")(
 
 @app.command("show")
 def letters_show(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
-    """Show one dead letter: its whole payload, each failure with its error, refused rows, batches, what was decided."""
+    """Show one dead letter: its payload, failures, refused rows, batches and decisions."""
     from stormproof.trident.cli.letters import show_letter
 
     show_letter(topology, message, as_json=as_json)
@@ -153,18 +149,18 @@ def letters_edit(
     *,
     payload: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="The new payload; - is standard input. Default: edit it in $EDITOR."),
+        typer.Option(metavar="FILE", help="The new payload; - is standard input. Default: open $EDITOR."),
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Keep a newline at the new payload's end that the old one did not have.")
+        bool, typer.Option("--exact", help="Keep a newline at the end that the old payload did not have.")
     ] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Hand a dead letter out again with another payload; the old one, and who replaced it, stay on record.
+    """Requeue a dead letter with another payload; the old payload stays on record.
 
-    What a sink rejected is not edited: the other sinks hold it as it is.
+    A rejected message cannot be edited: the other sinks hold it as it is.
 
     Example: stormproof dead-letters edit orders 753-12 --payload mended.json --why "a comma for a point"
     """

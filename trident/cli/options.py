@@ -37,7 +37,7 @@ def spark_options(given: Sequence[str]) -> dict[str, str]:
 Conf = Annotated[
     list[str] | None,
     typer.Option(
-        "--conf", metavar="NAME=VALUE", help="A setting of Spark's own, as spark.executor.memory=4g; may be repeated."
+        "--conf", metavar="NAME=VALUE", help="A setting of Spark, such as spark.executor.memory=4g; may be repeated."
     ),
 ]
 _JSON: Final = typer.Option("--json", help="Print JSON on standard output.")
@@ -46,10 +46,10 @@ AS_JSON: Final = parameter("as_json", bool, _JSON, False)
 TopologyName = Annotated[str, typer.Argument(metavar="TOPOLOGY", help="The topology's name.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 _BY: Final = typer.Option(
-    "--by", callback=operator, help="Who decides, for the records; default: the user at the keyboard."
+    "--by", metavar="NAME", callback=operator, help="Who decides, for the record. Default: the login name."
 )
-_BY_WHOM: Final = typer.Option("--by", callback=operator, help="Who decides, for the records.")
-_WHY: Final = typer.Option("--why", callback=_storable, help="Why, for the records.")
+_BY_WHOM: Final = typer.Option("--by", metavar="NAME", callback=operator, help="Who decides, for the record.")
+_WHY: Final = typer.Option("--why", metavar="TEXT", callback=_storable, help="The reason, for the record.")
 By = Annotated[str, _BY]
 Why = Annotated[str, _WHY]
 BY: Final = parameter("by", str, _BY, "")
@@ -58,5 +58,6 @@ WHY: Final = parameter("why", str, _WHY, "")
 Txid = Annotated[int, typer.Argument(metavar="TXID", help="The batch's number, as `status` and `audit` show it.")]
 SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name, as `status` shows it.")]
 MessageId = Annotated[
-    str, typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it, or its server's.")
+    str,
+    typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it, or its id at the server."),
 ]

@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 LIMIT: Final = 100
 _TOPOLOGY: Final = parameter(
-    "topology", str | None, typer.Argument(metavar="TOPOLOGY", help="The topology's name; default: all."), None
+    "topology", str | None, typer.Argument(metavar="TOPOLOGY", help="Only this topology. Default: all."), None
 )
 _LIMIT: Final = parameter(
-    "limit", int, typer.Option("--limit", min=1, help="Most rows; how many were left out is said."), LIMIT
+    "limit", int, typer.Option("--limit", min=1, help="Most rows to print; how many were left out is said."), LIMIT
 )
 _TIMES: Final = (
     parameter(
         "since",
         str | None,
-        typer.Option("--since", metavar="TIME", help="From this time on: ISO 8601, or an age as 12h."),
+        typer.Option("--since", metavar="TIME", help="From this time on: ISO 8601, or an age such as 12h."),
         None,
     ),
     parameter(
         "until",
         str | None,
-        typer.Option("--until", metavar="TIME", help="Before this time: ISO 8601, or an age."),
+        typer.Option("--until", metavar="TIME", help="Before this time: ISO 8601, or an age such as 12h."),
         None,
     ),
 )
@@ -59,18 +59,18 @@ def command_of(question: Question) -> Callable[..., None]:
 
 def _filter(question: Question, name: str, column: str, kind: type[int | str]) -> inspect.Parameter:
     """An option that filters by a column: what it is, the column's meaning says."""
-    meaning = question.columns[column] + ("; or its server's id" if name == "message" else "")
+    meaning = question.columns[column] + ("; or its id at the server" if name == "message" else "")
     option = typer.Option(
         {"error_class": "--class"}.get(name, f"--{name}"),
         metavar={"message": "ID", "error_class": "CLASS"}.get(name),
         min=1 if kind is int else None,
-        help=f"Only with this {column.replace('_', ' ')}: {meaning}.",
+        help=f"Filter: {meaning}.",
     )
     return parameter(name, kind | None, option, None)
 
 
 def _group(question: Question) -> inspect.Parameter:
-    told = f"Count by this; may be repeated. One of {', '.join(question.groups)}."
+    told = f"Count by {', '.join(question.groups[:-1])} or {question.groups[-1]}; may be repeated."
     return parameter("group", list[str] | None, typer.Option("--group", metavar="COLUMN", help=told), None)
 
 

@@ -9,16 +9,18 @@ import typer
 from stormproof.trident.cli.decided import add_decisions
 from stormproof.trident.cli.options import AsJson, By, QueueName, Why
 
-app = typer.Typer(help="Put messages into a queue, and look at it.", no_args_is_help=True)
+app = typer.Typer(help="Postgres queues: put messages, import them, look at them.", no_args_is_help=True)
 
 
 @app.command("put")
 def queue_put(
     queue: QueueName,
-    lines: Annotated[str, typer.Option("--lines", metavar="FILE", help="One message a line; - is standard input.")],
+    lines: Annotated[
+        str, typer.Option("--lines", metavar="FILE", help="A file with one message per line; - is standard input.")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Put a file's lines into a queue, all of them or none; the queue is created if it is missing.
+    """Put a file's lines into a queue, all or none. The queue is created if missing.
 
     Example: stormproof queue put lines --lines words.txt
     """
@@ -32,15 +34,13 @@ def queue_create(
     queue: QueueName,
     schema: Annotated[
         str | None,
-        typer.Option(
-            metavar="SCHEMA", help="What its messages are, as its readers declare it: kept, and shown by stats."
-        ),
+        typer.Option(metavar="SCHEMA", help="The schema of its messages, as readers declare it; `stats` shows it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a queue before its first message or reader: for producers in SQL, an outbox, or another role.
+    """Create a queue before its first message or reader: for producers in SQL, an outbox, or another role.
 
-    One that is there stays as it is; a schema that differs from the one on record is refused.
+    An existing queue is left as it is; a schema other than the recorded one is refused.
     Example: stormproof queue create orders --schema "order_id long, total decimal(10, 2)"
     """
     from stormproof.trident.cli.queue import create
@@ -59,19 +59,20 @@ def queue_import(
     param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the import in the ledger; default: made of the source's and the queue's."),
+        typer.Option(help="Name of the import in the ledger. Default: made of the names of source and queue."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what arrives later, until stopped.")] = False,
-    engine: Annotated[str, typer.Option(help="inline: in this process; or spark.")] = "inline",
+    follow: Annotated[bool, typer.Option("--follow", help="Continue with later messages, until stopped.")] = False,
+    engine: Annotated[str, typer.Option(help="inline, in this process; or spark.")] = "inline",
     max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages in one batch.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the first batch would do; do nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the first batch would do, and do nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move what lies in a broker, or in another queue, into a queue: each message once, whatever dies meanwhile.
+    """Move the messages of a broker, or of another queue, into a queue, exactly once.
 
-    The source has schema='payload binary': payloads are carried byte by byte. Called again, it goes on where it was; the
-    ledger knows it as a topology, under its name. Exit status: as of run. Example: stormproof queue import jobs
-    sources.py:rabbit
+    The source needs schema='payload binary'; payloads are copied byte by byte. Called again, it continues. The ledger has it
+    as a topology. Exit status: as of run. Example: stormproof queue import jobs sources.py:rabbit
     """
     from stormproof.trident.cli.queue_import import import_messages
 
@@ -94,7 +95,7 @@ def queue_peek(
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many messages.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show the first messages in a queue's table; opens nothing."""
+    """Show a queue's first messages. Opens nothing."""
     from stormproof.trident.cli.queue import peek
 
     peek(queue, count, as_json=as_json)
@@ -102,7 +103,7 @@ def queue_peek(
 
 @app.command("stats")
 def queue_stats(queue: QueueName, as_json: AsJson = False) -> None:
-    """Show how much is in a queue, and how far each of its readers has come."""
+    """Show a queue's messages, and each reader's position."""
     from stormproof.trident.cli.queue import stats
 
     stats(queue, as_json=as_json)
@@ -110,7 +111,7 @@ def queue_stats(queue: QueueName, as_json: AsJson = False) -> None:
 
 @app.command("list")
 def queue_list(as_json: AsJson = False) -> None:
-    """Show every queue: its messages, its size, and how far each of its readers has come."""
+    """Show every queue's messages and size, and each reader's position."""
     from stormproof.trident.cli.queue import list_queues
 
     list_queues(as_json=as_json)
@@ -124,15 +125,15 @@ def queue_adopt(
     queue: QueueName,
     accept_unproven: Annotated[
         bool,
-        typer.Option("--accept-unproven", help="Adopt even if something is not proven; needs --why, and is recorded."),
+        typer.Option("--accept-unproven", help="Adopt although something is not proven, on record; needs --why."),
     ] = False,
     by: By = "",
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take a queue over to this server, after a dump and restore, a fail-over to a standby, or pg_upgrade.
+    """Make a queue's positions valid on this server, after a dump and restore, a fail-over, or pg_upgrade.
 
-    Compares ledger, sinks and queue first. Status 0: adopted, or nothing to adopt. Status 4: something is not proven; each
+    Compares ledger, sinks and queue first. Exit status: 0 if adopted, or nothing to adopt; 4 if something is not proven: it
     is named, and nothing was changed.
     """
     from stormproof.trident.cli.queue import adopt

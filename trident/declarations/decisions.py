@@ -156,7 +156,7 @@ _SINK: Final = Field("sink", "The sink's name, as `status` shows it.", label="Si
 _DRY_RUN: Final = Field("dry_run", "Only show what would be removed.", "checkbox")
 _WAIT: Final = Field(
     "wait_s",
-    "Wait for its effect for so long. Default: until the driver has heard.",
+    "Wait so long for the effect. Default: until the driver has heard.",
     "seconds",
     metavar="SECONDS",
     least=0,
@@ -181,55 +181,55 @@ def _of_driver(action: OperatorAction, says: str, more: str) -> Decision:
 
 LETTERS: Final = (
     Field("id", "The messages' ids.", "texts", "Messages", is_argument=True, metavar="ID..."),
-    Field("source", "Of this source (or spout) only.", label="Source or spout"),
+    Field("source", "Only of this source or spout.", label="Source or spout"),
     Field(
         "reason",
-        "Its last failure has this reason: error, bad_message, refused, ...",
+        "Reason of the last failure: error, bad_message, refused, ...",
         label="Reason",
         hint="error, timeout, refused, ...",
     ),
     Field(
         "component",
-        "Its last failure was in this component; of a rejected one, the sink.",
+        "Component of the last failure; of a reject, the sink.",
         label="Component",
         hint="of the last failure",
     ),
     Field(
         "error_class",
-        "Died of this class of error, as in ValueError; or refused with this SQLSTATE, or a class of them: 23505, 23.",
+        "Class of the error, such as ValueError; of a reject the SQLSTATE or its class, 23505 or 23.",
         label="Error class",
         hint="as ValueError; SQLSTATE 23505, or the class 23",
     ),
     Field(
         "match",
-        "TEXT is in the error, the payload, or the refused row.",
+        "TEXT in the error, the payload or the refused row.",
         label="Text",
         hint="in error, payload or refused row",
         metavar="TEXT",
     ),
     Field(
         "since",
-        "Dead since this time, or age as 2h.",
+        "Dead since this time, or an age such as 2h.",
         label="Dead since",
         hint="a time, or an age as 2h",
         metavar="TIME",
     ),
     Field(
         "until",
-        "Dead before this time, or age as 2h.",
+        "Dead before this time, or an age such as 2h.",
         label="Dead before",
         hint="a time, or an age as 2h",
         metavar="TIME",
     ),
-    Field("sink", "Rejected by this sink, and only there.", label="Rejected by sink"),
-    Field("first", "Rejected by a sink in this txid or later.", "number", "Rejected from txid", metavar="TXID"),
-    Field("last", "Rejected by a sink in this txid or earlier.", "number", "Rejected to txid", metavar="TXID"),
-    Field("all", "Every undecided dead letter of the topology.", "checkbox", "All of them", "with no filter"),
+    Field("sink", "Rejected by this sink; decide only there.", label="Rejected by sink"),
+    Field("first", "Rejected in this txid or later.", "number", "Rejected from txid", metavar="TXID"),
+    Field("last", "Rejected in this txid or earlier.", "number", "Rejected to txid", metavar="TXID"),
+    Field("all", "All that wait for a decision.", "checkbox", "All of them", "with no filter"),
 )
 _CANARY: Final = (
     Field(
         "canary",
-        "Hand out N first; the rest in growing waves, while few enough fail.",
+        "Requeue N first, the rest in growing waves, while few enough fail.",
         "number",
         "Canary: first",
         "messages",
@@ -239,7 +239,7 @@ _CANARY: Final = (
     ),
     Field(
         "max_failures",
-        "With --canary: share of a wave that may fail, as 0.05. Default: 0.",
+        "With --canary: share of a wave that may fail, such as 0.05. Default: 0.",
         "share",
         "Share that may fail",
         "0.05; default 0",
@@ -248,7 +248,7 @@ _CANARY: Final = (
     ),
     Field(
         "wait_s",
-        "With --canary: how long each wave may take to be decided. Default: 300.",
+        "With --canary: most seconds until a wave is decided. Default: 300.",
         "seconds",
         "Seconds for each wave",
         "default 300",
@@ -260,32 +260,32 @@ _CANARY: Final = (
 DECISIONS: Final = (
     _of_driver(
         OperatorAction.PAUSE,
-        "Have a topology open no more batches until it is resumed; those in flight are committed. Later drivers obey, too.",
+        "Commit the batches in flight, and open no more until the topology is resumed, also in later drivers.",
         "Exit status: 0 if the driver has heard (with --wait: is paused), or none runs; 1 if it is not paused after --wait; "
-        '4 if it does not answer. Example: stormproof pause orders --why "the warehouse is being repaired" --wait 60',
+        '4 if it does not answer. Example: stormproof pause orders --why "the lake is being moved" --wait 60',
     ),
     _of_driver(
         OperatorAction.RESUME,
-        "Have a paused topology open batches again.",
-        "Exit statuses are those of pause. Example: stormproof resume orders",
+        "Let a paused topology open batches again.",
+        "Exit status: as of pause. Example: stormproof resume orders",
     ),
     _of_driver(
         OperatorAction.DRAIN,
-        "Have the driver open no new messages, and end once none is pending and none waits for a retry.",
-        "Do this before a change of the topology: no message is then half done by the old one. Exit status: 0 if the driver "
-        "has heard (with --wait: has ended); 1 if it has not ended after --wait; 2 if none runs; 4 if it does not answer. "
+        "Let the driver open no new messages, and end once none is pending or waits for a retry.",
+        "Do this before you change the topology. Exit status: 0 if the driver has heard (with --wait: has ended); 1 if it "
+        "has not ended after --wait; 2 if none runs; 4 if it does not answer. "
         'Example: stormproof drain orders --why "version 12" --wait 600',
     ),
     _of_driver(
         OperatorAction.STOP,
-        "Have the driver end after the batches in flight.",
-        "Exit statuses are those of drain, but 0 if no driver runs. "
+        "Let the driver end after the batches in flight.",
+        "Exit status: as of drain, but 0 if no driver runs. "
         'Example: stormproof stop orders --why "the host is being patched" --wait 60',
     ),
     Decision(
         "retry",
         "Retry a blocked batch",
-        "Let a blocked txid be tried again, once its cause is repaired; the topology's next start commits it.",
+        "Unblock a txid once its cause is repaired; the next start commits it.",
         "decisions.blocked.retry_txid",
         (_TXID,),
         'Example: stormproof retry orders 17 --why "the disk has room again"',
@@ -295,19 +295,23 @@ DECISIONS: Final = (
     Decision(
         "ledger skip",
         "Skip a sink for a batch",
-        "Give up the rows of a blocked or prepared txid at one sink: they become rejects, on record.",
+        "Give up the rows of a blocked or prepared txid at one sink, as rejects on record.",
         "decisions.skips.give_up",
         (
             *(_TXID, _SINK),
-            Field("rows", "Only the rows that the sink's Postgres table refuses; it gets the others.", "checkbox"),
-            Field("messages", "Its messages are rejects of the sink, which can be retried for it alone.", "checkbox"),
+            Field(
+                "rows",
+                "Give up only the rows that the sink's Postgres table refuses; it gets the others at once.",
+                "checkbox",
+            ),
+            Field(
+                "messages",
+                "Keep its messages as rejects of the sink, which `dead-letters requeue` runs again.",
+                "checkbox",
+            ),
         ),
-        "The sink goes on from what it holds. The other sinks get the txid at the next start, and its messages are "
-        "confirmed. With --rows the sink gets, at once, every message whose rows its table takes, and only the others are "
-        "given up.\n\n"
-        "With --messages the next start reads the txid's messages from the source, while it has them, and keeps each as a "
-        "reject of the sink: `stormproof dead-letters requeue` runs them again. For where the prepared files are gone, and "
-        "the messages are not.",
+        "The other sinks get the txid at the next start, and its messages are confirmed. --messages is for lost prepared "
+        "files: the next start reads the messages from the source, which must still have them.",
         look="decisions.skips.look",
         button="Give these rows up",
         warning="The sink never gets these rows; they become rejects, on record.",
@@ -328,7 +332,7 @@ DECISIONS: Final = (
     Decision(
         "ledger adopt",
         "Adopt another incarnation's rows",
-        "Let a topology write to a table with rows of another incarnation: of a lost ledger, or of another topology.",
+        "Let a topology write to a table that has rows of another topology, or of a lost ledger. Those rows stay.",
         "decisions.starts.adopt_incarnation",
         (
             Field(
@@ -340,7 +344,6 @@ DECISIONS: Final = (
                 metavar="[NAME/]INCARNATION",
             ),
         ),
-        "Those rows stay as they are.",
         look="decisions.starts.look_at_incarnation",
         button="Adopt",
         warning="The topology may then write beside rows that another life, or another topology, wrote.",
@@ -348,7 +351,7 @@ DECISIONS: Final = (
     Decision(
         "ledger accept-change",
         "Accept a changed graph",
-        "Let a topology go on although its sinks are given other columns, keys or folds than before.",
+        "Let a topology continue with other columns, keys or folds of its sinks than before.",
         "decisions.starts.accept_change",
         (Field("fingerprint", "As the refused start names it.", label="Fingerprint", required=True),),
         look="decisions.starts.look_at_change",
@@ -358,12 +361,14 @@ DECISIONS: Final = (
     Decision(
         "ledger accept-loss",
         "Accept what a server lost",
-        "Accept, on record, what a source's server removed or lost, or where it cannot be told.",
+        "Accept, on record, messages that a source's server removed or lost, or may have lost.",
         "decisions.losses.accept_loss",
-        (Field("fingerprint", "As shown without it; default: only show.", is_argument=True),),
-        "Without FINGERPRINT it shows what is on record and was not accepted, and the fingerprint that accepts exactly "
-        "that. `audit verify` then has it as a note `loss_accepted`, and its verdict is of all else. What is noted later "
-        "stays open.",
+        (
+            Field(
+                "fingerprint", "Accept this loss. Default: show what is open, with its fingerprint.", is_argument=True
+            ),
+        ),
+        "`audit verify` then has it as a note `loss_accepted`, and judges all else. A later loss is open again.",
         look="decisions.losses.look",
         button="Accept",
         warning="Messages that were never read stay lost, and the verdict says clean where all else is.",
@@ -371,20 +376,19 @@ DECISIONS: Final = (
     Decision(
         "ledger adopt-table",
         "Adopt a table",
-        "Make a table that was restored from a dump a sink's own; it must be able to hold what the ledger says.",
+        "Make a table that was restored from a dump the sink's own, if it has the rows that the ledger says.",
         "decisions.adopt_table.adopt_table",
         (
             _SINK,
             Field(
                 "accept_loss",
-                "Give up rows of committed txids that are gone; create the table if it is gone.",
+                "Give up missing rows of committed txids; create a missing table.",
                 "checkbox",
                 "Give up rows that are gone",
                 "on record",
             ),
         ),
-        "If rows are missing, they are named; `--accept-loss` gives them up, on record. Their messages are not handed out "
-        "again.",
+        "Missing rows are listed, and refused without --accept-loss. Their messages are not read again.",
         look="decisions.adopt_table.look",
         button="Adopt this table",
         warning="Rows that are given up are not written again, and their messages are not handed out again.",
@@ -392,22 +396,22 @@ DECISIONS: Final = (
     Decision(
         "ledger release-table",
         "Release a table",
-        "Give up a table that a topology has claimed and never wrote to, so that another topology can claim it.",
+        "Release a table that a topology has claimed and never written to, for another topology.",
         "decisions.release_table.release_table",
         (_SINK,),
-        "The next start of this topology claims a table again, and is refused if another topology has it by then.",
+        "The topology's next start claims it again, and is refused if another topology has it by then.",
         look="decisions.release_table.look",
         button="Release",
     ),
     Decision(
         "ledger prune",
         "Prune the ledger",
-        "Remove old batches from the ledger, but nothing that a sink, a waiting message or an open batch needs.",
+        "Remove old batches from the ledger, except what a sink, a waiting message or an open batch needs.",
         "decisions.pruning.prune_ledger",
         (
             Field(
                 "older_than",
-                "As in 30d, 12h, 2w.",
+                "An age such as 30d, 12h or 2w.",
                 label="Older than",
                 hint="as 30d, 12h, 2w; default 30d",
                 metavar="AGE",
@@ -415,7 +419,7 @@ DECISIONS: Final = (
             ),
             _DRY_RUN,
         ),
-        "Rejects, skips and operators' decisions stay. The audit then begins after the pruned txids, and says so.",
+        "Rejects, skips and decisions stay. The audit then begins after the pruned txids, and says so.",
         look="decisions.pruning.look",
         button="Prune",
         warning="The record of these batches is removed; the audit then begins after them, and says so.",
@@ -424,22 +428,21 @@ DECISIONS: Final = (
     Decision(
         "forget",
         "Forget a topology",
-        "Forget a topology that does not run: its batches, events, dead letters, rejects, and how far it read its source.",
+        "Remove a topology from the ledger: its batches, events, dead letters, rejects and position in the source.",
         "decisions.forget.forget",
         (_DRY_RUN,),
-        "Its tables stay, with their rows and their own record of them; those that it never wrote to are free for another "
-        "one. What stays is said, and kept on record with who decided. A queue keeps nothing back for it any more. A "
-        "topology of its name that starts later reads its source from the start. "
-        "Example: stormproof forget weather --by ann --dry-run",
+        "It must not run. Its tables stay; those that it never wrote to are free for another topology. What stays is "
+        "printed and recorded. A queue keeps no messages for it any more. A later topology of its name reads its source "
+        "from the start. Example: stormproof forget weather --by ann --dry-run",
         asks_who=True,
     ),
     Decision(
         "queue unsubscribe",
         "Unsubscribe a reader",
-        "Remove a queue's reader that belongs to no topology here; what was pending, waiting or dead of it is removed, too.",
+        "Remove a queue's reader that belongs to no topology here, with its pending, waiting and dead messages.",
         "decisions.forget.unsubscribe",
         (Field("subscription", "The reader's name, as `queue stats` shows it.", required=True), _DRY_RUN),
-        "The queue keeps nothing back for it any more. A topology's reader goes with it: stormproof forget. A program that "
+        "The queue keeps no messages for it any more. `stormproof forget` removes a topology's reader. A program that "
         "subscribes under the name again reads the queue from its start. "
         "Example: stormproof queue unsubscribe orders old --by ann",
         subject="queue",
@@ -448,14 +451,14 @@ DECISIONS: Final = (
     Decision(
         "dead-letters requeue",
         "Requeue dead letters",
-        "Hand dead letters out again, with their failures counted from 0: those named, those that a filter chooses, or all.",
+        "Process dead letters again, with their failures counted from 0: those named, those of a filter, or all.",
         "web.decide.letters.requeue",
         (*LETTERS, *_CANARY),
-        "What a sink rejected is opened again for that sink alone: the other sinks hold it. Repair the table first: what it "
-        "refuses again is rejected again, and a canary counts it as failed.\n\n"
-        "With --canary the first N are handed out, then, once each of them is confirmed or has failed again, the rest in "
-        "growing waves, while at most --max-failures of a wave fail; the topology's driver must run. Exit status 1: some "
-        "were not handed out, and it says why. "
+        "A rejected message is processed again for that sink alone. Repair the table first: a row that it refuses again is "
+        "rejected again, and counts as failed for a canary.\n\n"
+        "With --canary each wave begins once every message of the last one is confirmed or has failed again, while at most "
+        "--max-failures of a wave fail; the topology's driver must run. Exit status: 1 if some were not requeued; it says "
+        "why. "
         "Example: stormproof dead-letters requeue orders --where reason=error --canary 10",
         look="web.decide.letters.look",
         button="Requeue",
@@ -464,10 +467,10 @@ DECISIONS: Final = (
     Decision(
         "dead-letters drop",
         "Drop dead letters",
-        "Give dead letters up for good: those named, those that a filter chooses, or all. That is recorded.",
+        "Give dead letters up for good, on record: those named, those of a filter, or all.",
         "web.decide.letters.drop",
         LETTERS,
-        "What a sink rejected is given up at that sink: the other sinks hold it.\n\n"
+        "A rejected message is given up at that sink alone.\n\n"
         'Example: stormproof dead-letters drop orders 753-12 --why "a test message"',
         look="web.decide.letters.look",
         button="Drop",
@@ -477,7 +480,7 @@ DECISIONS: Final = (
     Decision(
         "dead-letters edit",
         "Edit a dead letter and requeue it",
-        "Hand a dead letter out again with another payload; the old one, and who replaced it, stay on record.",
+        "Requeue a dead letter with another payload; the old payload stays on record.",
         "web.decide.letters.edit",
         (
             Field("id", label="Message", required=True),
@@ -490,11 +493,10 @@ DECISIONS: Final = (
     Decision(
         "dead-letters retry",
         "Retry what waits",
-        "Hand out now the messages that failed and wait for their retry: they are no dead letters yet.",
+        "Retry at once the messages that failed and wait for their retry; they are no dead letters yet.",
         "decisions.dead_letters.retry_waiting",
         (),
-        "Each has it in its history; its failures stay counted. "
-        'Example: stormproof dead-letters retry orders --why "the service answers again"',
+        'Their failures stay counted. Example: stormproof dead-letters retry orders --why "the service answers again"',
     ),
 )
 """Every one that is declared; the page's name of it tells each from the others."""
