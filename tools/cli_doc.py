@@ -146,7 +146,7 @@ def _parameter(told: Any) -> Parameter:
 
 def _written(told: Any) -> str:
     """How it is typed."""
-    value: str = told.metavar or {int: "N", float: "SECONDS"}.get(told.type_descriptor.annotation, told.name.upper())
+    value = str(told.metavar or {int: "N", float: "SECONDS"}.get(told.type_descriptor.annotation, told.name.upper()))
     if told.param_type_name == "argument":
         return value
     names = "/".join([*sorted(told.opts, key=len), *told.secondary_opts])

@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, command: CommandL
 
 
 def test_an_option_is_no_folder(tmp_path: Path, command: CommandLine) -> None:
-    assert "Fetch Delta's jars" in command.text("jars", "--help")
+    assert "Download Delta's jars" in command.text("jars", "--help")
     assert not (tmp_path / "--help").exists()
 
 
