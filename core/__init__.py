@@ -25,6 +25,7 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `machine_faults`, `preflight` | is the machine to blame and not a message; can every machine run a task |
 | `object_probe` | can every machine read and write a folder in an object store |
 | `forks` | what may a fork of a driver or a function do |
+| `cycle_collector` | where does Python's cycle collector run less often, and why |
 | `job`, `sink` | what is one attempt at one batch; what does a task know of a sink |
 | `lineage` | which transaction and which message made a row; messages' ids as columns |
 | `dataset` | what do others call a table, a topic or a folder |

@@ -8,7 +8,6 @@
 | `own_thread` | from which thread may it |
 | `runner` | how does a task call a bolt, batch by batch |
 | `outcome`, `outputs` | what did one call emit, ack and fail |
-| `cycle_collector` | why does Python's cycle collector run less often meanwhile |
 """
 
 from stormproof.core.bolt.api import (

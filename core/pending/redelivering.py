@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Self
 
 from stormproof.core.arguments import error_prefix, require_object, require_seconds, require_whole
 from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.cycle_collector import fewer_collections
 from stormproof.core.errors import Json, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
@@ -231,6 +232,7 @@ class RedeliveringSource(NumberedSource):
         self._ahead = self._prefetch if self.READS_AHEAD else min(self._prefetch, limit.messages)
         return super().open(lease, limit, seed, tx)
 
+    @fewer_collections()
     def look(self, epoch: int) -> None:
         """Receive messages, and write them down; confirm what is owed.
 

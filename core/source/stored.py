@@ -81,8 +81,8 @@ def _require(is_so: bool, stored: Sequence[bytes]) -> None:
 
 
 def _facts_ends(stored: Sequence[bytes]) -> list[int]:
-    beginnings = (_BEGIN, _BEGIN_EMPTY)
-    _require(all(len(one) >= _HEAD.size and one.startswith(beginnings) for one in stored), stored)
+    _require({one[:4] for one in stored} <= {_BEGIN, _BEGIN_EMPTY}, stored)
+    _require(min(map(len, stored), default=_HEAD.size) >= _HEAD.size, stored)
     return [_HEAD.size + length for _, length in map(_HEAD.unpack_from, stored)]
 
 
@@ -92,7 +92,10 @@ def all_payloads(stored: Sequence[bytes]) -> list[bytes | None]:
     Raises:
         UsageError: one was not stored so.
     """
-    ends = _facts_ends(stored)
+    return _behind(stored, _facts_ends(stored))
+
+
+def _behind(stored: Sequence[bytes], ends: Sequence[int]) -> list[bytes | None]:
     return [None if one.startswith(_BEGIN_EMPTY) else one[end:] for one, end in zip(stored, ends, strict=True)]
 
 
@@ -102,12 +105,13 @@ def all_unsealed(stored: Sequence[bytes]) -> tuple[list[bytes | None], list[dict
     Raises:
         UsageError: one was not stored so.
     """
-    texts = [one[_HEAD.size : end] for one, end in zip(stored, _facts_ends(stored), strict=True)]
+    ends = _facts_ends(stored)
+    texts = [one[_HEAD.size : end] for one, end in zip(stored, ends, strict=True)]
     found: list[Any] = []
     with suppress(ValueError):
         found = json.loads(b"[%b]" % b",".join(texts))
     _require(len(found) == len(stored) and set(map(type, found)) <= {dict}, stored)
-    return all_payloads(stored), found
+    return _behind(stored, ends), found
 
 
 def unsealed(stored: bytes) -> tuple[bytes | None, dict[str, Any]]:

@@ -31,8 +31,8 @@ from stormproof.core.bolt import (
     link_counts,
 )
 from stormproof.core.bolt import runner as runner_module
-from stormproof.core.bolt.cycle_collector import ALLOCATIONS, fewer_collections
 from stormproof.core.bolt.runner import BoltRunner
+from stormproof.core.cycle_collector import ALLOCATIONS, fewer_collections
 from stormproof.core.errors import BoltUnavailable, JobFailed, UsageError
 from stormproof.core.message import INPUT_TEXT_MAX, FailureReason
 from stormproof.core.pulse.heard import Heard

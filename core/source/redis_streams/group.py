@@ -289,6 +289,8 @@ def _facts(found: Sequence[Any]) -> Facts:
 
 
 def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    if len(flat) == 2:
+        return {flat[0]: flat[1]}
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 

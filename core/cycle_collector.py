@@ -1,8 +1,9 @@
-"""Fewer passes of Python's cycle collector while rows go through a user's code.
+"""Fewer passes of Python's cycle collector while rows go through a user's code, and while messages come from a server.
 
-Tuples are many short-lived objects without cycles. The collector runs after every 700 of them, and every few thousand it
-makes a full pass over all objects of the process, most of them modules. Measured, that is half of the time of a bolt
-that emits and acks (1.9 against 0.9 us a tuple).
+Tuples and messages are many short-lived objects without cycles. The collector runs after every 700 of them, and every
+few thousand it makes a full pass over all objects of the process, most of them modules. Measured, that is half of the
+time of a bolt that emits and acks (1.9 against 0.9 us a tuple), and a quarter of a driver's processor time for messages
+from Redis.
 """
 
 from __future__ import annotations
