@@ -17,27 +17,26 @@
 | module | question that it answers |
 | --- | --- |
 | `stream`, `runnable_topology`, `explain` | how does a user write a topology, run it, and see what it compiles to |
-| `aggregate`, `persistent_aggregate` | what is computed of groups; what is kept across batches |
-| `run`, `options`, `preflight`, `opening`, `sessions` | how does a run start; is each sink on its own table |
+| `aggregate` | what is computed of groups; what is kept across batches |
+| `run`, `options`, `opening`, `sessions` | how does a run start; is each machine fit, and each sink on its own table |
 | `coordinator` | takes each batch from open to finish: when is the next one opened, one of retries, or none |
 | `steps`, `transaction_states` | how is a batch opened, prepared, committed and finished; when are messages confirmed |
-| `batch_records` | what are the ledger, the log and the observers told of a batch |
+| `batch_records` | what are the ledger, the log and the observers told of a batch; what does a run count |
 | `component_counts` | which of a job's counts does the ledger keep, with the failures of a batch |
 | `recovery` | what does the next start do after a crash |
 | `flight`, `job_runners` | what is in flight; on which threads do jobs and commits run |
 | `watched_job`, `lease_keeper` | who extends leases, and cancels a job that hangs |
 | `job_progress` | how far is the job of a batch, while it runs |
-| `orders`, `control_line`, `stopping` | what is a running driver asked to do; who asks: an operator, a signal |
-| `reject_limit` | how many messages may sinks reject before a batch is blocked |
+| `control_line`, `stopping` | what is a running driver asked to do; who asks: an operator, a signal |
 | `recount` | what does a batch write to a sink whose table refuses a group's row |
 | `read_already` | how does at-most-once run a retry, whose payload is gone with its confirm |
-| `blocked_error`, `outages` | what is said of a batch that a sink refuses; how long is a store that is away waited for |
+| `blocked_error`, `outages` | how much may sinks reject, what is said where one refuses; how long is a store waited for |
 | `tuning`, `latency_tuner` | how large is a batch, and how many are in flight; how is that tuned to a latency |
 | `dry_run`, `start_preview` | what would a commit, and a start do |
-| `topology_rehearsal`, `rehearsed_rejects` | what would the next batch do; which messages would sinks reject |
-| `run_log`, `statistics`, `notebook` | what does a run log, and count; how does a notebook show it |
-| `stores`, `wording` | which database do decisions work on; how are counts and times written |
+| `topology_rehearsal` | what would the next batch do; which messages would sinks reject |
+| `statistics` | what does a run count |
+| `stores`, `wording` | which database do decisions work on; how are counts and times written, and tables in a notebook |
 | `observers` | who is told what becomes of each batch |
 | `prune`, `grants` | how is the ledger pruned; GRANTs |
-| `queue_adoption`, `queue_import` | how does a queue change its server; how are a broker's messages moved into it |
+| `queue_adoption` | how does a queue change its server |
 """

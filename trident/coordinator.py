@@ -34,7 +34,9 @@ from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, 
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.stand_ins import WritesNothing
+from stormproof.trident.batch_records import Accounts
 from stormproof.trident.component_counts import CountedGraph
+from stormproof.trident.control_line import Orders
 from stormproof.trident.flight import Flight
 from stormproof.trident.job_runners import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.latency_tuner import LatencyTuner
@@ -43,11 +45,9 @@ from stormproof.trident.ledger.rows import Run
 from stormproof.trident.metrics.run_metrics import RunMetrics
 from stormproof.trident.observers import Observer, Observers
 from stormproof.trident.options import RunOptions
-from stormproof.trident.orders import Orders
 from stormproof.trident.outages import outlasting_outages
 from stormproof.trident.recount import Prepared, Recount
 from stormproof.trident.recovery import recover
-from stormproof.trident.run_log import Accounts
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
 from stormproof.trident.steps import Opened, SinkAnswers, Steps

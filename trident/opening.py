@@ -2,7 +2,8 @@
 
 A table is the own of a sink from the first batch on that is prepared for it; then none is made in its place. A new table is
 looked at before anything is made or marked, and a topology whose first start is refused is taken back.
-Two sinks of a topology never have one table.
+Two sinks of a topology never have one table. A run's machines are checked before its first batch, and
+again after one of them lacked something.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Final, cast
 
+from stormproof.core.engine.protocol import Engine
 from stormproof.core.errors import (
     FatalError,
     Fenced,
@@ -25,7 +27,10 @@ from stormproof.core.errors import (
 from stormproof.core.failpoint import failpoint
 from stormproof.core.graph.plan import Plan
 from stormproof.core.message import storable_text
+from stormproof.core.object_probe import marked_places
 from stormproof.core.postgres.database import Database
+from stormproof.core.preflight import PackageProbe, PulseProbe, UnpickleProbe, package_fingerprint
+from stormproof.core.pulse.listener import PulseListener
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkInput, TableKey, require_tables_apart, shared_table
 from stormproof.core.source.protocol import Source
@@ -36,7 +41,7 @@ from stormproof.sinks.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, 
 from stormproof.sinks.registry import describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
-from stormproof.trident.ledger import bindings, events, fence, forgetting, other_lives
+from stormproof.trident.ledger import bindings, events, fence, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
@@ -229,7 +234,7 @@ def _take_back(ledger: Ledger, run: Run, sessions: Sessions) -> None:
         with suppress(StormproofError):
             session.release()
     with suppress(StormproofError), ledger.transaction(run) as tx:
-        forgetting.remove_topology(tx.connection, run.incarnation)
+        other_lives.remove_topology(tx.connection, run.incarnation)
 
 
 @contextmanager
@@ -315,3 +320,44 @@ def require_own_stores(plan: Plan, sessions: Mapping[str, SinkSession]) -> None:
         other = name if key is None else first.setdefault(key, name)
         if other != name:
             raise shared_table(plan.topology, other, name, (targets[other], targets[name]))
+
+
+class Preflight:
+    """Checks in every slot of an engine what each task of this run will need: the package and the user's functions, the
+    folders that it writes, the databases that it reads, and the way to the driver.
+
+    `functions` are the topology's, as `stormproof.core.engine.shipping.require_shippable` packed them. `staging` is a
+    folder that they need besides those of sinks. With a `listener` tasks report to it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        functions: bytes,
+        source: Source,
+        staging: str | None = None,
+        listener: PulseListener | None = None,
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._functions = functions
+        self._listener = listener
+        self._folders = [] if staging is None else [("the staging folder", staging)]
+        for spec in plan.sink_specs:
+            folder = spec.files_in(plan.sinks[spec.name])
+            if folder is not None:
+                self._folders.append((f"the folder of sink {spec.name!r}", folder))
+
+    def __call__(self) -> None:
+        """Run all checks, as one small job.
+
+        Raises:
+            MachineUnfit: a machine cannot run tasks; names it, and what to do. No message was opened.
+            MachineUnavailable, StoreUnavailable: something is missing that may come back.
+        """
+        with ExitStack() as stack:
+            folders = stack.enter_context(marked_places(self._folders))
+            ways = () if self._listener is None else (PulseProbe(stack.enter_context(self._listener.job()).place),)
+            package, functions = PackageProbe(package_fingerprint()), UnpickleProbe(self._functions)
+            self._engine.ask((package, functions, *ways, *folders, *self._source.probes()))

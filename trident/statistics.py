@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from stormproof.trident.notebook import html_table
 from stormproof.trident.transaction_states import TxnState
 from stormproof.trident.tuning import Figures
+from stormproof.trident.wording import html_table
 
 
 @dataclass(frozen=True, slots=True)

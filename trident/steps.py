@@ -43,14 +43,13 @@ from stormproof.trident.batch_records import (
     resolution_events,
     to_prepared,
 )
-from stormproof.trident.blocked_error import blocked
+from stormproof.trident.blocked_error import RejectLimit, blocked
 from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.observers import NOBODY, CommittedBatch, Observer
 from stormproof.trident.read_already import ReadAlready
-from stormproof.trident.reject_limit import RejectLimit
 from stormproof.trident.sessions import Sessions, machine_errors
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 from stormproof.trident.tuning import Figures

@@ -16,8 +16,19 @@ from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
-from stormproof.trident.aggregate import OneResult, SeveralResults, kept_across_batches, named, with_marks
-from stormproof.trident.persistent_aggregate import EVERYTHING, everything, over, own_merges, require_state, with_key
+from stormproof.trident.aggregate import (
+    EVERYTHING,
+    OneResult,
+    SeveralResults,
+    everything,
+    kept_across_batches,
+    named,
+    over,
+    own_merges,
+    require_state,
+    with_key,
+    with_marks,
+)
 from stormproof.trident.runnable_topology import RunnableTopology
 
 if TYPE_CHECKING:

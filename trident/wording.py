@@ -1,8 +1,10 @@
-"""Counts, ages and times as a person reads and writes them: one form on the command line and on the page."""
+"""Counts, ages and times as a person reads and writes them: one form on the command line and on the page. Tables, too."""
 
 from __future__ import annotations
 
+import html
 import re
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -81,3 +83,18 @@ def parse_time(text: str | None, now: datetime) -> datetime | None:
                 f"{text!r} is no time: write it as 2026-11-23T05:00:00+00:00, or as an age, as in 12h"
             ) from None
     return found.astimezone(UTC)
+
+
+def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; everything in it is text, whatever it has of HTML. None is an empty cell."""
+    head = "".join(f"<th>{html.escape(one)}</th>" for one in headings)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        value = f"{value:,.3f}"
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = f"{value:,}"
+    return f"<td>{'' if value is None else html.escape(str(value))}</td>"

@@ -150,7 +150,7 @@ from .trident.state.protocol import (
 )
 from .trident.state.sink import StateSink as StateSink
 from .trident.state.stores import KeyValueStore as KeyValueStore, MemoryStore as MemoryStore
-from .trident.state.updater import MapSetter as MapSetter, MapUpdater as MapUpdater
+from .trident.state.sink import MapSetter as MapSetter, MapUpdater as MapUpdater
 from .trident.statistics import (
     BatchResult as BatchResult,
     RecoveryReport as RecoveryReport,

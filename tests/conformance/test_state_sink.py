@@ -22,8 +22,7 @@ from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, 
 from stormproof.trident.state.key_value import MemoryMap
 from stormproof.trident.state.merge import newest, total
 from stormproof.trident.state.protocol import SourceKind, State, StateContext, StateKind
-from stormproof.trident.state.sink import StateSession, StateSink
-from stormproof.trident.state.updater import MapSetter
+from stormproof.trident.state.sink import MapSetter, StateSession, StateSink
 
 EXACTLY = Guarantee.EXACTLY_ONCE
 IDENTITY = SinkIdentity("topology", "inc-1", "counts")

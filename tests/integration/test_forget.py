@@ -24,7 +24,7 @@ from stormproof.core.pending.tables import metadata as pending
 from stormproof.core.source.files.tables import metadata as files
 from stormproof.trident.cli import app as _loads_every_table
 from stormproof.trident.ledger.tables import metadata as ledger
-from stormproof.trident.web.options import WebOptions
+from stormproof.trident.web.people import WebOptions
 
 assert _loads_every_table
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.4)]

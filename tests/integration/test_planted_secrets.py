@@ -29,7 +29,7 @@ from stormproof.core.source.rabbitmq.broker import BrokerQueue
 from stormproof.core.source.rabbitmq.management import limits_said
 from stormproof.core.source.redis_streams.group import Group
 from stormproof.trident.openlineage.exported import lineage_transport
-from stormproof.trident.web.options import WebOptions
+from stormproof.trident.web.people import WebOptions
 
 pytestmark = pytest.mark.postgres
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.postgres
 
 FILE: Final = """
 from stormproof import KafkaSource, PostgresQueue, RedisStreamSource
-from stormproof.trident.queue_import import import_topology
+from stormproof.trident.cli.queue import import_topology
 
 def kafka(servers: str, topic: str) -> KafkaSource:
     return KafkaSource(topic, servers=servers, schema="payload binary")

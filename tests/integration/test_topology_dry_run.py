@@ -206,7 +206,7 @@ def test_control_where_only_the_misfit_is_left_out_the_rows_are_others(
     with_misfits: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "stormproof.trident.rehearsed_rejects.rows_without_misfits", lambda _, files, *__, **___: RowsPreview.of(files)
+        "stormproof.trident.topology_rehearsal.rows_without_misfits", lambda _, files, *__, **___: RowsPreview.of(files)
     )
     with_misfits.put(b"a long b", b"c")
     told = dry(with_misfits, discarding(with_misfits.cell))

@@ -22,12 +22,11 @@ from support.web import OPERATOR, READER, page_of, post, signed_in
 from stormproof.core.errors import SinkRefused
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.stores import Stores
+from stormproof.trident.web.app import ROUTES
 from stormproof.trident.web.application import WebApp
-from stormproof.trident.web.decide.choosing import Given
 from stormproof.trident.web.decide.pages import act
-from stormproof.trident.web.decide.proposals import Outcome
+from stormproof.trident.web.decide.proposals import Given, Outcome
 from stormproof.trident.web.people import WebRole, WebUser
-from stormproof.trident.web.routes import ROUTES
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 

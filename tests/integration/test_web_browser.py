@@ -13,8 +13,8 @@ from support.command_line import CommandLine
 from support.shown import NAME, PAYLOAD, shown_in, sql
 
 from stormproof.core.postgres.database import Database
+from stormproof.trident.web.app import VIEWS
 from stormproof.trident.web.people import WebRole
-from stormproof.trident.web.routes import VIEWS
 
 pytestmark = [pytest.mark.postgres, needs_browser]
 

@@ -61,7 +61,7 @@ class Cell:
 
 PRELOADED = [
     "stormproof.trident.run",
-    "stormproof.trident.preflight",
+    "stormproof.trident.opening",
     "stormproof.trident.cli.output",
     "stormproof.trident.stream",
     "stormproof.core.source.postgres_queue",

@@ -16,8 +16,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.trident.web.app import app_of
 from stormproof.trident.web.application import WebApp
-from stormproof.trident.web.options import WebOptions
-from stormproof.trident.web.people import WebRole, WebUser
+from stormproof.trident.web.people import WebOptions, WebRole, WebUser
 from stormproof.trident.web.reading import Opened, open_ledger
 
 HOME: Final = "http://localhost:8420"

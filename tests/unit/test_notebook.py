@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.trident.explain import Explanation
-from stormproof.trident.notebook import html_table
 from stormproof.trident.statistics import RunStatistics
+from stormproof.trident.wording import html_table
 
 
 class Table(HTMLParser):

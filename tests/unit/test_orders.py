@@ -11,9 +11,9 @@ from support.memory_run import World
 from stormproof.core.clock import ManualClock
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Lease, Limit
+from stormproof.trident.control_line import Orders
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.control import Doing, Ending
-from stormproof.trident.orders import Orders
 from stormproof.trident.statistics import BatchResult
 
 PAYLOADS = [f"m{number}".encode() for number in range(8)]

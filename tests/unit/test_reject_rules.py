@@ -21,8 +21,8 @@ from stormproof.sinks.rejects import Rejects, RowMessages
 from stormproof.sinks.staging import prepared_batches
 from stormproof.sinks.stand_ins import WritesNothing
 from stormproof.sinks.writer import FileWriter
+from stormproof.trident.blocked_error import ALWAYS, WINDOW, RejectLimit
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.reject_limit import ALWAYS, WINDOW, RejectLimit
 
 SCHEMA = pa.schema([("n", pa.int64())])
 APPEND = SinkInput(SCHEMA)

@@ -19,9 +19,8 @@ from stormproof.core.tracking.report import JobReport
 from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
-from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
-from stormproof.trident.audit.status import DriverState, TopologyStatus, status
+from stormproof.trident.audit.status import DriverState, Pace, TopologyStatus, status
 from stormproof.trident.job_runners import JobsInTurn
 from stormproof.trident.tuning import Figures
 

@@ -15,14 +15,11 @@ from support.web import HOME, OPERATOR, READER, client, inert_faults, nothing_an
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import UsageError
 from stormproof.trident.web import assets
-from stormproof.trident.web.app import app_of
-from stormproof.trident.web.options import WebOptions
-from stormproof.trident.web.people import ProxyHeaders, WebRole, WebUser
-from stormproof.trident.web.route import Route
-from stormproof.trident.web.routes import ROUTES
+from stormproof.trident.web.app import ROUTES, app_of
+from stormproof.trident.web.people import ProxyHeaders, WebOptions, WebRole, WebUser
 from stormproof.trident.web.sessions import IDLE_S, SESSION_S
 from stormproof.trident.web.shield import BODY_MAX, HEADERS
-from stormproof.trident.web.visit import Visit
+from stormproof.trident.web.visit import Route, Visit
 
 REFUSED = (401, 403)
 WHO: dict[str, WebUser | None] = {"nobody": None, "reader": READER, "operator": OPERATOR}

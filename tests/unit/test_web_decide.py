@@ -16,9 +16,8 @@ from stormproof.core.clock import ManualClock
 from stormproof.core.errors import UsageError
 from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, Look, on_the_page
-from stormproof.trident.web.decide.choosing import Choice, Given
 from stormproof.trident.web.decide.letters import edited_bytes, require_chosen, text_to_edit
-from stormproof.trident.web.decide.proposals import KEPT_S, Outcome, Proposal, Proposals
+from stormproof.trident.web.decide.proposals import KEPT_S, Choice, Given, Outcome, Proposal, Proposals
 
 DROP = "stormproof dead-letters drop orders"
 DONE = Outcome(("done",), True, "ann")

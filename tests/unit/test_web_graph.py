@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 from stormproof.trident.audit.figures import AckerFigures, Arrow, GraphFigures, Part
 from stormproof.trident.web.render import environment
-from stormproof.trident.web.views.graph import HEIGHT, WIDTH, Drawing, drawing
+from stormproof.trident.web.views.topology import HEIGHT, WIDTH, Drawing, drawing
 
 ACKER = AckerFigures(1, 1, 1, 0, 0, 1, 1, 0, 1.0, 1.0, 10.0)
 JOINED = GraphFigures(

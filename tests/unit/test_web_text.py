@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.web import Elements
 
-from stormproof.trident.web.render import duration, environment, exact
-from stormproof.trident.web.text import SHOWN_MAX, one_line, visible
+from stormproof.trident.web.render import SHOWN_MAX, duration, environment, exact, one_line, visible
 
 HOSTILE: Final = (
     "<script>alert(1)</script>",

@@ -6,15 +6,14 @@
 | `verify_ledger` | do the ledger's rows agree with each other |
 | `verify_messages` | is every opened message in exactly one place; how much may at-most-once have lost |
 | `verify_sinks` | does each sink hold exactly the committed txids |
-| `since` | what may a check build on that looks at what came since another (`--since`) |
 | `verify_rows` | are the rows in the tables those that were written (`--deep`) |
 | `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
 | `batches`, `figures` | the list of batches; a graph with its figures |
 | `holdings` | which sinks hold a batch, and since when |
 | `components` | what did each component do; how many tuples went over each edge |
 | `questions` | the answers that a view of the ledger has: filters, groups, limits; declared in `trident/declarations` |
-| `verdicts` | how is a verdict kept |
-| `status`, `overview`, `pace` | what runs, what waits, how fast: one topology in detail, all of them in a line each |
+| `verdicts` | how is a verdict kept; what may a check build on that looks at what came since another (`--since`) |
+| `status`, `overview` | what runs, what waits, how fast: one topology in detail, all of them in a line each |
 | `ledger`, `lifecycle` | what is read of the ledger; how did each failed message end |
 | `source`, `spouts`, `evidence`, `handed_in` | what do source, spouts, micro-batches and jobs say of their messages |
 | `inspect` | how is a sink opened from its name in the ledger |

@@ -11,8 +11,15 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks import registry
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
+from stormproof.sinks.registry import register_sink
 from stormproof.trident.audit.ledger import SinkBinding
-from stormproof.trident.state.kinds import register_states
+
+
+def register_states() -> None:
+    """Register the states that can be opened without their topology's code; may be called again."""
+    for kind, module in (("delta-map", "delta"), ("postgres-map", "postgres")):
+        register_sink(kind, f"stormproof.trident.state.{module}:described")
+
 
 SinkOpener: TypeAlias = Callable[[SinkIdentity, SinkBinding], SinkSession]
 """Opens a read-only session of a sink."""

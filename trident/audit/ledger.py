@@ -13,12 +13,12 @@ from sqlalchemy.exc import DBAPIError
 
 from stormproof.core.errors import Json, UsageError
 from stormproof.core.sink import PreparedFile
-from stormproof.trident.ledger import forgetting
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
+from stormproof.trident.ledger.other_lives import forgotten_by
 from stormproof.trident.ledger.rejects import altered_reject
 from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn, to_event, to_reject, to_txn, to_work
 from stormproof.trident.transaction_states import (
@@ -142,7 +142,7 @@ class LedgerSnapshot:
         row = self.connection.execute(sa.select(t.topology).where(t.topology.c.name == name)).one_or_none()
         if row is None:
             known = ", ".join(topology.name for topology in self.topologies()) or "none; it was never run here"
-            gone = forgetting.when(self.connection, t.forgotten.c.name == name)
+            gone = forgotten_by(self.connection, t.forgotten.c.name == name)
             why = "" if gone is None else f" (it was {gone})"
             raise UsageError(f"the ledger knows no topology {name!r}{why}; known: {known}", topology=name)
         return _to_topology(row)

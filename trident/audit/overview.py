@@ -16,9 +16,8 @@ import sqlalchemy as sa
 from stormproof.core.errors import StormproofError
 from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
-from stormproof.trident.audit.pace import LAST_BATCHES
 from stormproof.trident.audit.source import open_losses, stored_source
-from stormproof.trident.audit.status import DriverState, Problem, RefusedStart, driver_state, problems_of
+from stormproof.trident.audit.status import LAST_BATCHES, DriverState, Problem, RefusedStart, driver_state, problems_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.control import SignOfLife, signs_of_life
 from stormproof.trident.ledger.rows import Txn, to_txn

@@ -27,7 +27,8 @@ from stormproof.trident.audit.report import (
     VerifyReport,
     ViolationKind,
 )
-from stormproof.trident.audit.since import (
+from stormproof.trident.audit.source import SourceReader, stored_source, unsubscribed_findings
+from stormproof.trident.audit.verdicts import (
     Basis,
     LookAtAll,
     chain_of,
@@ -37,7 +38,6 @@ from stormproof.trident.audit.since import (
     scope_of,
     settled,
 )
-from stormproof.trident.audit.source import SourceReader, stored_source, unsubscribed_findings
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
 from stormproof.trident.audit.verify_messages import verify_kept, verify_messages
 from stormproof.trident.audit.verify_rows import Deep, verify_rows

@@ -13,7 +13,7 @@ from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, le
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
-from stormproof.trident.audit.since import LookAtAll
+from stormproof.trident.audit.verdicts import LookAtAll
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.transaction_states import OperatorAction, SinkOutcome, TxnState

@@ -4,18 +4,16 @@ Whoever hands it on signs it with a tool for that (`ssh-keygen -Y sign`): see do
 
 | module | question that it answers |
 | --- | --- |
-| `wanted`, `record` | what is asked for; what does a report say, all of one instant |
+| `record` | what does a report say, all of one instant |
 | `answers` | what are the answers to the twelve questions |
-| `verdict` | which verdict does a report have, and which batches did that not cover |
-| `limits` | what does a report not say |
+| `verdict` | which verdict does a report have, and which batches did that not cover; what does a report not say |
 | `summaries` | what do 100,000 batches come to: states, days, steps, runs of the driver, one digest of all |
-| `plain` | how is a value of the ledger said in JSON; what are the bytes of a report |
+| `plain` | what is asked for; how is a value of the ledger said in JSON; what are the bytes of a report |
 """
 
 from __future__ import annotations
 
-from stormproof.trident.audit_report.plain import file_bytes
+from stormproof.trident.audit_report.plain import Wanted, file_bytes
 from stormproof.trident.audit_report.record import record
-from stormproof.trident.audit_report.wanted import Wanted
 
 __all__ = ["Wanted", "file_bytes", "record"]

@@ -17,9 +17,8 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.message import MessageReport
 from stormproof.trident.audit.questions import Asked, answered
 from stormproof.trident.audit_report import summaries
-from stormproof.trident.audit_report.plain import plain
+from stormproof.trident.audit_report.plain import Wanted, plain
 from stormproof.trident.audit_report.summaries import Scope
-from stormproof.trident.audit_report.wanted import Wanted
 from stormproof.trident.declarations.questions import QUESTIONS, Question
 
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(QUESTIONS, 1)}

@@ -1,4 +1,4 @@
-"""Values of the ledger as a report has them: only what JSON can say in one way."""
+"""What a report is to be of; and values of the ledger as it has them: only what JSON can say in one way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -59,3 +60,23 @@ def digest_of(answer: Json) -> str:
     """SHA-256 of an answer, in hex: of its JSON without spaces, keys in order, in ASCII."""
     text = json.dumps(answer, separators=(",", ":"), sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+ROWS: Final = 200
+"""Rows of each list that a report has unless another number is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a report is to be of."""
+
+    topology: str
+    since: datetime | None = None
+    until: datetime | None = None
+    rows: int = ROWS
+    messages: tuple[str, ...] = ()
+    """Messages whose whole history it has."""
+    verdict: int | None = None
+    """The number of a verdict that was kept; None: the verification is run."""
+    payload_digests: bool = False
+    """Whether dead letters and rejects have the SHA-256 of their payloads. A short payload can be guessed from it."""

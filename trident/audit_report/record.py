@@ -18,10 +18,8 @@ from stormproof.trident.audit.message import message
 from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit_report import summaries
 from stormproof.trident.audit_report.answers import NUMBERS, answers, history
-from stormproof.trident.audit_report.limits import not_looked_at
-from stormproof.trident.audit_report.plain import digest_of, plain
-from stormproof.trident.audit_report.verdict import kept_verdict, verdict
-from stormproof.trident.audit_report.wanted import Wanted
+from stormproof.trident.audit_report.plain import Wanted, digest_of, plain
+from stormproof.trident.audit_report.verdict import kept_verdict, not_looked_at, verdict
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.transaction_states import EventKind
 

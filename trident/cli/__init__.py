@@ -4,22 +4,20 @@
 | --- | --- |
 | `run`, `run_text`, `logs` | `run`: what it prints and logs |
 | `verify` | `audit verify` |
-| `reports` | `status`; `audit txn`, `message`, `replays` |
+| `reports` | `status`; `audit txn`, `components`, `message`, `replays` |
 | `metrics` | `metrics` |
-| `made` | how is a command made from a declaration |
 | `audit_app`, `questions` | `audit ...`; what a view of the ledger answers is made from `trident/declarations` |
-| `components` | `audit components` |
 | `audit_report` | `audit report`: the file for an auditor, and its check |
 | `decided` | what a person decides, made from `trident/declarations` |
 | `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `ledger_app` | the commands of `ledger` |
 | `upkeep` | `compact`, `vacuum` |
 | `web` | `web` |
-| `schema` | `ledger migrate`, `check`, `sql` |
-| `queue`, `queue_import`, `queue_app` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
+| `queue`, `queue_app` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
 | `doctor`, `doctor_database`, `doctor_cluster` | `doctor`: what does a run need; what is missing |
-| `init`, `explain`, `jars`, `pack`, `psql` | `init`, `explain`, `jars`, `pack`, `psql` and `db url` |
-| `app`, `options` | all commands and their options |
+| `init`, `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
+| `psql` | `psql` and `db url`; `ledger migrate`, `check`, `sql` |
+| `app`, `options` | all commands and their options; how one is made from a declaration |
 | `output`, `layout` | JSON, tables, error lines, and the exit status of every command |
 | `loading`, `stores` | how is FILE.py:NAME loaded; which database does a command work on |
 """

@@ -11,8 +11,7 @@ from typer.core import TyperGroup
 from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli import audit_app, ledger_app, letters_app, queue_app
 from stormproof.trident.cli.decided import add_decisions
-from stormproof.trident.cli.made import gone
-from stormproof.trident.cli.options import AsJson, By, Conf, TopologyName, Why
+from stormproof.trident.cli.options import AsJson, By, Conf, TopologyName, Why, gone
 from stormproof.trident.cli.output import guarded
 
 _ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -386,7 +385,7 @@ def jars(
     as_json: AsJson = False,
 ) -> None:
     """Download Delta's jars, unless they are there and intact; exit status 1 if that fails."""
-    from stormproof.trident.cli.jars import fetch_jars
+    from stormproof.trident.cli.pack import fetch_jars
 
     fetch_jars(folder, as_json=as_json)
 

@@ -74,7 +74,7 @@ def components(topology: TopologyName, *, since: Since = None, as_json: AsJson =
     Sums over batches; of each, the attempt that was prepared, and --since takes the time of that.
     Example: stormproof audit components orders --since 1h
     """
-    from stormproof.trident.cli.components import show_components
+    from stormproof.trident.cli.reports import show_components
 
     show_components(topology, since=since, as_json=as_json)
 

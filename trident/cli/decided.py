@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import typer
 
-from stormproof.trident.cli.made import command, parameter
-from stormproof.trident.cli.options import AS_JSON, BY, BY_WHOM, WHY
+from stormproof.trident.cli.options import AS_JSON, BY, BY_WHOM, WHY, command, parameter
 from stormproof.trident.cli.output import emit, finish, note, say
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.declarations.decisions import DECISIONS, Decision, Field

@@ -8,8 +8,7 @@ import typer
 
 from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli.decided import add_decisions
-from stormproof.trident.cli.made import gone
-from stormproof.trident.cli.options import AsJson
+from stormproof.trident.cli.options import AsJson, gone
 
 app = typer.Typer(help="The ledger: its schema, its size, and decisions about topologies.", no_args_is_help=True)
 
@@ -17,7 +16,7 @@ app = typer.Typer(help="The ledger: its schema, its size, and decisions about to
 @app.command("migrate")
 def ledger_migrate(as_json: AsJson = False) -> None:
     """Create the schema of ledger and queues. The schema of another version is refused, and left as it is."""
-    from stormproof.trident.cli.schema import migrate_schema
+    from stormproof.trident.cli.psql import migrate_schema
 
     migrate_schema(as_json=as_json)
 
@@ -25,7 +24,7 @@ def ledger_migrate(as_json: AsJson = False) -> None:
 @app.command("check")
 def ledger_check(as_json: AsJson = False) -> None:
     """Show the version of the schema; exit status 1 if this program needs another."""
-    from stormproof.trident.cli.schema import check_schema
+    from stormproof.trident.cli.psql import check_schema
 
     check_schema(as_json=as_json)
 
@@ -57,7 +56,7 @@ def ledger_sql(
     as_json: AsJson = False,
 ) -> None:
     """Print the SQL that `migrate` runs, or a role's GRANT statements. Needs no database."""
-    from stormproof.trident.cli.schema import print_grants, print_sql
+    from stormproof.trident.cli.psql import print_grants, print_sql
 
     if grants is None:
         print_sql(as_json=as_json)

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from stormproof.trident.cli.decided import add_decisions, taken, told_of
-from stormproof.trident.cli.made import command, parameter
-from stormproof.trident.cli.options import AS_JSON, BY, WHY, AsJson, By, MessageId, TopologyName, Why
+from stormproof.trident.cli.options import (
+    AS_JSON,
+    BY,
+    WHY,
+    AsJson,
+    By,
+    MessageId,
+    TopologyName,
+    Why,
+    command,
+    parameter,
+)
 from stormproof.trident.declarations.decisions import DECISIONS, LETTERS, Decision
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`pack`: makes the archive that carries the package to executors, and says what to pass to Spark."""
+"""`jars`: Delta's jars, fetched once. `pack`: the archive that carries the package to executors, what to pass to Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from stormproof.core.engine.archive import (
     pack_package,
     python_name,
 )
+from stormproof.core.engine.jars import fetch
+from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.errors import UsageError
+from stormproof.core.settings import Settings
 from stormproof.trident.cli.output import emit, note, say
 
 
@@ -63,3 +66,20 @@ def _text(made: Archive, settings: dict[str, str], *, environment: bool) -> str:
         f"It imports. Executors need {needs}.\n"
         f"Pass to stormproof run, doctor --cluster or spark-submit:\n{options}"
     )
+
+
+def fetch_jars(folder: str | None, *, as_json: bool) -> None:
+    """Fetch the jars into the named folder, else that of the settings, else this user's; not if they are there and whole."""
+    place = Path(folder) if folder is not None else Settings().delta_jars_dir
+    line = spark_line()
+    note(f"Delta {line.delta} for Spark {line.name} ...")
+    found = fetch(place)
+    report = {
+        "folder": str(found.folder),
+        "delta": line.delta,
+        "spark": line.name,
+        "fetched": found.fetched,
+        "jars": [jar.name for jar in found.jars],
+    }
+    how = "fetched" if found.fetched else "were there"
+    emit(report, as_json=as_json, text=lambda: say(f"{len(found.jars)} jars {how}, whole, in {found.folder}"))

@@ -1,4 +1,4 @@
-"""`psql` and `db url`: the database that the settings name, for a person and for other programs."""
+"""`psql`, `db url`, `ledger migrate|check|sql`: the database that the settings name, and its schema."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from psycopg import pq
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
 from stormproof.core.postgres.binaries import find_binaries
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
-from stormproof.trident.cli.output import emit, finish, note, say, table
+from stormproof.migrations import migrate, sql, state
+from stormproof.trident.cli.output import Exit, emit, finish, note, printed, say, table
+from stormproof.trident.cli.stores import opened
+from stormproof.trident.grants import grants_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 PSQL: Final = "psql"
 
@@ -151,3 +156,35 @@ def _as_environment(database: Database) -> tuple[dict[str, str], str]:
     known = {variables[key]: value for key, value in database.parameters if key in variables}
     rest = {key: value for key, value in database.parameters if key not in variables}
     return known, Database.of(rest).conninfo if rest else ""
+
+
+def migrate_schema(*, as_json: bool) -> None:
+    """Make the schema where there is none."""
+    with opened(checked=False) as stores:
+        before = state(stores.engine)
+        after = migrate(stores.engine)
+        report = {"database": stores.database.redacted, "before": before.current, "after": after.current}
+    changed = "nothing to do" if before.up_to_date else "made"
+    emit(report, as_json=as_json, text=lambda: say(f"{report['database']}: revision {after.current} ({changed})"))
+
+
+def check_schema(*, as_json: bool) -> None:
+    """Show the schema's revision; status 1 if it is not the needed one."""
+    with opened(checked=False) as stores:
+        found = state(stores.engine)
+        where = stores.database.redacted
+    report = {"database": where, "current": found.current, "head": found.head, "up_to_date": found.up_to_date}
+    verdict = "up to date" if found.up_to_date else f"needs {found.head}; {found.advice}"
+    emit(report, as_json=as_json, text=lambda: say(f"{where}: revision {found.current or 'none'}, {verdict}"))
+    finish(Exit.DONE if found.up_to_date else Exit.FAILED)
+
+
+def print_sql(*, as_json: bool) -> None:
+    """Print the schema's SQL, for a person to run; needs no database."""
+    emit({"sql": sql()}, as_json=as_json, text=lambda: printed(sql()))
+
+
+def print_grants(role: str, kind: RoleKind, driver: str | None, *, as_json: bool) -> None:
+    """Print a role's GRANT statements, for a person to run; needs no database."""
+    text = "\n".join(grants_sql(role, kind, driver))
+    emit({"sql": text}, as_json=as_json, text=lambda: printed(text))

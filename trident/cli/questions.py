@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from stormproof.core.clock import SystemClock
-from stormproof.trident.cli.made import command, parameter
-from stormproof.trident.cli.options import AS_JSON
+from stormproof.trident.cli.options import AS_JSON, command, parameter
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.declarations.questions import Question

@@ -1,4 +1,4 @@
-"""`queue create|put|peek|stats|list|adopt`."""
+"""`queue create|put|peek|stats|list|adopt|import`. An import is a topology from a source into a queue, run to its end."""
 
 from __future__ import annotations
 
@@ -6,18 +6,61 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
+import pyarrow as pa
 import sqlalchemy as sa
 
 from stormproof.core.errors import UsageError
+from stormproof.core.graph.checks import fitting_name
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import storable_text
+from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue import PostgresQueue, QueueStats
+from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
+from stormproof.core.source.protocol import Source
+from stormproof.sinks.postgres import PostgresSink
 from stormproof.trident.audit import opener_for
+from stormproof.trident.cli.loading import load_source
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
+from stormproof.trident.cli.run import drive, ends_with, engine_named, rehearse
+from stormproof.trident.cli.run_text import run_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.queue_adoption import adopt_queue, texts
 from stormproof.trident.stores import Stores
+from stormproof.trident.stream import Topology
 from stormproof.trident.wording import counted
+
+PAYLOAD: Final = "payload"
+SCHEMA: Final = pa.schema([pa.field(PAYLOAD, pa.binary())])
+
+
+def import_topology(queue: str, source: Source, name: str | None = None) -> Topology:
+    """A topology that puts each message of `source`, byte by byte, into the queue of the ledger's database.
+
+    The messages are rows of the queue's table, written in the transaction in which the sink's guard says that they are.
+    Its `name` is by default made of both: run again under the same name, it goes on where it was.
+
+    Raises:
+        UsageError: the source does not give payloads as they are, or is the queue itself.
+        TopologyError: it is no source.
+    """
+    MessageTable(queue)  # refuses what is no queue's name
+    made = Topology(name or fitting_name(f"import-{source.name}-into-{queue}"))
+    stream = made.stream("messages", source)
+    found = source.decoder.schema
+    if found.names != SCHEMA.names or found.field(0).type not in (pa.binary(), pa.large_binary()):
+        raise UsageError(
+            f"{source.name} gives tuples of ({', '.join(found.names)}), and a queue takes payloads as they are: make "
+            "it with schema='payload binary', and without unit and metadata",
+            source=source.name,
+        )
+    if isinstance(source, PostgresQueue) and source.queue == queue:
+        raise UsageError(f"queue {queue} cannot be imported into itself", queue=queue)
+    stream.into(PostgresSink(f'{MESSAGE_SCHEMA}."{queue}"', name=fitting_name(f"queue.{queue}")))
+    return made
+
 
 SHOWN_CHARACTERS = 200
 
@@ -170,3 +213,51 @@ def adopt(queue: str, *, accept_unproven: bool, by: str, why: str, as_json: bool
         )
     emit(found, as_json=as_json, text=lambda: say("\n".join(texts(found))))
     finish(Exit.DONE if found.adopted else Exit.CANNOT_TELL)
+
+
+def import_messages(
+    queue: str,
+    target: str,
+    parameters: Sequence[str],
+    *,
+    name: str | None,
+    follow: bool,
+    engine: str,
+    dry_run: bool,
+    as_json: bool,
+    **chosen: int | None,
+) -> None:
+    """Import the messages of the source that `target` names; with `follow` until a signal stops it."""
+    choice = engine_named(engine)
+    settings = Settings(**{setting: value for setting, value in chosen.items() if value is not None})
+    source, module = load_source(target, parameters)
+    topology = import_topology(queue, source, name)
+    if dry_run:
+        rehearse(topology, Guarantee.EXACTLY_ONCE, settings, as_json=as_json)
+    with opened(makes=True) as stores, closing(PostgresQueue(queue, database=stores.database)) as into:
+        into.make_ready()
+        statistics = drive(
+            topology,
+            module,
+            Guarantee.EXACTLY_ONCE,
+            settings,
+            choice,
+            until_idle=not follow,
+            on_batch=lambda _: into.make_ready(),
+        )
+    report = {
+        "queue": queue,
+        "source": source.name,
+        "topology": topology.name,
+        "messages": statistics.messages,
+        "dead_letters": statistics.dead_letters,
+        "rejected": statistics.rejected,
+        "stopped": statistics.stopped,
+    }
+
+    def text() -> None:
+        say(run_text(statistics))
+        say(f"{counted(statistics.messages, 'message')} of {source.name} put into queue {queue}")
+
+    emit(report, as_json=as_json, text=text)
+    finish(ends_with(statistics))

@@ -74,7 +74,7 @@ def queue_import(
     The source needs schema='payload binary'; payloads are copied byte by byte. Called again, it continues. The ledger has it
     as a topology. Exit status: as of run. Example: stormproof queue import jobs sources.py:rabbit
     """
-    from stormproof.trident.cli.queue_import import import_messages
+    from stormproof.trident.cli.queue import import_messages
 
     import_messages(
         queue,

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from stormproof.core.clock import SystemClock
 from stormproof.trident import audit
+from stormproof.trident.audit.components import ComponentsReport, components
 from stormproof.trident.audit.holdings import Holding
 from stormproof.trident.audit.inspect import committer_of
 from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport, Opening
-from stormproof.trident.audit.pace import Pace
 from stormproof.trident.audit.replays import ReplaysReport
-from stormproof.trident.audit.status import Asked, DriverState, StatusReport, TopologyStatus
+from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusReport, TopologyStatus
 from stormproof.trident.audit.txn import TxnReport
 from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.run_text import recovery_text
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.tuning import Figures
-from stormproof.trident.wording import counted
+from stormproof.trident.wording import counted, parse_time
 
 
 def show_status(topology: str | None, *, as_json: bool) -> None:
@@ -370,3 +371,40 @@ def opening_text(opening: Opening) -> str:
 def hashes_text(old: object, new: object) -> str:
     """That an edit replaced a payload, by the SHA-256 of both; empty if there was no edit."""
     return "" if old is None or new is None else f"; payload {str(old)[:12]} replaced by {str(new)[:12]}"
+
+
+def show_components(topology: str, *, since: str | None, as_json: bool) -> None:
+    """Show what each component did, and how many tuples went over each edge."""
+    with opened() as stores:
+        report = components(stores.audit, topology, parse_time(since, SystemClock().now()))
+    emit(report, as_json=as_json, text=lambda: _components_text(report))
+
+
+def _components_text(report: ComponentsReport) -> None:
+    if report.components:
+        table(
+            ["component", "kind", "executed", "emitted", "acked", "failed", "busy ms", "ms a tuple"],
+            [
+                (
+                    *(one.component, one.kind, one.executed, one.emitted, one.acked, one.failed),
+                    *(f"{one.busy_ms:.0f}", None if one.latency_ms is None else f"{one.latency_ms:.3g}"),
+                )
+                for one in report.components
+            ],
+        )
+        table(
+            ["from", "stream", "to", "tuples", "a second"],
+            [
+                (
+                    one.origin,
+                    one.stream,
+                    one.target,
+                    one.tuples,
+                    None if one.tuples_per_s is None else f"{one.tuples_per_s:.3g}",
+                )
+                for one in report.edges
+            ],
+        )
+    where = "" if report.first_txid is None else f", txids {report.first_txid} to {report.last_txid}"
+    views = "stormproof.audit_components and stormproof.audit_edges"
+    say(f"{counted(report.batches, 'batch', 'batches')}{where}; batch by batch in SQL: {views}")

@@ -11,8 +11,7 @@ from stormproof.core.settings import Settings
 from stormproof.trident.cli.loading import import_plugins
 from stormproof.trident.cli.output import json_line, note, printed, say
 from stormproof.trident.web.mount import web_app
-from stormproof.trident.web.options import LOOPBACK
-from stormproof.trident.web.people import Identify, ProxyHeaders
+from stormproof.trident.web.people import LOOPBACK, Identify, ProxyHeaders
 
 
 def serve_page(

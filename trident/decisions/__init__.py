@@ -6,7 +6,7 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 | --- | --- |
 | `letters`, `letter_filter` | which dead letters there are, and which of them are meant |
 | `dead_letters` | requeue, drop, edit a dead letter: a message that failed too often, or that a sink rejected |
-| `canary`, `canaries` | hand the first few out again, and the rest only while few enough fail |
+| `canary` | hand the first few out again, and the rest only while few enough fail |
 | `driver` | pause, resume, drain, stop a driver |
 | `blocked`, `skips` | retry a blocked batch; give up its rows at a sink |
 | `pruning` | the ledger is pruned: one topology of it, or all |

@@ -16,7 +16,7 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, Topolog
 from stormproof.trident.audit.source import recorded_source
 from stormproof.trident.audit.status import DriverState, driver_state, sign_of
 from stormproof.trident.decisions.release_table import release_unused
-from stormproof.trident.ledger import forgetting
+from stormproof.trident.ledger import other_lives
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.stores import Stores
 from stormproof.trident.wording import counted
@@ -84,7 +84,7 @@ def forget(stores: Stores, topology: str, *, by: str, why: str, dry_run: bool = 
         mine = sa.and_(t.topology.c.incarnation == row.incarnation, t.topology.c.epoch == row.epoch)
         if connection.execute(sa.select(t.topology).where(mine).with_for_update()).one_or_none() is None:
             raise UsageError(f"topology {topology!r} was started or forgotten meanwhile; nothing was removed")
-        return forgetting.remove_topology(connection, row.incarnation)
+        return other_lives.remove_topology(connection, row.incarnation)
 
     return _forgotten(stores, "topology", topology, row.incarnation, remove, kept, by=by, why=why, dry_run=dry_run)
 
@@ -120,7 +120,7 @@ def unsubscribe(
             raise UsageError(
                 f"queue {queue}: somebody reads as {reader}, with a lease until {leased:%F %T} UTC", queue=queue
             )
-        return forgetting.remove_subscription(connection, "queue", queue, reader)
+        return other_lives.remove_subscription(connection, "queue", queue, reader)
 
     kept = [
         f"{_said(known[reader])}: nobody reads them as {reader} any more",
@@ -211,8 +211,8 @@ def _what_stays(snapshot: LedgerSnapshot, row: TopologyRow) -> Generator[str]:
 
 
 def _of_source(snapshot: LedgerSnapshot, row: TopologyRow) -> Generator[str]:
-    read = forgetting.subscriptions_of(snapshot.connection, row.incarnation)
-    queries, keys = forgetting.checkpoints_of(snapshot.connection, row.incarnation)
+    read = other_lives.subscriptions_of(snapshot.connection, row.incarnation)
+    queries, keys = other_lives.checkpoints_of(snapshot.connection, row.incarnation)
     evidence = recorded_source(snapshot, row) if read else None
     if evidence is not None:
         yield f"source {row.source}: {_said(evidence.backlog())}: nobody reads them for this topology any more"

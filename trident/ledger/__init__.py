@@ -2,16 +2,15 @@
 
 | module | question that it answers |
 | --- | --- |
-| `ledger`, `tx` | how does a driver begin a transaction in the ledger |
+| `ledger`, `tx` | how does a driver begin a transaction in the ledger; statements made into SQL once |
 | `fence` | how does a newer driver fence the older one: one row a topology, with its epoch |
-| `txns`, `statements` | the batches, their attempts, states and files: open, prepare, commit, abort |
+| `txns` | the batches, their attempts, states and files: open, prepare, commit, abort |
 | `events` | what happened, in order: failures, replays, take-overs, operators' decisions |
 | `rejects` | which messages did a sink reject; what was decided about them |
-| `bindings`, `other_lives` | which table is behind a sink; which other topologies wrote to it |
+| `bindings`, `other_lives` | which table is behind a sink; which other topologies wrote to it; what is forgotten of one |
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
 | `handed_in` | which jobs and micro-batches were taken, by their keys; is a name for queries or for jobs |
 | `streams` | where does a streaming query stand; which micro-batch may come next |
-| `forgetting` | which rows are one topology's, or one subscription's; which record of them stays |
 | `in_memory` | which ledger has a topology that keeps nothing beyond its process |
 | `confirmations` | which forms of the page were acted on |
 | `rights` | may this role record a batch |

@@ -23,8 +23,7 @@ from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.ledger.statements import Statement, given
-from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.ledger.tx import Statement, Tx, given
 from stormproof.trident.transaction_states import EventKind
 
 LIFE_DIGITS: Final = 8

@@ -21,8 +21,7 @@ from stormproof.sinks.protocol import CommitResult
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import BatchCounts, Event, SinkWork, Txn, to_txn, to_work
-from stormproof.trident.ledger.statements import Statement, given
-from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.ledger.tx import Statement, Tx, given
 from stormproof.trident.transaction_states import MOVES, AttemptOutcome, EventKind, SinkOutcome, TxnCause, TxnState
 
 _THIS: Final = (t.txn.c.incarnation == given("incarnation"), t.txn.c.txid == given("txid"))

@@ -1,4 +1,4 @@
-"""StateSink: a state as a sink, which the driver commits from a batch's prepared files."""
+"""StateSink: a state as a sink, which the driver commits from a batch's prepared files; the ready-made updaters of maps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 
@@ -54,6 +55,7 @@ from stormproof.trident.state.map import Backing, check_map_columns
 from stormproof.trident.state.matrix import require_served
 from stormproof.trident.state.merge import MERGES
 from stormproof.trident.state.protocol import (
+    MapState,
     Merge,
     State,
     StateContext,
@@ -61,7 +63,30 @@ from stormproof.trident.state.protocol import (
     StateKind,
     StateUpdater,
 )
-from stormproof.trident.state.updater import MapUpdater
+
+
+@dataclass(frozen=True, slots=True)
+class MapUpdater:
+    """Merges every row into the map's value for its key.
+
+    With `each_once` each key comes once in a txid, as after a grouping: rows are then written as they are read.
+    """
+
+    each_once: bool = False
+
+    def update(self, state: State, rows: pa.RecordBatch) -> None:
+        """Merge the rows."""
+        cast("MapState", state).multi_update(rows, each_once=self.each_once)
+
+
+@dataclass(frozen=True, slots=True)
+class MapSetter:
+    """Sets the map's value for each row's key; the last row of a key wins, in the order of tasks and rows."""
+
+    def update(self, state: State, rows: pa.RecordBatch) -> None:
+        """Set the values."""
+        cast("MapState", state).multi_put(rows)
+
 
 STAGING_FOLDER = Path(".stormproof", "staging")
 ROWS_AT_ONCE = 64 * 1024

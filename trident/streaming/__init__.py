@@ -4,8 +4,7 @@
 | --- | --- |
 | `api` | which functions do users call |
 | `sinks` | micro-batches straight into sinks: one transaction each; a duplicate is suppressed |
-| `jobs` | batch jobs straight into sinks: one transaction for each key |
-| `rehearsal` | what would a batch job do |
+| `jobs` | batch jobs straight into sinks: one transaction for each key; what would one do |
 | `topology` | micro-batches as a topology's messages; a duplicate is suppressed |
 | `base` | what do all do: one caller for each, opened at its first frame |
 | `one_message` | the source behind `sinks` and `jobs`: a micro-batch, or a job, is one message |

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -15,17 +16,63 @@ from stormproof.core.clock import Clock
 from stormproof.core.errors import UsageError
 from stormproof.trident.web import assets
 from stormproof.trident.web.application import WebApp
+from stormproof.trident.web.decide import pages
 from stormproof.trident.web.decide.proposals import Proposals
 from stormproof.trident.web.guard import serve
-from stormproof.trident.web.options import WebOptions
+from stormproof.trident.web.people import WebOptions, WebRole
 from stormproof.trident.web.reading import LedgerReader, Opened
 from stormproof.trident.web.render import rendered
-from stormproof.trident.web.route import Route
-from stormproof.trident.web.routes import NAVIGATION, ROUTES
 from stormproof.trident.web.sessions import NewSecret, Sessions, new_secret
 from stormproof.trident.web.shield import Shield
-from stormproof.trident.web.site import Site
-from stormproof.trident.web.visit import Visit
+from stormproof.trident.web.views import (
+    batch,
+    entrance,
+    failures,
+    message,
+    overview,
+    questions,
+    topology,
+)
+from stormproof.trident.web.visit import Route, Site, Visit
+
+VIEWS: Final = (
+    Route("overview", "/", overview.overview),
+    Route("topology", "/topology", topology.topology),
+    Route("batches", "/batches", batch.batches),
+    Route("batch", "/batch", batch.batch),
+    Route("find", "/find", message.find),
+    Route("message", "/message", message.message),
+    Route("failures", "/failures", failures.failures),
+    Route("failure", "/failure", failures.failure),
+    Route("payload", "/failure/payload", failures.payload, role=WebRole.OPERATOR, method="POST"),
+    Route("replays", "/replays", questions.replays),
+    Route("questions", "/questions", questions.questions),
+    Route("question", "/question", questions.question),
+)
+ENTRANCE: Final = (
+    Route("enter", "/enter", entrance.enter, role=None),
+    Route("leave", "/leave", entrance.leave, method="POST"),
+)
+ROUTES: Final[tuple[Route, ...]] = (*VIEWS, *pages.ROUTES, *ENTRANCE)
+"""An address is in it once. Whoever adds a view or an action adds a line to one of the tuples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A view in the page's head, and the routes that belong to it."""
+
+    label: str
+    route: str
+    covers: frozenset[str]
+
+
+NAVIGATION: Final = (
+    Tab("Overview", "overview", frozenset({"overview", "topology"})),
+    Tab("Batches", "batches", frozenset({"batches", "batch"})),
+    Tab("Failures", "failures", frozenset({"failures", "failure", "payload"})),
+    Tab("Replays", "replays", frozenset({"replays"})),
+    Tab("Questions", "questions", frozenset({"questions", "question"})),
+)
 
 
 def app_of(

@@ -9,7 +9,7 @@ from stormproof.trident.web.people import WebUser
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from stormproof.trident.web.site import Site
+    from stormproof.trident.web.visit import Site
 
 
 class WebApp:

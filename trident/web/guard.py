@@ -20,10 +20,8 @@ from stormproof.core.errors import (
     UsageError,
 )
 from stormproof.trident.web.people import WebRole, WebUser, at_most
-from stormproof.trident.web.route import Route
 from stormproof.trident.web.sessions import csrf_of, is_csrf_of
-from stormproof.trident.web.site import Site
-from stormproof.trident.web.visit import Visit
+from stormproof.trident.web.visit import Route, Site, Visit
 
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.extras import required
-from stormproof.trident.web.options import LOOPBACK, POLL_S, WebOptions
-from stormproof.trident.web.people import Identify
+from stormproof.trident.web.people import LOOPBACK, POLL_S, Identify, WebOptions
 
 if TYPE_CHECKING:
     from stormproof.core.settings import Settings

@@ -1,12 +1,13 @@
-"""Who a request is from, and what that person may do: reader or operator."""
+"""Who a request is from, and what that person may do: reader or operator. How the page is set up."""
 
 from __future__ import annotations
 
 import ipaddress
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from stormproof.core.errors import UsageError
 
@@ -93,3 +94,23 @@ def _is_in(address: str, networks: Iterable[str]) -> bool:
         return False
     mapped = getattr(found, "ipv4_mapped", None)
     return any((mapped or found) in _network(network) for network in networks)
+
+
+POLL_S: Final = 5.0
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """How the page is set up; see `web_app`."""
+
+    identify: Identify | None = None
+    """None: by one-time tokens and sessions."""
+    read_only: bool = False
+    """Nobody is more than a reader."""
+    hosts: tuple[str, ...] = LOOPBACK
+    """Names under which the page answers; "*": any."""
+    poll_s: float = POLL_S
+    """Seconds between two looks of an open page."""
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    """Signs the forms' tokens; the same in each process, where several serve the page."""

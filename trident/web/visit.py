@@ -1,11 +1,11 @@
-"""One request of a known person: what was asked, what may be read, and how the answer is made."""
+"""One request of a known person: what was asked, what may be read, and how the answer is made. Its route; what all share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
@@ -13,14 +13,42 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from stormproof.core.clock import Clock
 from stormproof.core.errors import UsageError
 from stormproof.trident.web.assets import ASSETS, address
-from stormproof.trident.web.people import WebRole, WebUser
+from stormproof.trident.web.decide.proposals import Proposals
+from stormproof.trident.web.people import WebOptions, WebRole, WebUser
+from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import rendered
-from stormproof.trident.web.site import Site
+from stormproof.trident.web.sessions import Sessions
 
 if TYPE_CHECKING:
     from stormproof.trident.web.reading import Opened
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Options, clock, sessions, the way to the ledger, and the addresses of the routes, by name."""
+
+    options: WebOptions
+    clock: Clock
+    reader: LedgerReader
+    sessions: Sessions
+    paths: Mapping[str, str]
+    proposals: Proposals
+    """Decisions that were shown, and wait for a confirmation or were acted on."""
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What every template may use."""
+
+    def path_of(self, name: str) -> str:
+        """A route's address, below the mount."""
+        return self.paths[name]
+
+    def cookie_name(self, request: Request) -> str:
+        """The session's cookie. Cookies are shared by all ports of a host: each page has one of its own."""
+        port = request.url.port or (443 if request.url.scheme == "https" else 80)
+        return f"stormproof_{port}"
+
 
 T = TypeVar("T")
 
@@ -135,3 +163,21 @@ class Visit:
     def values(self) -> Mapping[str, str]:
         """The address's parameters that are not blank."""
         return {name: value for name, value in self.query.items() if value.strip()}
+
+
+Handler: TypeAlias = Callable[[Visit], Awaitable[Response]]
+"""Answers a request that was let in: host, person, role and, of a POST, origin and token were checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One entry of `ROUTES`. `role` None: for everybody, also without a session.
+
+    A GET changes nothing. A POST needs the form's token, and an origin that is this page's.
+    """
+
+    name: str
+    path: str
+    handler: Handler
+    role: WebRole | None = WebRole.READER
+    method: Literal["GET", "POST"] = "GET"

@@ -4,9 +4,7 @@ Which there are, `trident/declarations/decisions.py` says.
 
 | module | what is in it |
 | --- | --- |
-| `choosing` | what a decision is about, and what is filled in with its confirmation: forms as values |
 | `letters` | of dead letters: one, those selected, all that match; by a canary |
-| `proposals` | what was shown before a confirmation; each is acted on at most once |
-| `canary_runs` | canaries that run behind the page |
+| `proposals` | what a form chooses; what was shown before a confirmation, and is acted on once; canaries that run |
 | `pages` | the addresses |
 """

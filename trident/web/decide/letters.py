@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.files.rows import editable
-from stormproof.trident.decisions import canaries, dead_letters
-from stormproof.trident.decisions.canary import CanaryReport, CanaryRules
+from stormproof.trident.decisions import dead_letters
+from stormproof.trident.decisions.canary import CanaryReport, CanaryRules, requeue_canary, require_driver
 from stormproof.trident.decisions.letter_filter import LetterFilter, filter_of
 from stormproof.trident.decisions.letters import ChosenLetters, letters_of
 from stormproof.trident.declarations.decisions import Look
@@ -123,9 +123,9 @@ def requeue(
     rules = CanaryRules.of(canary, max_failures, wait_s)
     if rules is None:
         return drop(stores, topology, chosen=chosen, by=by, why=why, requeue=True, **about)
-    canaries.require_driver(stores, topology)
+    require_driver(stores, topology)
     run = CanaryRun(
-        lambda told, stopped: canaries.requeue_canary(
+        lambda told, stopped: requeue_canary(
             *(stores, topology, chosen, rules), by=by, why=why, told=told, stopped=stopped
         )
     )

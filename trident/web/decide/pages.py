@@ -12,11 +12,9 @@ from stormproof.core.errors import StormproofError, TransientError, UsageError
 from stormproof.trident.decisions.canary import CanaryEnd
 from stormproof.trident.declarations.decisions import Decision, Look, on_the_page
 from stormproof.trident.ledger.confirmations import Confirmation, Confirmed, confirmed
-from stormproof.trident.web.decide.canary_runs import RunningCanary
-from stormproof.trident.web.decide.choosing import Choice, Given, missing_of
-from stormproof.trident.web.decide.proposals import Outcome, Proposal
+from stormproof.trident.web.decide.proposals import Choice, Given, Outcome, Proposal, RunningCanary, missing_of
 from stormproof.trident.web.people import WebRole
-from stormproof.trident.web.route import Route
+from stormproof.trident.web.visit import Route
 
 if TYPE_CHECKING:
     from stormproof.trident.stores import Stores

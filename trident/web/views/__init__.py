@@ -4,10 +4,9 @@
 | --- | --- |
 | `entrance` | begin and end a session |
 | `overview` | every topology in a line: what runs, what waits, what is wrong |
-| `topology`, `graph` | one topology: driver, pace, back-pressure, sources, sinks; its graph, drawn as SVG |
-| `batches`, `batch` | the list of batches with filters; one batch as a timeline, down to each sink's evidence |
+| `topology` | one topology: driver, pace, back-pressure, sources, sinks; its graph, drawn as SVG |
+| `batch` | the list of batches with filters; one batch as a timeline, down to each sink's evidence |
 | `message` | what became of a message; where a message, or a txid, is found |
 | `failures` | dead letters and rejects by class of error; one of them, with its payload for those who may see it |
-| `replays` | what was tried again, over time |
-| `questions` | the twelve questions, each with its filters |
+| `questions` | the twelve questions, each with its filters; what was tried again, over time |
 """

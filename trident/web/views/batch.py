@@ -1,4 +1,4 @@
-"""One batch as a timeline, down to each sink's evidence."""
+"""The list of batches; one batch as a timeline, down to each sink's evidence."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from starlette.responses import Response
 
 from stormproof.core.errors import StormproofError
 from stormproof.core.source.dead_letter import error_class
+from stormproof.trident.audit.batches import BatchFilter, BatchPage
+from stormproof.trident.audit.batches import batches as read
 from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.txn import TxnReport, txn
 from stormproof.trident.decisions import skips
 from stormproof.trident.stores import Stores
+from stormproof.trident.transaction_states import TxnCause, TxnState
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
-from stormproof.trident.wording import counted
+from stormproof.trident.wording import counted, parse_time
 
 MESSAGES_SHOWN = 100
 
@@ -130,4 +133,41 @@ async def batch(visit: Visit) -> Response:
         rejected=rejected[:MESSAGES_SHOWN],
         shown=MESSAGES_SHOWN,
         error_class=error_class,
+    )
+
+
+KINDS = {
+    "new": "of new messages",
+    "retry": "of messages that failed before",
+    "failed": "in which messages failed",
+    "again": "whose job was begun more than once",
+    "rejected": "of which a sink rejected messages",
+}
+
+
+async def batches(visit: Visit) -> Response:
+    """A page of batches."""
+    chosen = BatchFilter(
+        topology=visit.text("topology"),
+        state=visit.text("state"),
+        cause=visit.text("cause"),
+        kind=visit.text("kind"),
+        since=parse_time(visit.text("since"), visit.now),
+        until=parse_time(visit.text("until"), visit.now),
+    )
+    after = visit.text("after")
+
+    def question(opened: Opened) -> BatchPage:
+        return read(opened.audit, chosen, after=after)
+
+    return visit.page(
+        "batches.html",
+        title="Batches",
+        topology_name=chosen.topology,
+        chosen=chosen,
+        found=await visit.ask(question, *sorted(visit.values().items())),
+        after=after,
+        states=[state.value for state in TxnState],
+        causes=[cause.value for cause in TxnCause],
+        kinds=KINDS,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -74,3 +76,81 @@ def cell(value: Any) -> object:
             return ", ".join(map(str, value))
         case _:
             return value
+
+
+SPANS = {"1h": ("minute", timedelta(hours=1)), "24h": ("hour", timedelta(days=1)), "30d": ("day", timedelta(days=30))}
+STEPS_S = {"minute": 60, "hour": 3_600, "day": 86_400}
+SERIES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """Counts over time, counts by component, and the newest."""
+
+    over_time: Answer
+    by_place: Answer
+    newest: Answer
+
+
+def series(rows: Sequence[Mapping[str, Any]], step: str, first_s: int, last_s: int) -> dict[str, object]:
+    """Counts by reason for a chart: one value for each step of the time, the most frequent reasons by themselves."""
+    step_s = STEPS_S[step]
+    times = list(range(first_s - first_s % step_s, last_s + 1, step_s))
+    totals: dict[str, int] = {}
+    for row in rows:
+        name = str(row["reason"] or "unknown")
+        totals[name] = totals.get(name, 0) + int(row["number"])
+    named = sorted(totals, key=lambda name: (-totals[name], name))
+    kept = named if len(named) <= SERIES_MAX + 1 else named[:SERIES_MAX]
+    labels = kept if len(kept) == len(named) else [*kept, "other reasons"]
+    values = {label: [0] * len(times) for label in labels}
+    for row in rows:
+        if row[step] is None:
+            continue
+        place = (int(row[step].timestamp()) - times[0]) // step_s
+        name = str(row["reason"] or "unknown")
+        if 0 <= place < len(times):
+            values[name if name in values else labels[-1]][place] += int(row["number"])
+    return {
+        "times": times,
+        "series": [{"label": label.replace("_", " ")[:60], "values": values[label]} for label in labels],
+    }
+
+
+async def replays(visit: Visit) -> Response:
+    """The page of replays."""
+    span = visit.text("span") or "24h"
+    step, length = SPANS.get(span, SPANS["24h"])
+    since = parse_time(visit.text("since"), visit.now) or visit.now - length
+    chosen = Asked(
+        topology=visit.text("topology"),
+        since=since,
+        what=visit.text("what"),
+        reason=visit.text("reason"),
+        component=visit.text("component"),
+        error_class=visit.text("error_class"),
+    )
+
+    def question(opened: Opened) -> Replays:
+        def asked(**more: Any) -> Answer:
+            return ask(opened.audit, QUESTIONS["replays"], replace(chosen, **more))
+
+        return Replays(
+            asked(group=(step, "reason"), limit=10_000),
+            asked(group=("topology", "what", "reason", "component", "error_class"), limit=50),
+            asked(limit=50),
+        )
+
+    found = await visit.ask(question, *sorted(visit.values().items()), for_s=3.0)
+    return visit.page(
+        "replays.html",
+        title="Replays",
+        topology_name=chosen.topology,
+        chosen=chosen,
+        found=found,
+        span=span if span in SPANS else "24h",
+        spans=tuple(SPANS),
+        step=step,
+        chart=series(found.over_time.rows, step, int(since.timestamp()), int(visit.now.timestamp())),
+        total=sum(int(row["number"]) for row in found.over_time.rows),
+    )
