@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,8 +25,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("stormproof.kafka")
 _client_log = logging.getLogger("stormproof.kafka.client")
 
+REPEATED_S: Final = 30.0
+"""How long a line of the client's log is left out when it comes again: it logs each attempt, 20 in a second."""
+_DIFFERS = re.compile(r"\d+ms|#\w+-\d+")
+"""What differs between two lines that say the same: a duration, and the number of the client."""
+_TEXTS_MAX: Final = 1_000
+
+
+def _is_news(record: logging.LogRecord, told_s: dict[str, float]) -> bool:
+    """Whether a line of the client's log was not in the log a moment ago; notes it in `told_s`, by its text."""
+    text = _DIFFERS.sub("", record.getMessage())
+    is_news = record.created - told_s.get(text, -math.inf) >= REPEATED_S
+    if is_news:
+        if len(told_s) > _TEXTS_MAX:
+            told_s.clear()
+        told_s[text] = record.created
+    return is_news
+
+
+_client_log.addFilter(partial(_is_news, told_s={}))
+
 ANSWER_S: Final = 30.0
 """How long a cluster may leave a question unanswered; a run waits for it longer than that, by asking again."""
+REFUSAL_S: Final = 3.0
+"""How long it takes to notice, while a first answer is waited for, that the client is refused."""
 END_WAIT_MS: Final = 20
 """How long a fetch at the end of a partition waits: only then is it known that transaction markers are all that is left."""
 
@@ -150,6 +175,8 @@ class Cluster:
                 servers=self.servers,
                 error=name,
             )
+        if name in _NO_ANSWER:
+            text += ". Nothing answers there: see that the cluster runs, and that `servers` names it"
         return StoreUnavailable(text, servers=self.servers, error=name)
 
     def without_secrets(self, text: str) -> str:
@@ -228,6 +255,8 @@ class Asking:
         try:
             with self.cluster.errors(what, refusal):
                 yield client
+            refusal()
+            self._heard.refusal = None  # it was answered since
         except StoreUnavailable as error:
             if error.details.get("error") == _SET_BACK:
                 self.close()
@@ -242,8 +271,20 @@ class Asking:
     def names(self) -> tuple[str, frozenset[str]]:
         """The cluster's id, and the names of its topics."""
         with self._asked("the cluster's topics could not be listed") as client:
-            found = client.list_topics(timeout=self.cluster.answer_s)
+            found = self._patiently(client, client.list_topics)
         return str(found.cluster_id), frozenset(str(name) for name in found.topics)
+
+    def _patiently(self, client: AdminClient, ask: Callable[..., Any]) -> Any:
+        """An answer, for as long as one may take; where the client is refused meanwhile, that ends it."""
+        until_s = time.monotonic() + self.cluster.answer_s
+        while True:
+            try:
+                return ask(timeout=min(REFUSAL_S, self.cluster.answer_s))
+            except _kafka().KafkaException as error:
+                client.poll(0.1)  # its errors and its log wait for this
+                refused = self._heard.refusal is not None or error.args[0].name() not in _NO_ANSWER
+                if refused or time.monotonic() > until_s:
+                    raise
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic | None]:
         """Ids and partitions of topics; None for one that is not there."""
