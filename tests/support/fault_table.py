@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from dataclasses import replace
 from functools import partial
 
 from support.fault_causes import (
@@ -48,34 +50,62 @@ def faults() -> list[Fault]:
 
 _HEAD = """# Faults of the environment
 
-A message fails only by its own fault: a function, a decoder or a table's rule refuses that message. All other faults
-belong to the environment. They make no message count a failure and none a dead letter, and once the cause is gone the
-run goes on exactly once.
+What a run says when something around it is broken, its exit status, and how it goes on. None of these makes a message
+count a failure or become a dead letter. Once the cause is gone, the run goes on exactly once. How a message fails by
+its own fault is in [concepts.md](concepts.md#how-a-message-fails); errors of other kinds are in
+[runbook.md](runbook.md).
 
-Made by `tools/faults_doc.py` from the faults that the tests try: do not edit. `make torture ARGS='--only
-environment'` tries all of them; `integration/test_fault_table.py` tries some, chosen by the run's seed. Each test starts
-a run from the command line, causes the fault, and checks what the run says and its exit status. Then it checks that no
-message was blamed, removes the cause, does what the last column says, and checks three tables against the input and
-with `audit verify`.
+Made by `tools/faults_doc.py` from the faults that the tests cause: do not edit. Each test also compares three tables
+with the input, and runs `audit verify`.
 
-A run reports the fault in one line on standard error, which begins with `stormproof:`. In the table `...` stands for
-what differs from run to run: a path, a name, a position.
+## What ends a run
 
-| fault | the run says | exit status | messages blamed | how it goes on |
-| --- | --- | --- | --- | --- |
+The message is one line on standard error that begins with `stormproof:`. `...` stands for what differs: a path, a name,
+a position.
+
+| fault | message | exit status | remedy; then start again |
+| --- | --- | --- | --- |
+"""
+_GOES_ON = """
+## What does not end it
+
 """
 
 
 def page() -> str:
     """docs/faults.md."""
-    return _HEAD + "".join(
-        f"| {fault.name} | {_cell(fault.says)} | {_status(fault.status)} | 0 | {fault.goes_on} |\n"
-        for fault in faults()
+    seen, unseen = _merged([one for one in faults() if one.status]), [one for one in faults() if not one.status]
+    return (
+        _HEAD
+        + "".join(
+            f"| {one.name} | {_cell(one.says)} | {_status(one.status)} | {_remedy(one.goes_on)} |\n" for one in seen
+        )
+        + _GOES_ON
+        + "".join(f"- {one.name}{'' if 'nothing' in one.goes_on else f': {one.goes_on}'}\n" for one in unseen)
     )
 
 
+def _merged(all_of_them: list[Fault]) -> list[Fault]:
+    """One row for what is alike in the folder of staging and in that of the Delta tables."""
+    rows: dict[tuple[str, str], Fault] = {}
+    for fault in all_of_them:
+        says = fault.says.replace("the folder of sink 'appended' (...)", "...").replace(
+            "the staging folder (...)", "..."
+        )
+        key = fault.name.replace("the Delta tables", "staging"), says
+        both = key in rows
+        name = fault.name.replace("the Delta tables", "staging, or of the Delta tables,") if both else fault.name
+        rows[key] = replace(fault, name=name.rstrip(","), says=says if both else fault.says)
+    return list(rows.values())
+
+
 def _cell(says: str) -> str:
-    return f"`{says.replace('|', chr(92) + '|')}`" if says else "nothing"
+    short = re.sub(r"[.]{4,}", "...", says.replace(NOBODY_TO_BLAME, "...What to do: ")).replace("|", chr(92) + "|")
+    return f"`{short}`" if says else "none"
+
+
+def _remedy(goes_on: str) -> str:
+    return goes_on.removesuffix("start again").rstrip(", ") or "none"
 
 
 def _status(status: int) -> str:
