@@ -55,167 +55,155 @@ class Settings(BaseSettings):
 
     database_url: SecretStr | None = Field(
         default=None,
-        description="the Postgres for ledger and queue, as postgresql://USER:PASSWORD@HOST:PORT/DATABASE; without it "
-        "libpq's PG* variables, without those the embedded one",
+        description="Postgres of ledger and queues, postgresql://USER:PASSWORD@HOST:PORT/DATABASE; default: see below",
     )
-    embedded: bool = Field(default=True, description="start a Postgres under `home` where none is named")
+    embedded: bool = Field(default=True, description="start a Postgres under `home` if none is named")
     home: Path = Field(default=Path(".stormproof"), description="folder for the embedded Postgres and staged files")
     staging_dir: str | None = Field(
         default=None,
-        description="folder for prepared files that every executor and the driver reach, a path or a URL as "
-        "`s3://BUCKET/KEY`; `home`/staging by default",
+        description="folder for prepared files, which driver and executors reach: a path, or a URL such as "
+        "`s3://BUCKET/KEY`; default: `home`/staging",
         min_length=1,
     )
     storage_options: dict[str, str] = Field(
         default={},
         repr=False,
-        description="options of object stores, as delta-rs and obstore name them, for every `s3://`, `abfss://` and `gs://` "
-        "address that is given none of its own: a table in `stormproof.toml`, or a JSON object; without them the store's "
-        "client takes what the environment has",
+        description="options of delta-rs and obstore for `s3://`, `abfss://` and `gs://` addresses without options of their "
+        "own: a table in `stormproof.toml`, or a JSON object; default: the store's client uses the environment",
     )
     master: str = Field(default="local[*]", description="Spark's master", min_length=1)
     spark: dict[str, str] = Field(
         default={},
         repr=False,
-        description='Spark\'s own settings, passed through: `spark.executor.memory = "4g"` in `stormproof.toml`, or a JSON '
-        "object with whole names; those that exactly-once rests on cannot be changed",
+        description='Spark\'s settings: `spark.executor.memory = "4g"` in `stormproof.toml`, or a JSON object with whole '
+        "names; those that exactly-once needs cannot be changed",
     )
     parallelism: int | None = Field(
-        default=None, ge=1, description="source tasks in a batch's job; by default one for each of Spark's cores"
+        default=None, ge=1, description="source tasks of a batch's job; default: one for each of Spark's cores"
     )
     small_job_ms: float = Field(
         default=100.0,
         ge=0,
-        description="a batch whose tasks are foretold to work no longer than this, all together, is one task of Spark's: no "
-        "rows are handed from stage to stage, which costs more; 0: none is",
+        description="a batch that is expected to take less work than this is run as one Spark task, without an exchange; 0: "
+        "never",
     )
     delta_jars_dir: Path | None = Field(
         default=None,
-        description="folder with Delta's jars; by default `.jars` here, else in the clone that is installed, else where "
-        "`stormproof jars` puts them",
+        description="folder with Delta's jars; default: `.jars` in the working folder or in the installed clone, else the "
+        "folder of `stormproof jars`",
     )
     batch_messages: int = Field(
         default=10_000,
         ge=1,
-        description="most messages in one batch; times `max_batches_in_flight`, the most that are pending",
+        description="most messages in one batch; times `max_batches_in_flight`, the most pending ones",
     )
     batch_bytes: int = Field(default=64 * 2**20, ge=1, description="most bytes of payload in one batch")
     max_batches_in_flight: int | None = Field(
         default=None,
         ge=1,
-        description="most batches in flight: the next ones run while the lowest commits; by default 1, with "
+        description="most batches in flight: the next ones run while the lowest commits; default: 1, with "
         "`latency_target_s` 4",
     )
     latency_target_s: float | None = Field(
         default=None,
         gt=0,
-        description="tune batch size and batches in flight while running, up to the limits above, for the greatest "
-        "throughput at which nine batches in ten are committed within this many seconds after they are opened; by default "
-        "both stay as they are set",
+        description="tune batch size and batches in flight, up to the limits above, for the highest throughput at which "
+        "nine batches of ten commit within so many seconds of their opening; default: no tuning",
     )
     rejects_max_share: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="largest share of messages, among the newest 1,000 or more, that a sink may reject because its table "
-        "refuses their rows (10 messages are always allowed); beyond it the batch is blocked; with 0 every refused row "
-        "blocks its batch",
+        description="share of the newest 1,000 or more messages whose rows a sink's table may refuse (10 messages are "
+        "always allowed); beyond it the batch is blocked; 0: every refused row blocks its batch",
     )
     message_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="how long a batch's job may show no progress before it is cancelled and the message in hand is searched "
-        "for: one call of a function must end, or reset the time, within it; a job that progresses may take as long as it "
-        "needs",
+        description="how long a batch's job may show no progress before it is cancelled and the message at fault is "
+        "searched: one call of a function must end, or reset the time, within it; a job that progresses is not limited",
     )
     start_timeout_s: float = Field(
         default=300.0,
         gt=0,
-        description="how long a batch's job may wait for its first task, or between two stages, before the run gives up",
+        description="how long a batch's job may wait for its first task, or between two stages, before the run ends",
     )
     worker_memory_mb: int | None = Field(
         default=None,
         ge=64,
-        description="megabytes that a Spark worker may allocate on top of what it starts with; by default what Spark "
-        "grants it (`spark.executor.pyspark.memory`; on YARN and Kubernetes `spark.executor.memoryOverhead` over the "
-        "cores), else half of its machine's memory over its cores, at least 1024",
+        description="megabytes that a Spark worker may allocate beyond its start; default: `spark.executor.pyspark.memory` "
+        "(on YARN and Kubernetes `spark.executor.memoryOverhead` per core), else half of the machine's memory per core, at "
+        "least 1024",
     )
     pulse_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="port where the driver listens for its tasks' progress, at Spark's `spark.driver.bindAddress`; 0: one "
-        "that is free",
+        description="port of `spark.driver.bindAddress` where the driver hears its tasks' progress; 0: a free one",
     )
     outage_s: float = Field(
-        default=60.0, gt=0, description="how long a store may stay away before the run gives up with an error"
+        default=60.0, gt=0, description="how long a store may be away before the run ends with an error"
     )
     poll_interval_s: float = Field(default=0.1, gt=0, description="wait before an empty source is asked again")
     lease_s: float = Field(
         default=30.0,
         gt=0,
-        description="how long opened messages stay with a driver that shows no sign of life; it extends them every third of "
+        description="how long opened messages stay with a driver that gives no sign of life; it renews them every third of "
         "this time",
     )
     metrics_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="port where a driver serves its metrics to Prometheus, at /metrics; 0: one that is free, which it "
-        "prints; by default none",
+        description="port where a driver serves its metrics to Prometheus, at /metrics; 0: a free one, which it prints; "
+        "default: none",
     )
     metrics_host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="address that `metrics_port` is listened on: this machine alone by default; `0.0.0.0` lets a Prometheus "
-        "on another machine reach it, and everybody else who can reach this one",
+        description="address of `metrics_port`; `0.0.0.0` serves everybody who reaches this machine, without a password",
     )
     metrics_file: Path | None = Field(
         default=None,
-        description="file that gets the metrics in the format of node exporter's textfile collector (end its name in "
-        "`.prom`); for batch jobs",
+        description="file for the metrics, for node exporter's textfile collector (`*.prom`)",
     )
     metrics_interval_s: float = Field(
         default=15.0,
         gt=0,
-        description="seconds between two writes of `metrics_file`, and the least between two times that a driver asks its "
-        "source for its backlog",
+        description="seconds between two writes of `metrics_file`, and at least between two queries of the source's backlog",
     )
     metrics_opentelemetry: bool = Field(
         default=False,
-        description="pass the metrics, and a span for each batch, to OpenTelemetry's API; needs the extra `otel`, and an "
-        "SDK that your program sets up",
+        description="pass metrics, and a span per batch, to OpenTelemetry's API; needs the extra `otel`, and an SDK in your "
+        "program",
     )
-    lineage_url: SecretStr | None = Field(
-        default=None, description="OpenLineage server that is told of each batch; needs the extra `openlineage`"
-    )
+    lineage_url: SecretStr | None = Field(default=None, description="OpenLineage server; needs the extra `openlineage`")
     lineage_api_key: SecretStr | None = Field(default=None, description="key for `lineage_url`")
     lineage_file: Path | None = Field(
-        default=None, description="file that gets OpenLineage's events, one a line, in place of a server"
+        default=None, description="file for OpenLineage events, one per line, instead of a server"
     )
     lineage_namespace: str = Field(
-        default="stormproof", min_length=1, description="OpenLineage's namespace of this machine's topologies"
+        default="stormproof", min_length=1, description="OpenLineage namespace of the topologies"
     )
     lineage_interval_s: float = Field(
         default=30.0,
         ge=0,
-        description="seconds between two committed batches that lineage tells of, the later one with the sums of those "
-        "between; what fails is told of always",
+        description="least seconds between two committed batches that are reported, each with the sums since the last; "
+        "failures are always reported",
     )
     lineage_error_texts: bool = Field(
-        default=False, description="have lineage tell an error's text, which may quote a message, beside its kind"
+        default=False, description="report error texts, which may quote a message, beside their kind"
     )
     plugins: str = Field(
         default="",
-        description="comma-separated modules, or FILE.py, that a command imports first; each registers your own kinds of "
-        "sinks, which `audit`, `status` and `ledger` can then open (see sinks.md)",
+        description="modules or FILE.py, separated by commas, that commands import first: they register your own kinds of "
+        "sinks for `audit`, `status` and `ledger` (see sinks.md)",
     )
     log_format: Literal["auto", "text", "json"] = Field(
         default="auto",
-        description="form of the log's lines: `text` is a short line a batch for people, `json` one JSON object a line; "
-        "`auto` is text on a terminal and json elsewhere",
+        description="`text`: a short line per batch; `json`: one object per line; `auto`: text on a terminal, else json",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest level logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest logged level")
 
     def __init__(self, **arguments: Any) -> None:
         _check_variables(os.environ)

@@ -9,21 +9,28 @@ from stormproof.core.failpoint import ACTIONS, ENV, ENV_LOG, FAILPOINTS
 PATH = Path(__file__).resolve().parents[1] / "docs" / "failpoints.md"
 HEAD = f"""# Failpoints
 
-Places where a run can be made to die, to stand still or to fail. Made by `tools/failpoints_doc.py` from
-`core/failpoint.py`: do not edit. Every one is reached by a test.
-
-They are off unless `{ENV}` names one: `NAME=ACTION`, or `NAME=ACTION@K` for the K-th time that a process comes by;
-several are joined by `;`. Actions: {", ".join(f"`{action}`" for action in ACTIONS)}. With `{ENV_LOG}=FILE` each place that
-is reached appends its name to the file.
+Named places where a run can be killed, paused or failed, to try how it recovers. Made by `tools/failpoints_doc.py` from
+`core/failpoint.py`: do not edit.
 
 ```sh
 {ENV}='commit.after_sink=kill' stormproof run mine.py:weather --until-idle    # dies between its two sinks
 stormproof run mine.py:weather --until-idle                                   # recovers
 ```
 
-| name | where | reached in |
-| --- | --- | --- |
+`{ENV}` is `NAME=ACTION`, or `NAME=ACTION@K` for the K-th time that a process reaches the place; join several by `;`. With
+`{ENV_LOG}=FILE` each place that is reached appends its name to the file.
+
+| action | effect |
+| --- | --- |
+{{actions}}
 """
+DID = {
+    "kill": "SIGKILL to the process; in a Spark worker, to the driver",
+    "worker": "SIGKILL to the process, also to a Spark worker",
+    "pause": "SIGSTOP, until another process sends SIGCONT",
+    "raise": "raises `FailpointReached`, a transient error",
+    "error": "raises `FailpointError`, as a bug would",
+}
 SCOPES = {
     "every": "every run",
     "recovery": "a recovery that finds something",
@@ -46,8 +53,12 @@ SCOPES = {
 
 def text() -> str:
     """The page."""
-    rows = [f"| `{point.name}` | {point.about} | {SCOPES[point.scope]} |" for point in FAILPOINTS.values()]
-    return HEAD + "\n".join(rows) + "\n"
+    actions = "".join(f"| `{action}` | {DID[action]} |\n" for action in ACTIONS)
+    parts = [HEAD.replace("{actions}\n", actions)]
+    for scope, reached in SCOPES.items():
+        places = "".join(f"- `{one.name}`: {one.about}\n" for one in FAILPOINTS.values() if one.scope == scope)
+        parts.append(f"## In {reached}\n\n{places}")
+    return "\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -16,18 +16,15 @@ from stormproof.core.settings import NOT_SETTINGS, PREFIX, TOML_FILE, Settings, 
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD: Final = f"""# Settings
 
-Every setting, its default, and what it does. Made by `tools/settings_doc.py` from `core/settings.py`: do not edit.
+Made by `tools/settings_doc.py` from `core/settings.py`: do not edit.
 
-A setting is looked for in three places. The later one wins.
+A setting is looked for in three places; the later one wins:
 
-1. A variable: `{PREFIX}` and the name in capitals, such as `{PREFIX}BATCH_MESSAGES=5000`. An empty variable counts as unset.
-2. A line of `{TOML_FILE}` in the working folder, such as `batch_messages = 5000`.
-3. An argument, in code: `Settings(batch_messages=5000)`, given as `topology.run(settings=...)`. Some options of
-   `stormproof run` stand for such an argument: `--max-messages`, `--max-bytes`, `--interval`, `--in-flight`,
-   `--latency-target`, `--metrics-port`, `--metrics-file`.
+1. A variable: `{PREFIX}` and the name in capitals, such as `{PREFIX}BATCH_MESSAGES=5000`. An empty one counts as unset.
+2. `{TOML_FILE}` in the working folder: `batch_messages = 5000`.
+3. In code: `topology.run(settings=Settings(batch_messages=5000))`, and [options of `stormproof run`](cli.md#stormproof-run).
 
-An unknown name is an error in all three places, and the error lists the known ones. `stormproof doctor` shows which folder
-and which database the settings lead to.
+An unknown name is an error that lists the known ones. `stormproof doctor` shows the folder and database in use.
 
 | setting | type | default | what it is |
 | --- | --- | --- | --- |
@@ -35,41 +32,40 @@ and which database the settings lead to.
 TAIL: Final = f"""
 ## Secrets
 
-{", ".join(f"`{name}`" for name in secret_settings())} may be in a file each, as a container's secrets are mounted: the variable with `_FILE` at
-its end names it, as `{PREFIX}DATABASE_URL_FILE=/run/secrets/database-url`. The file holds what the variable would; the end of its last line
-does not count. One that cannot be read or is empty is an error, and so are both variables at once.
+{", ".join(f"`{name}`" for name in secret_settings())} may be in a file each, as containers mount secrets: the variable with
+`_FILE` at its end names it, as `{PREFIX}DATABASE_URL_FILE=/run/secrets/database-url`. A line end at the end of the file is
+removed. An unreadable or empty file is an error, and so are both variables at once. A file is read when a run starts.
 
-What your own code passes, as a broker's URL or a store's key, `secret` finds in the same two ways:
+`secret` finds what your own code needs in the same two ways:
 
 ```python
 from stormproof import KafkaSource, RabbitMQSource, secret
 
 orders = RabbitMQSource("orders", url=secret("ORDERS_URL"))  # ORDERS_URL, or the file that ORDERS_URL_FILE names
-paid = KafkaSource("paid", servers="kafka:9093", client={{"sasl.username": "shop", "sasl.password": secret("KAFKA_PASSWORD")}})
+sasl = {{"sasl.username": "shop", "sasl.password": secret("KAFKA_PASSWORD")}}
+paid = KafkaSource("paid", servers="kafka:9093", client=sasl)
 ```
 
-Better than a key is none: without `storage_options` the store's client takes the platform's own credentials (the machine's or the pod's role,
-workload identity, the cloud's variables and files), and libpq reads `PGPASSFILE`. A file is read when a run starts: after a change start it anew.
-
-Pass none by `--conf` or `--param`: every user of the machine sees a command's arguments.
+Without `storage_options` a store's client uses the platform's credentials (role of machine or pod, workload identity, the
+cloud's variables and files); libpq reads `PGPASSFILE`. Do not pass secrets by `--conf` or `--param`: all users of the
+machine can see arguments.
 
 ## Which Postgres
 
-1. `database_url`, where it is set.
-2. Else libpq's variables, where one of `PGHOST`, `PGDATABASE` or `PGSERVICE` is set. The others (`PGPORT`, `PGUSER`,
-   `PGPASSWORD`, `PGPASSFILE`, `PGSSLMODE`, ...) are then honoured, too.
-3. Else the embedded one, started under `home`. With `embedded = false` this is an error instead: use it in production, so
-   that a lost variable does not start an empty database.
+1. `database_url`.
+2. libpq's variables, if `PGHOST`, `PGDATABASE` or `PGSERVICE` is set; then all of them count (`PGUSER`, `PGPASSFILE`,
+   `PGSSLMODE`, ...).
+3. The embedded one under `home`; with `embedded = false`, as production should have it, an error.
 
-## Variables that are no settings
+## Other variables
 
 | variable | what it is |
 | --- | --- |
 """
 OTHERS: Final = {
-    failpoint.ENV: "makes a run die, stand still or fail at a named place, for tests: [failpoints.md](failpoints.md)",
-    failpoint.ENV_DRIVER_PID: "set by a driver for its own workers; leave it alone",
-    failpoint.ENV_LOG: "a file that gets the name of each failpoint that is reached",
+    failpoint.ENV: "kills, pauses or fails a run at a named place, for tests: [failpoints.md](failpoints.md)",
+    failpoint.ENV_DRIVER_PID: "set by a driver for its workers; do not set it",
+    failpoint.ENV_LOG: "file for the names of failpoints that are reached",
 }
 """What each variable of `NOT_SETTINGS` is for."""
 

@@ -116,29 +116,29 @@ def _ledger(name: str, help_: str, *labels: str, unit: str = "1") -> Metric:
     return _gauge(f"ledger_{name}", help_, *labels, unit=unit, where=Where.LEDGER)
 
 
-BUILD_INFO: Final = _gauge("build_info", "1; the versions of what runs.", "version", "python")
-DRIVER_INFO: Final = _gauge("driver_info", "1; what the driver runs, and how.", "guarantee", "incarnation", "source")
-DRIVER_EPOCH: Final = _gauge("driver_epoch", "The driver's epoch: it grows by one with each start.")
+BUILD_INFO: Final = _gauge("build_info", "1; versions.", "version", "python")
+DRIVER_INFO: Final = _gauge("driver_info", "1; what the driver runs.", "guarantee", "incarnation", "source")
+DRIVER_EPOCH: Final = _gauge("driver_epoch", "The driver's epoch, one more with each start.")
 DRIVER_STARTED: Final = _gauge(
-    "driver_start_timestamp_seconds", "When the driver took its epoch, in seconds since 1970.", unit="s"
+    "driver_start_timestamp_seconds", "When the driver took its epoch (Unix time, as all timestamps).", unit="s"
 )
 HEARTBEAT: Final = _gauge(
     "driver_heartbeat_timestamp_seconds",
-    "When the driver last left a sign of life in the ledger. A driver that is cut off from the database, or is suspended, "
-    "stands still here; one fed by a streaming query leaves one with each micro-batch.",
+    "The driver's last sign of life in the ledger. Stands still if the driver is suspended or cut off from the database; "
+    "with a streaming query, one per micro-batch.",
     unit="s",
 )
 JOB_PROGRESS: Final = _gauge(
     "job_progress_ratio",
-    "Share of the messages of the lowest batch in flight that are through the slowest component that its job is in now; 0 "
-    "where no job runs. A job that takes less than a second is not seen.",
+    "Share of the lowest batch's messages that are through the slowest running component; 0 without a job. Jobs below a "
+    "second are not seen.",
 )
-DOING: Final = _gauge("driver_doing", "1 for what the driver does now, 0 for the other states.", "doing")
+DOING: Final = _gauge("driver_doing", "1 for what the driver does now, else 0.", "doing")
 
-OPENED: Final = _counter("transactions_opened", "Transactions (batches) that were opened.", exact=True)
+OPENED: Final = _counter("transactions_opened", "Opened transactions (batches).", exact=True)
 ENDED: Final = _counter(
     "transactions",
-    "Transactions that ended, by their end. `cause` is why one was aborted or abandoned, and empty for committed ones.",
+    "Ended transactions. `cause`: why one was aborted or abandoned; empty for committed ones.",
     "state",
     "cause",
     exact=True,
@@ -147,39 +147,33 @@ BLOCKED: Final = _counter(
     "transactions_blocked", "Prepared transactions that a sink refused for good.", "sink", "cause", exact=True
 )
 SUPPRESSED: Final = _counter(
-    "commits_suppressed", "Commits that a sink held already, and that were not applied again.", "sink", exact=True
+    "commits_suppressed", "Commits that a sink already had, and that were not repeated.", "sink", exact=True
 )
 ATTEMPTS_FAILED: Final = _counter(
-    "attempts_failed", "Attempts at a transaction that failed and were followed by another.", "outcome", exact=True
+    "attempts_failed", "Failed attempts that were followed by another.", "outcome", exact=True
 )
-MESSAGES_OPENED: Final = _counter("messages_opened", "Messages that were opened, replays included.", exact=True)
-MESSAGES_COMMITTED: Final = _counter("messages_committed", "Messages that every sink holds.", exact=True)
+MESSAGES_OPENED: Final = _counter("messages_opened", "Opened messages, replays included.", exact=True)
+MESSAGES_COMMITTED: Final = _counter("messages_committed", "Messages that every sink has.", exact=True)
 MESSAGES_FAILED: Final = _counter(
-    "messages_failed", "Failures of messages; one that fails twice counts twice.", "reason", exact=True
+    "messages_failed", "Failures of messages; two failures of one count twice.", "reason", exact=True
 )
 MESSAGES_RETURNED: Final = _counter(
-    "messages_returned", "Messages that went back with a failed one with which they share a tuple.", exact=True
+    "messages_returned", "Messages returned with a failed one that shares a tuple.", exact=True
 )
-MESSAGES_REPLAYED: Final = _counter(
-    "messages_replayed", "Messages that were opened again after they had failed or been returned.", exact=True
-)
-DEAD_LETTERS: Final = _counter("dead_letters", "Messages that were given up.", exact=True)
-REJECTS: Final = _counter(
-    "rejects", "Messages that a sink does not hold, since its table refuses their rows.", "sink", exact=True
-)
-TUPLES: Final = _counter("tuples", "Tuples that components passed on, in batches that this driver ran to their end.")
-READ_BYTES: Final = _counter("read_bytes", "Bytes of payload of the messages that were opened.", unit="By")
+MESSAGES_REPLAYED: Final = _counter("messages_replayed", "Messages opened again after a failure or return.", exact=True)
+DEAD_LETTERS: Final = _counter("dead_letters", "Messages that became dead letters.", exact=True)
+REJECTS: Final = _counter("rejects", "Messages whose rows a sink's table refuses.", "sink", exact=True)
+TUPLES: Final = _counter("tuples", "Tuples that components emitted, in finished batches.")
+READ_BYTES: Final = _counter("read_bytes", "Payload bytes of opened messages.", unit="By")
 SINK_ROWS: Final = _counter(
     "sink_rows",
-    "Rows that were prepared for the sink in committed transactions, refused and superseded ones included.",
+    "Rows prepared for the sink in committed transactions, refused and superseded ones included.",
     "sink",
     exact=True,
 )
-SINK_BYTES: Final = _counter(
-    "sink_bytes", "Bytes of the files that these rows were prepared in.", "sink", unit="By", exact=True
-)
+SINK_BYTES: Final = _counter("sink_bytes", "Bytes of these rows' prepared files.", "sink", unit="By", exact=True)
 SUPERSEDED: Final = _counter(
-    "rows_superseded", "Rows of upserts that changed nothing, since a later one of their key was there.", "sink"
+    "rows_superseded", "Upserted rows without effect, since a later row of their key was there.", "sink"
 )
 RECOVERIES: Final = _counter("recoveries", "Recoveries that found something to do.")
 RECOVERED: Final = _counter("transactions_recovered", "What recoveries did with transactions.", "did")
@@ -187,99 +181,89 @@ RECOVERED: Final = _counter("transactions_recovered", "What recoveries did with 
 LATENCY: Final = Metric(
     "stormproof_commit_latency_seconds",
     Kind.HISTOGRAM,
-    "From the opening of a transaction to its commit; of those that this driver both opened and committed.",
+    "From opening to commit, of transactions that this driver opened and committed.",
     unit="s",
 )
 STEP: Final = Metric(
     "stormproof_step_seconds",
     Kind.HISTOGRAM,
-    "The time of each step of a transaction. `job`: computing its rows. `wait`: for the commit of earlier ones. `held_up`: "
-    "while no further transaction could be opened because this one was being committed (back-pressure of the sinks).",
+    "Time of each step. `job`: computing rows. `wait`: for earlier commits. `held_up`: while this commit kept further "
+    "transactions from opening (back-pressure).",
     ("step",),
     "s",
 )
 
-IN_FLIGHT: Final = replace(_gauge("transactions_in_flight", "Transactions that are open or prepared."), computed=True)
+IN_FLIGHT: Final = replace(_gauge("transactions_in_flight", "Open or prepared transactions."), computed=True)
 OLDEST_IN_FLIGHT: Final = replace(
-    _gauge("oldest_in_flight_age_seconds", "Age of the oldest transaction in flight; 0 where there is none.", unit="s"),
+    _gauge("oldest_in_flight_age_seconds", "Age of the oldest of them; 0 without any.", unit="s"),
     computed=True,
 )
-IN_FLIGHT_LIMIT: Final = _gauge("transactions_in_flight_limit", "Transactions that may be in flight, as tuned now.")
-BATCH_LIMIT: Final = _gauge("batch_messages_limit", "Messages that the next transaction may have, as tuned now.")
-BATCH_BYTES_LIMIT: Final = _gauge(
-    "batch_bytes_limit", "Bytes of payload that the next transaction may have.", unit="By"
-)
-LATENCY_TARGET: Final = _gauge(
-    "latency_target_seconds", "The latency that the tuner aims at; absent without a target.", unit="s"
-)
+IN_FLIGHT_LIMIT: Final = _gauge("transactions_in_flight_limit", "Most transactions in flight, as tuned now.")
+BATCH_LIMIT: Final = _gauge("batch_messages_limit", "Most messages of the next transaction, as tuned now.")
+BATCH_BYTES_LIMIT: Final = _gauge("batch_bytes_limit", "Most payload bytes of the next transaction.", unit="By")
+LATENCY_TARGET: Final = _gauge("latency_target_seconds", "The tuner's target; absent without one.", unit="s")
 LAST_COMMIT: Final = _gauge(
-    "last_commit_timestamp_seconds", "When the last transaction was committed; absent before the first.", unit="s"
+    "last_commit_timestamp_seconds", "Time of the last commit; absent before the first.", unit="s"
 )
-LAST_TXID: Final = _gauge("last_committed_txid", "The number of the last transaction that was committed.")
+LAST_TXID: Final = _gauge("last_committed_txid", "Txid of the last commit.")
 BACKLOG: Final = _gauge(
     "backlog_messages",
-    "Messages in the source: `ready` ones were never opened or were given back, `pending` ones are in transactions, "
-    "`waiting` ones failed and wait for their retry, `dead` ones are undecided dead letters. `at_server` ones are with a "
-    "server that delivers, and were not delivered when messages were last asked for; absent where the server does not tell.",
+    "Messages in the source. `ready`: never opened, or returned. `pending`: in transactions. `waiting`: for a retry. "
+    "`dead`: undecided dead letters. `at_server`: not yet delivered by the server at the last poll; absent if unknown.",
     "place",
 )
 LAG: Final = _gauge(
     "lag_seconds",
-    "Age of the oldest message that is ready; absent where the source cannot tell, 0 if none is.",
+    "Age of the oldest ready message; 0 without any; absent if unknown.",
     unit="s",
 )
-BACKLOG_ASKED: Final = _gauge(
-    "backlog_asked_timestamp_seconds", "When the source was asked for its backlog; between two batches.", unit="s"
-)
+BACKLOG_ASKED: Final = _gauge("backlog_asked_timestamp_seconds", "When the backlog was queried.", unit="s")
 LINEAGE_EVENTS: Final = _counter(
     "lineage_events",
-    "OpenLineage events: `sent`, `merged` into a later one by throttling, `dropped` because too many waited, or `failed` "
-    "because the server did not take it.",
+    "OpenLineage events: `sent`; `merged` into a later one; `dropped`, too many waited; `failed` at the server.",
     "event",
 )
 
-LEDGER_READ: Final = _ledger("read_timestamp_seconds", "When the ledger was read; alert on its age, too.", unit="s")
+LEDGER_READ: Final = _ledger("read_timestamp_seconds", "When the ledger was read; alert on its age.", unit="s")
 LEDGER_DRIVER: Final = _ledger(
     "driver",
-    "1 for the state of the topology's newest driver, 0 for the others: `running`; `stopped` in order; `dead`, which was "
-    "seen from its own host; `unknown`, on another host and without a fresh sign of life.",
+    "1 for the newest driver's state, else 0: `running`; `stopped` in order; `dead`, as seen from its host; `unknown`: on "
+    "another host, without a recent sign of life.",
     "driver",
 )
 LEDGER_SIGN_AGE: Final = _ledger(
     "driver_sign_age_seconds",
-    "Age of the newest sign of life of a driver that should be running, by the database's clock. Absent if it was stopped.",
+    "Age of the driver's last sign of life, by the database's clock; absent if it was stopped.",
     unit="s",
 )
 LEDGER_EPOCH: Final = _ledger("driver_epoch", "The newest epoch.")
-LEDGER_PAUSED: Final = _ledger("paused", "1 if an operator paused the topology, else 0.")
+LEDGER_PAUSED: Final = _ledger("paused", "1 if the topology is paused, else 0.")
 LEDGER_PROBLEMS: Final = _ledger(
-    "problems", "What keeps the topology from going on, or has cost it messages, by kind.", "problem"
+    "problems", "Problems that stop the topology, or have lost messages, by kind.", "problem"
 )
-LEDGER_TXNS: Final = _ledger(
-    "transactions", "Transactions that the ledger has, by state; a prune removes old ones.", "state"
-)
-LEDGER_LAST_TXID: Final = _ledger("last_txid", "The highest number that was given to a transaction.")
+LEDGER_TXNS: Final = _ledger("transactions", "Transactions in the ledger; a prune removes old ones.", "state")
+LEDGER_LAST_TXID: Final = _ledger("last_txid", "The highest txid.")
 LEDGER_LAST_COMMIT: Final = _ledger(
-    "last_commit_timestamp_seconds", "When the topology last committed; absent before its first commit.", unit="s"
+    "last_commit_timestamp_seconds", "Time of the last commit; absent before the first.", unit="s"
 )
 LEDGER_OLDEST: Final = _ledger(
     "oldest_pending_age_seconds",
-    "Age of the oldest transaction that has not ended, blocked ones included; 0 where there is none.",
+    "Age of the oldest transaction that has not ended, blocked ones included; 0 without any.",
     unit="s",
 )
 LEDGER_BACKLOG: Final = _ledger(
-    "backlog_messages", "As `stormproof_backlog_messages`; absent where only the source's server can tell.", "place"
+    "backlog_messages", "As `stormproof_backlog_messages`; absent if only the server knows.", "place"
 )
 LEDGER_LAG: Final = _ledger("lag_seconds", "As `stormproof_lag_seconds`.", unit="s")
-LEDGER_REJECTS: Final = _ledger("rejects", "Rejects by state; the open ones wait for a decision.", "state")
-LEDGER_SINK_TXID: Final = _ledger("sink_last_txid", "The last transaction that the sink is known to hold.", "sink")
+LEDGER_REJECTS: Final = _ledger("rejects", "Rejects; `open` ones wait for a decision.", "state")
+LEDGER_SINK_TXID: Final = _ledger("sink_last_txid", "The last txid that the sink is known to have.", "sink")
 LEDGER_VERDICT: Final = _ledger(
     "verify_verdict",
-    "1 for the newest verdict of `audit verify`, 0 for the others; absent before the first.",
+    "1 for the newest verdict of `audit verify`, else 0; absent before the first.",
     "verdict",
 )
 LEDGER_VERDICT_AT: Final = _ledger(
-    "verify_timestamp_seconds", "When `audit verify` last gave a verdict; absent before the first.", unit="s"
+    "verify_timestamp_seconds", "Time of the newest verdict; absent before the first.", unit="s"
 )
 
 METRICS: Final = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
