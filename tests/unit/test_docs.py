@@ -53,6 +53,9 @@ def test_every_failure_in_the_table_of_guarantees_has_a_test_that_exists() -> No
         if line.startswith("|") and not line.startswith(("| ---", "| failure |"))
     ]
     assert len(rows) > 30
+    assert "::test_" not in (ROOT / "docs" / "guarantees.md").read_text(), (
+        "rows with tests belong into tests/guarantees.md"
+    )
     for row in rows:
         cell = row.rstrip("| ").rpartition("|")[2]
         named = re.fullmatch(r" `(?P<file>[\w/]+\.py)(::(?P<test>test_\w+))?`", cell)
