@@ -62,17 +62,17 @@ from (
   where e.kind = 'attempt_failed'
 ) r
 join stormproof.topology t on t.incarnation = r.incarnation;
-comment on view stormproof.audit_replays is 'what was tried again: messages one by one, batches whose messages went back, failed attempts at batches';
+comment on view stormproof.audit_replays is 'one row per message that was opened again, batch that was given back, and failed attempt';
 comment on column stormproof.audit_replays.topology is 'the topology''s name';
 comment on column stormproof.audit_replays.what is 'message, batch or attempt';
-comment on column stormproof.audit_replays.at is 'when it was opened again; of a batch, when its messages went back; of an attempt, when it failed';
-comment on column stormproof.audit_replays.txid is 'the batch that opened the message again; else the batch or the attempt''s batch';
+comment on column stormproof.audit_replays.at is 'when it was opened again, given back, or failed';
+comment on column stormproof.audit_replays.txid is 'the batch that opened the message again, was given back, or was attempted';
 comment on column stormproof.audit_replays.message is 'the message''s id, as every command shows it';
-comment on column stormproof.audit_replays.messages is 'how many messages were concerned';
+comment on column stormproof.audit_replays.messages is 'how many messages';
 comment on column stormproof.audit_replays.attempt is 'number of the failed attempt';
-comment on column stormproof.audit_replays.reason is 'why: the message''s last failure, the cause of the batch''s end, the attempt''s outcome';
+comment on column stormproof.audit_replays.reason is 'the message''s last failure, the batch''s cause, or the attempt''s outcome';
 comment on column stormproof.audit_replays.component is 'where the message failed';
-comment on column stormproof.audit_replays.error_class is 'class of the exception, or the reason where none was raised';
+comment on column stormproof.audit_replays.error_class is 'class of the exception, or the reason if there was none';
 comment on column stormproof.audit_replays.failed_in is 'the batch in which the message failed last';
 
 -- question: message
@@ -119,7 +119,7 @@ select t.name, r.message, null, r.decided_at, 'operator', r.txid, null, null, nu
 from stormproof.reject r
 join stormproof.topology t on t.incarnation = r.incarnation
 where r.decided_at is not null and r.message is not null;
-comment on view stormproof.audit_message is 'what is on record of each message, one row an entry. A message that succeeded at once has none: its batch''s has it';
+comment on view stormproof.audit_message is 'one row per entry about a message. A message that succeeded at once has none: its batch has';
 comment on column stormproof.audit_message.topology is 'the topology''s name';
 comment on column stormproof.audit_message.message is 'the message''s id, as every command shows it';
 comment on column stormproof.audit_message.entry is 'number of the entry: later ones are higher';
@@ -132,11 +132,11 @@ comment on column stormproof.audit_message.attempt is 'the attempt at the batch 
 comment on column stormproof.audit_message.sink is 'the sink that rejected it';
 comment on column stormproof.audit_message.component is 'where it failed';
 comment on column stormproof.audit_message.reason is 'why it failed; of a reject, its SQLSTATE, or refused';
-comment on column stormproof.audit_message.error_class is 'class of the exception, or the reason where none was raised';
+comment on column stormproof.audit_message.error_class is 'class of the exception, or the reason if there was none';
 comment on column stormproof.audit_message.action is 'what an operator decided';
 comment on column stormproof.audit_message.by is 'who decided';
 comment on column stormproof.audit_message.why is 'why, in that person''s words';
-comment on column stormproof.audit_message.held is 'for each sink that holds what that batch wrote of the message: the table, when it held it, and the table''s version';
+comment on column stormproof.audit_message.held is 'per sink that holds what the batch wrote of the message: table, time, and the table''s version';
 
 -- question: txn
 -- asks: What did a batch read, write and replay, and how long did it take?
@@ -163,7 +163,7 @@ select t.name, x.txid, x.state, x.cause, x.guarantee, x.epoch, x.attempt, x.sour
    where e.incarnation = x.incarnation and e.txid = x.txid and e.kind = 'attempt_failed')
 from stormproof.txn x
 join stormproof.topology t on t.incarnation = x.incarnation;
-comment on view stormproof.audit_txn is 'one row a batch: what it read, wrote and replayed, and how long each step took';
+comment on view stormproof.audit_txn is 'one row per batch';
 comment on column stormproof.audit_txn.topology is 'the topology''s name';
 comment on column stormproof.audit_txn.txid is 'the batch''s number';
 comment on column stormproof.audit_txn.state is 'open, prepared, blocked, committed, aborted or abandoned';
@@ -182,15 +182,15 @@ comment on column stormproof.audit_txn.bytes is 'bytes of its messages';
 comment on column stormproof.audit_txn.opened_at is 'when its messages were leased';
 comment on column stormproof.audit_txn.prepared_at is 'when its content was fixed';
 comment on column stormproof.audit_txn.ended_at is 'when it ended';
-comment on column stormproof.audit_txn.open_ms is 'how long the open took';
-comment on column stormproof.audit_txn.job_ms is 'how long the job took';
-comment on column stormproof.audit_txn.wait_ms is 'how long it waited for earlier batches';
-comment on column stormproof.audit_txn.commit_ms is 'how long the commit took';
-comment on column stormproof.audit_txn.steps_ms is 'all steps, in milliseconds, as far as it got; null where its driver ended before its content was fixed';
-comment on column stormproof.audit_txn.sinks is 'for each sink: rows, bytes, digest, the txid before, when it held the batch, how that ended, its table, and the table''s version that has the batch';
-comment on column stormproof.audit_txn.prepare_ms is 'how long it took to fix its content in the ledger';
-comment on column stormproof.audit_txn.finish_ms is 'how long it took to confirm its messages';
-comment on column stormproof.audit_txn.attempt_errors is 'how each attempt at it ended that was not the last, with the class of its error';
+comment on column stormproof.audit_txn.open_ms is 'milliseconds of the open';
+comment on column stormproof.audit_txn.job_ms is 'of the job';
+comment on column stormproof.audit_txn.wait_ms is 'of the wait for earlier batches';
+comment on column stormproof.audit_txn.commit_ms is 'of the commit';
+comment on column stormproof.audit_txn.steps_ms is 'milliseconds of all steps, as far as it got; null if its driver ended before prepare';
+comment on column stormproof.audit_txn.sinks is 'per sink: rows, bytes, digest, previous txid, when it held the batch, outcome, table, and the table''s version with the batch';
+comment on column stormproof.audit_txn.prepare_ms is 'of the prepare in the ledger';
+comment on column stormproof.audit_txn.finish_ms is 'of the confirmation of its messages';
+comment on column stormproof.audit_txn.attempt_errors is 'outcome and error class of each attempt but the last';
 
 -- question: duplicates
 -- asks: Which duplicates were suppressed, by which evidence?
@@ -220,7 +220,7 @@ from stormproof.pending_message m
 join stormproof.pending_subscription s on s.id = m.subscription
 join stormproof.topology t on (s.subscription in (t.incarnation, t.name) or starts_with(s.subscription, t.incarnation || ':'))
 where m.suppressed > 0;
-comment on view stormproof.audit_duplicates is 'duplicates that were not applied, each with the evidence that stopped it';
+comment on view stormproof.audit_duplicates is 'one row per duplicate that was not applied';
 comment on column stormproof.audit_duplicates.topology is 'the topology''s name';
 comment on column stormproof.audit_duplicates.what is 'batch (a sink held it already), micro_batch, key (of a job), delivery (by a message server)';
 comment on column stormproof.audit_duplicates.at is 'when; of a delivery, when the message was confirmed the first time';
@@ -231,8 +231,8 @@ comment on column stormproof.audit_duplicates.key is 'the key of a job';
 comment on column stormproof.audit_duplicates.stable_id is 'the message''s id at its server';
 comment on column stormproof.audit_duplicates.times is 'how often it was suppressed';
 comment on column stormproof.audit_duplicates.rows is 'rows that were not written again';
-comment on column stormproof.audit_duplicates.digest is 'of the content: as prepared for the sink; of a delivery, the SHA-256 of its payload';
-comment on column stormproof.audit_duplicates.evidence is 'in words: which record said that it was there';
+comment on column stormproof.audit_duplicates.digest is 'of the prepared content; of a delivery, the SHA-256 of its payload';
+comment on column stormproof.audit_duplicates.evidence is 'which record said that it was there, in words';
 
 -- question: pending
 -- asks: What is pending in each source, and how old is it?
@@ -264,7 +264,7 @@ left join lateral (
   select txid, opened_at from stormproof.txn
   where incarnation = t.incarnation and ended_at is null order by txid limit 1
 ) o on true;
-comment on view stormproof.audit_pending is 'one row a source that a topology reads: what was opened and is not resolved. What was never opened, and the lag behind it, only the source can count: stormproof audit pending';
+comment on view stormproof.audit_pending is 'one row per source: what was opened and is not resolved. What was never opened, and the lag, only the source can count: stormproof audit pending';
 comment on column stormproof.audit_pending.topology is 'the topology''s name';
 comment on column stormproof.audit_pending.source is 'the source''s name';
 comment on column stormproof.audit_pending.kind is 'which connector: queue, files, kafka, ...';
@@ -314,19 +314,19 @@ where e.kind = 'operator' and e.action = 'skip' and not exists (
   select from stormproof.txn_sink k
   where k.incarnation = e.incarnation and k.txid = e.txid and k.sink = e.sink and k.outcome is distinct from 'skipped'
 );
-comment on view stormproof.audit_dead_letters is 'messages that failed too often, messages that a sink''s table refuses, and batches of which an operator gave up all rows at a sink; without payloads';
+comment on view stormproof.audit_dead_letters is 'one row per dead letter, per reject, and per batch that was skipped at a sink; without payloads';
 comment on column stormproof.audit_dead_letters.topology is 'the topology''s name';
 comment on column stormproof.audit_dead_letters.what is 'dead_letter, reject or skip';
 comment on column stormproof.audit_dead_letters.message is 'the message''s id, as every command shows it; of a skip none: all messages of its batch';
 comment on column stormproof.audit_dead_letters.source is 'the source of a dead letter';
 comment on column stormproof.audit_dead_letters.sink is 'the sink that rejected it, or was skipped';
-comment on column stormproof.audit_dead_letters.txid is 'the batch that the sink rejected it in, or was skipped for';
+comment on column stormproof.audit_dead_letters.txid is 'the batch in which the sink rejected it, or that was skipped';
 comment on column stormproof.audit_dead_letters.at is 'when';
 comment on column stormproof.audit_dead_letters.reason is 'why it failed last; of a reject, its SQLSTATE, or refused; of a skip, skipped';
-comment on column stormproof.audit_dead_letters.error_class is 'class of the exception, or the reason where none was raised';
+comment on column stormproof.audit_dead_letters.error_class is 'class of the exception, or the reason if there was none';
 comment on column stormproof.audit_dead_letters.times_opened is 'how often a dead letter was opened';
 comment on column stormproof.audit_dead_letters.times_failed is 'how often it failed';
-comment on column stormproof.audit_dead_letters.rows is 'rows of a reject or a skip, which the sink does not hold';
+comment on column stormproof.audit_dead_letters.rows is 'rows of a reject or a skip';
 comment on column stormproof.audit_dead_letters.state is 'of a dead letter: undecided, requeue, drop, edit; of a reject: undecided, retrying, retried, dropped; of a skip: dropped';
 comment on column stormproof.audit_dead_letters.decided_by is 'who decided';
 comment on column stormproof.audit_dead_letters.decided_why is 'why, in that person''s words';
@@ -356,11 +356,11 @@ union all
 select t.name, 'batch', x.times, x.number
 from (select incarnation, attempt as times, count(*) as number from stormproof.txn group by 1, 2) x
 join stormproof.topology t on t.incarnation = x.incarnation;
-comment on view stormproof.audit_attempts is 'how often messages failed, and how often the jobs of batches were begun: a histogram';
+comment on view stormproof.audit_attempts is 'a histogram of failures of messages and attempts at batches';
 comment on column stormproof.audit_attempts.topology is 'the topology''s name';
 comment on column stormproof.audit_attempts.what is 'message or batch';
 comment on column stormproof.audit_attempts.times is 'of messages: how often they failed; of batches: how often their job was begun';
-comment on column stormproof.audit_attempts.number is 'how many messages, or batches, as far as the ledger was not pruned';
+comment on column stormproof.audit_attempts.number is 'how many messages or batches, as far as the ledger was not pruned';
 
 -- question: recovered
 -- asks: Which messages failed and were committed later?
@@ -389,11 +389,11 @@ from (
 join stormproof.txn x on x.incarnation = f.incarnation and x.txid = f.replayed_in and x.state = 'committed'
 join stormproof.topology t on t.incarnation = f.incarnation
 where f.replayed_in > f.last_in;
-comment on view stormproof.audit_recovered is 'messages that failed, or were returned, and were committed later';
+comment on view stormproof.audit_recovered is 'one row per message that failed or was returned, and was committed later';
 comment on column stormproof.audit_recovered.topology is 'the topology''s name';
 comment on column stormproof.audit_recovered.message is 'the message''s id, as every command shows it';
 comment on column stormproof.audit_recovered.failures is 'how often it failed';
-comment on column stormproof.audit_recovered.returns is 'how often it went back with a failed message, without failing itself';
+comment on column stormproof.audit_recovered.returns is 'how often it was returned';
 comment on column stormproof.audit_recovered.first_at is 'when that happened first';
 comment on column stormproof.audit_recovered.last_at is 'when that happened last';
 comment on column stormproof.audit_recovered.last_in is 'the batch in which it happened last';
@@ -427,15 +427,15 @@ left join lateral (
   where x.incarnation = b.incarnation and x.ended_at is null and k.sink = b.sink and k.committed_at is null
     and k.outcome is null
 ) o on true;
-comment on view stormproof.audit_behind is 'one row a sink: the last batch that it is known to hold, and what is fixed for it and not yet known to be held';
+comment on view stormproof.audit_behind is 'one row per sink: what it is known to hold, and what is prepared for it';
 comment on column stormproof.audit_behind.topology is 'the topology''s name';
 comment on column stormproof.audit_behind.sink is 'the sink''s name';
 comment on column stormproof.audit_behind.target is 'its table';
 comment on column stormproof.audit_behind.held_txid is 'the last batch that it is known to hold';
 comment on column stormproof.audit_behind.newest_txid is 'the newest batch of the topology';
-comment on column stormproof.audit_behind.behind_txids is 'batches whose content is fixed, and which it is not known to hold';
+comment on column stormproof.audit_behind.behind_txids is 'prepared batches that it is not known to hold';
 comment on column stormproof.audit_behind.behind_rows is 'their rows';
-comment on column stormproof.audit_behind.behind_since is 'when the first of them was fixed';
+comment on column stormproof.audit_behind.behind_since is 'when the first of them was prepared';
 comment on column stormproof.audit_behind.blocked_txid is 'the first of them that is blocked';
 
 -- question: aborted
@@ -462,11 +462,11 @@ from stormproof.event e
 join stormproof.topology t on t.incarnation = e.incarnation
 left join stormproof.txn x on x.incarnation = e.incarnation and x.txid = e.txid
 where e.kind = 'blocked';
-comment on view stormproof.audit_aborted is 'batches that were aborted or abandoned, and each time that one was blocked';
+comment on view stormproof.audit_aborted is 'one row per batch that was aborted or abandoned, and per time that one was blocked';
 comment on column stormproof.audit_aborted.topology is 'the topology''s name';
 comment on column stormproof.audit_aborted.what is 'aborted, abandoned, blocked (now), or was_blocked';
 comment on column stormproof.audit_aborted.txid is 'the batch''s number';
-comment on column stormproof.audit_aborted.at is 'when; of a batch that is blocked, or was, when that was noticed';
+comment on column stormproof.audit_aborted.at is 'when; of a block, when it was noticed';
 comment on column stormproof.audit_aborted.cause is 'why; null where a block was resolved since';
 comment on column stormproof.audit_aborted.sink is 'the sink that refused it';
 comment on column stormproof.audit_aborted.messages is 'messages of the batch';
@@ -497,7 +497,7 @@ union all
 select t.name, p.at, 'prune', p.by, p.why, p.upto, null, null, null
 from stormproof.prune p
 join stormproof.topology t on t.incarnation = p.incarnation;
-comment on view stormproof.audit_actions is 'what operators decided, by whom and why';
+comment on view stormproof.audit_actions is 'one row per decision of an operator';
 comment on column stormproof.audit_actions.topology is 'the topology''s name';
 comment on column stormproof.audit_actions.at is 'when';
 comment on column stormproof.audit_actions.action is 'what: retry, skip, adopt_table, pause, requeue, prune, ...';
@@ -506,7 +506,7 @@ comment on column stormproof.audit_actions.why is 'why, in that person''s words'
 comment on column stormproof.audit_actions.txid is 'the batch that it was about; of a prune, the last one of which the record was removed';
 comment on column stormproof.audit_actions.sink is 'the sink that it was about';
 comment on column stormproof.audit_actions.message is 'the message that it was about';
-comment on column stormproof.audit_actions.number is 'about how many dead letters or rejects it was, where it was about several';
+comment on column stormproof.audit_actions.number is 'how many dead letters or rejects it was about, if several';
 
 -- question: verdicts
 -- asks: What did the last checks find, and of what?
@@ -523,7 +523,7 @@ select t.name, v.id, v.at, v.by, v.verdict, v.first_txid, v.last_txid, v.pruned_
   v.notices, v.kinds, v.txids, v.sinks, v.evidence, v.messages, v.took_ms, v.deep, v.tables, v.basis, v.chain_from, v.settled_upto
 from stormproof.verdict v
 join stormproof.topology t on t.incarnation = v.incarnation;
-comment on view stormproof.audit_verdicts is 'the verdicts of stormproof audit verify, each with what it looked at';
+comment on view stormproof.audit_verdicts is 'one row per verdict of stormproof audit verify';
 comment on column stormproof.audit_verdicts.topology is 'the topology''s name';
 comment on column stormproof.audit_verdicts.id is 'number of the verdict: later ones are higher';
 comment on column stormproof.audit_verdicts.at is 'when the check ended';
@@ -531,7 +531,7 @@ comment on column stormproof.audit_verdicts.by is 'who ran it';
 comment on column stormproof.audit_verdicts.verdict is 'clean, violation or cannot_tell: of the scope alone';
 comment on column stormproof.audit_verdicts.first_txid is 'the first batch that was checked';
 comment on column stormproof.audit_verdicts.last_txid is 'the last one; null: there was none';
-comment on column stormproof.audit_verdicts.pruned_upto is 'batches up to here were no longer on record, and were not checked';
+comment on column stormproof.audit_verdicts.pruned_upto is 'batches up to here were pruned, and not checked';
 comment on column stormproof.audit_verdicts.violations is 'how many things were wrong';
 comment on column stormproof.audit_verdicts.unknowns is 'how many questions the evidence left open';
 comment on column stormproof.audit_verdicts.notices is 'how many things there were to know';
@@ -542,10 +542,10 @@ comment on column stormproof.audit_verdicts.evidence is 'entries of the sinks'' 
 comment on column stormproof.audit_verdicts.messages is 'openings of messages that were checked';
 comment on column stormproof.audit_verdicts.took_ms is 'how long the check took';
 comment on column stormproof.audit_verdicts.deep is 'whether the rows of the sinks'' tables were compared, too';
-comment on column stormproof.audit_verdicts.tables is 'how the tables were read: of which sinks, and whether other writers may add rows; null: they were not';
-comment on column stormproof.audit_verdicts.basis is 'number of the verdict that it continues (--since last); null: it stands by itself';
+comment on column stormproof.audit_verdicts.tables is 'of which sinks tables were read, and whether other writers may add rows; null: none';
+comment on column stormproof.audit_verdicts.basis is 'number of the verdict that it continues (--since last); null: none';
 comment on column stormproof.audit_verdicts.chain_from is 'the first batch that it covers, together with the clean verdicts that it continues';
-comment on column stormproof.audit_verdicts.settled_upto is 'the next one may begin behind this batch; null: none may continue it';
+comment on column stormproof.audit_verdicts.settled_upto is 'the next one may begin after this batch; null: none may continue it';
 
 create view stormproof.replay_causes (
   topology, what, at, txid, message, messages, attempt, reason, component, error_class, failed_in
@@ -578,14 +578,14 @@ where e.kind = 'attempt_failed';
 comment on view stormproof.replay_causes is 'the rows of audit_replays, for counts by reason, component or class: there each of these is looked up by itself';
 comment on column stormproof.replay_causes.topology is 'the topology''s name';
 comment on column stormproof.replay_causes.what is 'message, batch or attempt';
-comment on column stormproof.replay_causes.at is 'when it was opened again; of a batch, when its messages went back; of an attempt, when it failed';
-comment on column stormproof.replay_causes.txid is 'the batch that opened the message again; else the batch or the attempt''s batch';
+comment on column stormproof.replay_causes.at is 'when it was opened again, given back, or failed';
+comment on column stormproof.replay_causes.txid is 'the batch that opened the message again, was given back, or was attempted';
 comment on column stormproof.replay_causes.message is 'the message''s id, as every command shows it';
-comment on column stormproof.replay_causes.messages is 'how many messages were concerned';
+comment on column stormproof.replay_causes.messages is 'how many messages';
 comment on column stormproof.replay_causes.attempt is 'number of the failed attempt';
-comment on column stormproof.replay_causes.reason is 'why: the message''s last failure, the cause of the batch''s end, the attempt''s outcome';
+comment on column stormproof.replay_causes.reason is 'the message''s last failure, the batch''s cause, or the attempt''s outcome';
 comment on column stormproof.replay_causes.component is 'where the message failed';
-comment on column stormproof.replay_causes.error_class is 'class of the exception, or the reason where none was raised';
+comment on column stormproof.replay_causes.error_class is 'class of the exception, or the reason if there was none';
 comment on column stormproof.replay_causes.failed_in is 'the batch in which the message failed last';
 
 create view stormproof.audit_components (
@@ -594,10 +594,10 @@ create view stormproof.audit_components (
 select t.name, c.txid, c.at, c.component, c.kind, c.executed, c.emitted, c.acked, c.failed, c.busy_ms
 from stormproof.txn_component c
 join stormproof.topology t on t.incarnation = c.incarnation;
-comment on view stormproof.audit_components is 'what each component did in each batch, in the attempt that fixed the batch''s content; add the rows up';
+comment on view stormproof.audit_components is 'what each component did in each batch, in the attempt that was prepared; add the rows up';
 comment on column stormproof.audit_components.topology is 'the topology''s name';
 comment on column stormproof.audit_components.txid is 'the batch''s number';
-comment on column stormproof.audit_components.at is 'when the batch''s content was fixed; of a batch whose messages all failed, when it ended';
+comment on column stormproof.audit_components.at is 'when the batch was prepared; if all its messages failed, when it ended';
 comment on column stormproof.audit_components.component is 'the component or sink; `__acker` is the tracking';
 comment on column stormproof.audit_components.kind is 'spout, operation, bolt, aggregate, join, sink or acker';
 comment on column stormproof.audit_components.executed is 'tuples that it took in; of a spout, messages that were read; of the acker, acks';
