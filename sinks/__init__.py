@@ -9,15 +9,15 @@
 | `transactional` | what does a sink over any other store with transactions have to write itself |
 | `writer`, `statistics`, `partitions` | how does a task write a prepared file, with which statistics, for which partition |
 | `staging` | how are prepared files named, checked, read and removed |
-| `row_rule`, `latest` | what do a sink's `mode`, `key` and `order_by` say; which row of a key is the last |
+| `row_rule`, `latest` | what do a sink's `mode`, `key`, `schema_contract` say; which row of a key is the last |
 | `lineage` | which transaction and which message made a row: the columns that say so |
-| `contract`, `discards`, `misfits` | where rows and table differ: is the table changed, a value left out, or a row |
-| `limits`, `leaves`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
+| `misfits` | which rows does a task leave out, since their columns cannot hold them; which messages does a row have |
+| `limits`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |
 | `content`, `comparison` | the digest of rows whatever file they are in; does a table hold the rows that were written |
 | `totals` | what must a table by key hold, by the record of its commits: rows and sums |
 | `unique_keys` | does a key come twice in a batch |
-| `rejects`, `message_pairs` | which messages does a commit reject where a table refuses a row; whose row is it |
-| `preview`, `preview_rejects` | what would a sink do with its table and rows, for a dry run |
+| `rejects` | which messages does a commit reject where a table refuses a row |
+| `preview` | what would a sink do with its table and rows, for a dry run |
 | `stand_ins` | which writers let no row into a sink |
 | `registry`, `abilities` | how is a sink opened that the ledger describes; what can only some sinks do |
 """

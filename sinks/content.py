@@ -29,7 +29,7 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows, Words
 from stormproof.core.arrow_compute import pc
 from stormproof.core.tracking.share import GAMMA, mix64
-from stormproof.sinks.leaves import is_bytes, is_string, plain
+from stormproof.sinks.limits import is_bytes, is_string, plain
 
 MODULUS: Final = 1 << 64
 _FACTOR: Final = np.uint64(0xD1B54A32D192ED03)

@@ -10,7 +10,7 @@ from typing import Final
 
 from stormproof.core.message import storable_text
 from stormproof.core.sink import PreparedFile, SinkWriter
-from stormproof.sinks.discards import discarded_in
+from stormproof.sinks.limits import discarded_in
 
 EXAMPLES_MAX: Final = 5
 """Refused rows that are named for each sink; all of them are counted."""

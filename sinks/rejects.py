@@ -26,10 +26,11 @@ from stormproof.core.message import storable_text
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.latest import compared_columns, queues_of
-from stormproof.sinks.message_pairs import pairs_of
-from stormproof.sinks.misfits import Misfits
+from stormproof.sinks.misfits import Misfits, pairs_of
+from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview, example_of
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkProblem
 from stormproof.sinks.staging import open_prepared
+from stormproof.sinks.writer import FileWriter
 
 REFUSED_MAX: Final = 1_000
 """Messages that one commit may reject. More than that is no exception any more, and each one costs some 40 statements."""
@@ -451,3 +452,40 @@ def _message_columns(path: str) -> Iterator[pa.RecordBatch]:
 
 def _joined(parts: Sequence[Rows]) -> Rows:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def rows_without_misfits(
+    writer: FileWriter, files: Sequence[PreparedFile], most: int | None, *, of_groups: bool = False
+) -> RowsPreview:
+    """What a table would take of these prepared files, where a sink may reject so many messages (None: none).
+
+    The table's own rules (`TablePreview.can_refuse`) are not tried.
+
+    Raises:
+        GroupsRefused: misfits are rows of groups, whose messages are named.
+        SinkRefused: messages of misfits are not known, or are more than may be rejected.
+    """
+    found, misfits = RowsPreview.of(files), Misfits.of(files)
+    if not misfits:
+        return found
+    assert writer.input is not None
+    transaction = PreparedTransaction(1, None, "", found.rows, tuple(files), most, of_groups)
+    rejects = Rejects(
+        writer.directory, transaction, most, f"sink {writer.sink!r}", writer.input, undecided=writer.undecided
+    )
+    rows, again = 0, True
+    while again:
+        rows = sum(part.rows.num_rows for part in rejects.kept())
+        again = rejects.close()
+    return replace(
+        found,
+        rows=rows,
+        superseded=found.superseded - rejects.reinstated,
+        rejected=len(rejects.messages),
+        examples=examples_of(misfits.all),
+    )
+
+
+def examples_of(rows: Sequence[RefusedRow]) -> tuple[str, ...]:
+    """Some of these rows, each with its reason."""
+    return tuple(example_of(row.error, row.text) for row in rows[:EXAMPLES_MAX])

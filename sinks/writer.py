@@ -14,21 +14,13 @@ import pyarrow.parquet as pq
 
 from stormproof.core.failpoint import failpoint
 from stormproof.core.forks import end_if_fork
-from stormproof.core.sink import (
-    MESSAGE_COLUMNS,
-    PreparedFile,
-    SinkInput,
-    SinkMode,
-    TaskContext,
-    TaskWriter,
-)
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskContext, TaskWriter
 from stormproof.core.storage.address import StorageOptions, options_to_send, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import NewFile
 from stormproof.sinks.content import ContentSum, kinds_of
-from stormproof.sinks.discards import DiscardingWriter
 from stormproof.sinks.latest import LatestWriter
-from stormproof.sinks.limits import Limits
+from stormproof.sinks.limits import DiscardingWriter, Limits
 from stormproof.sinks.misfits import LeavingOutWriter
 from stormproof.sinks.partitions import PartitionedTaskWriter
 from stormproof.sinks.staging import guard_of, prepared_name

@@ -16,7 +16,7 @@ from stormproof.core.forks import kept_from_forks
 from stormproof.core.message import storable_text
 from stormproof.core.source.protocol import Resolution, Slice, Source
 from stormproof.core.tracking.outcome import FailedIn
-from stormproof.sinks.discards import discarded_in
+from stormproof.sinks.limits import discarded_in
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, RefusedRow, SinkProblem
 from stormproof.trident.ledger import rejects

@@ -29,9 +29,8 @@ from stormproof.core.storage.kept_files import kept_folder
 from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.together import touched_by
 from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview
-from stormproof.sinks.preview_rejects import examples_of, rows_without_misfits
 from stormproof.sinks.protocol import PROBLEM, RefusedRow, SinkProblem
-from stormproof.sinks.rejects import GroupsRefused
+from stormproof.sinks.rejects import GroupsRefused, examples_of, rows_without_misfits
 from stormproof.sinks.stand_ins import WritesNothing
 from stormproof.sinks.writer import FileWriter
 from stormproof.trident.blocked_error import RejectLimit

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.leaves import is_string
+from stormproof.sinks.limits import is_string
 from stormproof.sinks.statistics import COLUMNS_MAX, FileStatistics
 
 WITH_STATISTICS: Final = "delta.dataSkippingStatsColumns"

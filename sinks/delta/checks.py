@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -17,12 +17,13 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.folds import Fold
 from stormproof.core.message import storable_text
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
-from stormproof.sinks.delta.folds import quoted
-from stormproof.sinks.delta.head import TableHead
+from stormproof.sinks.delta.merge_sql import FITS, Quoted, quoted
+from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PROBLEM, SinkProblem
 
@@ -53,7 +54,7 @@ class TableRule:
     text: str
 
 
-def rules_of(table: TableHead, files: Sequence[PreparedFile], quote: Callable[[str], str] = quoted) -> list[TableRule]:
+def rules_of(table: TableHead, files: Sequence[PreparedFile], quote: Quoted = quoted) -> list[TableRule]:
     """The table's CHECK constraints, and those of its NOT NULL columns in which these files have NULL.
 
     `quote` quotes a column's name as the SQL does that is to be asked.
@@ -66,6 +67,12 @@ def rules_of(table: TableHead, files: Sequence[PreparedFile], quote: Callable[[s
         TableRule(name, f"{quote(name)} IS NOT NULL", f"the NOT NULL of the table's column {name!r}")
         for name in dict.fromkeys(name for file in files for name in lacking(table, file))
     ]
+
+
+def ranges(input_: SinkInput, quoted: Quoted) -> list[TableRule]:
+    """What is asked of the sums in `merge_sql.merged_columns`."""
+    sums = [name for name, fold in input_.folds.items() if fold is Fold.SUM]
+    return [TableRule(name, quoted(FITS + name), f"the range of its column {name!r}") for name in sums]
 
 
 def lacking(table: TableHead, file: PreparedFile) -> list[str]:

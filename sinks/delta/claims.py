@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import StoreUnavailable
-from stormproof.sinks.delta import durable
+from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import shown
 from stormproof.sinks.delta.log import DeltaLog
@@ -80,7 +80,7 @@ class Claims:
         for _ in range(CLAIM_TRIES_MAX):
             table = self._newest.load()
             if is_claimed_by(table, self._identity):
-                durable.sync_version(self._log, table.version())
+                power_loss.sync_version(self._log, table.version())
                 return ()
             strangers = tuple(life for life in self._other_lives(table) if life not in accepted)
             if strangers:
@@ -127,12 +127,12 @@ class Claims:
             if spark is not None:
                 spark.set_property(name, value)
             else:
-                durable.sync_tail(self._log, table.version())
+                power_loss.sync_tail(self._log, table.version())
                 entry = self._entry(table, {name: value})
                 self._log.files.put_new(self._log.entry_path(table.version() + 1), entry)
         finally:
             self._newest.forget()
-        durable.sync_version(self._log, self._newest.load().version())
+        power_loss.sync_version(self._log, self._newest.load().version())
 
     def _entry(self, table: DeltaTable, parameters: Mapping[str, str]) -> bytes:
         """The log entry that sets our property, and changes nothing else.

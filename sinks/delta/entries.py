@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 from deltalake.transaction import AddAction
 
-from stormproof.sinks.delta.head import TableHead
-from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.log import DeltaLog, now_ms
+from stormproof.sinks.delta.log import DeltaLog, Label, now_ms
+from stormproof.sinks.delta.newest_version import TableHead
 
 _BY_VERSION: Final[Mapping[int, list[str]]] = {5: ["columnMapping"], 6: ["columnMapping", "identityColumns"]}
 _LISTS_FEATURES: Final = 7

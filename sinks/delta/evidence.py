@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
+from stormproof.sinks.delta.live_files import live_files
 from stormproof.sinks.delta.log import APPLICATION, AddedFile, DeltaLog, LogEntry, OurCommit
-from stormproof.sinks.delta.merge_files import lost_block
-from stormproof.sinks.delta.reach import Reach
-from stormproof.sinks.delta.torn import unreadable
+from stormproof.sinks.delta.position import Reach
+from stormproof.sinks.delta.power_loss import lost_block, unreadable
 from stormproof.sinks.protocol import Evidence, EvidenceReport
 
 
@@ -336,10 +335,3 @@ def _last_txid(entries: Sequence[LogEntry], application: str, guard: int | None)
         if entry.info.get(APPLICATION) == application:
             return guard
     return guard
-
-
-def live_files(table: DeltaTable) -> dict[str, int]:
-    """The files that a table's newest version lists, with their sizes."""
-    actions = table.get_add_actions(flatten=True)
-    paths = map(unquote, actions.column("path").to_pylist())
-    return dict(zip(paths, actions.column("size_bytes").to_pylist(), strict=True))

@@ -10,8 +10,8 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.contract import Change
 from stormproof.sinks.delta.log import DeltaLog, LogEntry
+from stormproof.sinks.row_rule import Change
 
 CHANGED_BY: Final = "stormproof.schema.application"
 CHANGED_FOR: Final = "stormproof.schema.txid"

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, TypeAlias
 from deltalake import DeltaTable, Schema
 
 from stormproof.core.sink import SinkInput, SinkMode
-from stormproof.sinks.delta.head import TableHead
-from stormproof.sinks.delta.live_paths import paths_outside, respelled_paths, unzoned_values
+from stormproof.sinks.delta.live_files import paths_outside, respelled_paths, unzoned_values
+from stormproof.sinks.delta.newest_version import TableHead
 
 
 class Committer(StrEnum):
@@ -86,7 +86,7 @@ class TableFacts:
     respelled: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
     unzoned: tuple[str, ...] = ()
-    """Some of the files' paths and partition values; see `live_paths`. An append touches none, and does not look at them."""
+    """Some of the files' paths and partition values; see `live_files`. An append touches none, and does not look at them."""
 
     @classmethod
     def of(cls, table: TableHead, mode: SinkMode = SinkMode.APPEND) -> TableFacts:

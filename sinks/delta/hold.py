@@ -15,14 +15,13 @@ from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreU
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.content import Content
-from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
-from stormproof.sinks.delta import durable
+from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, by_spark, narrowed
 from stormproof.sinks.delta.checks import may_reject
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.entries import is_ours
-from stormproof.sinks.delta.evidence import evidence_of, live_files, lost_files, tail_since
+from stormproof.sinks.delta.evidence import evidence_of, lost_files, tail_since
 from stormproof.sinks.delta.evolve import (
     add_columns,
     changes_of,
@@ -34,23 +33,16 @@ from stormproof.sinks.delta.evolve import (
 )
 from stormproof.sinks.delta.failures import OTHERS_CHANGED, is_conflict, may_pass, os_error, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
-from stormproof.sinks.delta.head import TableAhead, TableHead
-from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.loaded import load_table
-from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, Undo, commit_metadata, undo_metadata
-from stormproof.sinks.delta.newest_version import NewestTable
-from stormproof.sinks.delta.position import (
-    Position,
-    find_commit,
-    find_position,
-    require_not_given_up,
-    totals_with,
-)
-from stormproof.sinks.delta.refused import LeftOut, refused_rows
+from stormproof.sinks.delta.judge import LeftOut, refused_rows
+from stormproof.sinks.delta.live_files import live_files
+from stormproof.sinks.delta.log import APPLICATION, DeltaLog, Label, OurCommit, Undo, commit_metadata, undo_metadata
+from stormproof.sinks.delta.newest_version import NewestTable, TableAhead, TableHead
+from stormproof.sinks.delta.position import Position, find_commit, find_position, require_not_given_up, totals_with
+from stormproof.sinks.delta.power_loss import put_torn_aside
 from stormproof.sinks.delta.rows import RowsToPut
 from stormproof.sinks.delta.spark import SparkCommitter
+from stormproof.sinks.delta.stores import load_table
 from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
-from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import (
     ALREADY_HELD,
@@ -65,6 +57,7 @@ from stormproof.sinks.protocol import (
     StoreRecord,
     decide,
 )
+from stormproof.sinks.row_rule import BY_DELTA_RS, SchemaContract
 
 log = logging.getLogger("stormproof.sink")
 
@@ -130,7 +123,7 @@ class TableHold(StoreRecord):
             return
         with self.committers.alone(Committer.SPARK):
             list_not_null(table, CommitProperties(max_commit_retries=0))
-        durable.sync_version(self.log, load_table(self.log.table).version())
+        power_loss.sync_version(self.log, load_table(self.log.table).version())
         log.info("%s: its protocol lists the feature of NOT NULL now, which Spark asks for", self.where)
 
     @property
@@ -322,7 +315,7 @@ class TableHold(StoreRecord):
         try:
             # Our entry is synced before it gets its name: in a power loss it must not outlive a version before it, and with
             # no commit of ours before, not the one that was read.
-            durable.sync_versions(self.log, _last_of_ours(position, table.version() - 1) + 1, table.version())
+            power_loss.sync_versions(self.log, _last_of_ours(position, table.version() - 1) + 1, table.version())
             put = self._rows.put_next(self.log, table, transaction, label)
             is_sure = put and self._newest.is_as_seen(table)
         except (OSError, ValueError) as error:
@@ -505,7 +498,7 @@ class TableHold(StoreRecord):
         except (DeltaError, OSError, ValueError) as error:
             kind = StoreUnavailable if may_pass(error) else SinkRefused
             raise kind(f"{where}: version {version - 1} cannot be restored: {shown(error)}") from error
-        durable.sync_version(self.log, self._newest.load().version())
+        power_loss.sync_version(self.log, self._newest.load().version())
         return (
             f"version {version} had lost {'; '.join(lost[:5])}; the table is as in version {version - 1} again, and the "
             "batch is merged from its prepared files"
@@ -580,7 +573,7 @@ class TableHold(StoreRecord):
         cleaned = [c for c in self.log.checkpoints() if after < c <= version]
         if table.transaction_version(self._application) != transaction.txid or not cleaned:
             return False
-        durable.sync_checkpoints(self.log, table, cleaned, live=self.input.is_by_key)
+        power_loss.sync_checkpoints(self.log, table, cleaned, live=self.input.is_by_key)
         return True
 
     def _refusal(self, problem: Exception | None, where: str, hint: str = "") -> SinkRefused | StoreUnavailable:
@@ -609,7 +602,7 @@ class TableHold(StoreRecord):
             # A version that changed the schema is synced with its batch's own, also where that is the first one of ours.
             changing = versions_for(self.log, self._application, commit.txid, before=commit.version)
             after = min([after, *(entry.version - 1 for entry in changing)])
-        durable.sync_versions(self.log, after + 1, commit.version)
+        power_loss.sync_versions(self.log, after + 1, commit.version)
 
     def _clean(self, commit: OurCommit) -> None:
         """Have delta-rs remove log entries beyond their retention, once the checkpoint that replaces them is synced. Spark

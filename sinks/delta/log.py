@@ -1,4 +1,6 @@
-"""A Delta table's log, read from its JSON entries: our transactions, and the files that each version added and removed."""
+"""A Delta table's log, read from its JSON entries: our transactions, and the files that each version added and removed; and
+what a commit of ours says of itself there (`Label`).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
+from deltalake import CommitProperties, Transaction
 
 from stormproof.core.sink import PreparedFile
 from stormproof.core.storage.files import files_at
@@ -42,7 +45,7 @@ UNDONE_HOLDS: Final = "stormproof.undone.holds"
 """Keys of a RESTORE of our own: the application and version whose commit it undoes, and the txid that is then the last."""
 
 GIVEN_UP: Final = "stormproof.given_up"
-"""Key of a version that keeps out a transaction: its txid. It is marked as an undo, too, of nothing; see `late_entry`."""
+"""Key of a version that keeps out a transaction: its txid. It is an undo, too, of nothing; see `DeltaSession.keep_out`."""
 
 COMPACTS: Final = "stormproof.compacts"
 """Key of a compaction of our own, with the application that asked for it. It holds no txid and changes no row."""
@@ -433,3 +436,32 @@ def _deletion_file(vector: dict[str, Any]) -> str | None:
     prefix, encoded = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
     name = uuid.UUID(bytes=base64.b85decode(encoded.translate(str.maketrans(_Z85, _B85))))
     return os.path.join(prefix, f"deletion_vector_{name}.bin")
+
+
+COMMIT_RETRIES_MAX: Final = 15
+"""How often a commit is tried again after other writers' commits. After one of our own, delta-rs gives up at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The label of one commit. `known` is the version of the identifier that the table has already. `retries`: how often
+    delta-rs tries the commit again behind other writers' commits.
+    """
+
+    application: str
+    version: int
+    metadata: Mapping[str, str]
+    known: int | None = None
+    retries: int = COMMIT_RETRIES_MAX
+
+    def for_delta_rs(self) -> CommitProperties:
+        """The same as delta-rs takes it."""
+        return CommitProperties(
+            custom_metadata=dict(self.metadata),
+            max_commit_retries=self.retries,
+            app_transactions=self.identifiers(),
+        )
+
+    def identifiers(self) -> list[Transaction]:
+        """The transaction identifier: one. For one without a time, the engines disagree on when it expires."""
+        return [Transaction(self.application, self.version, now_ms())]

@@ -1,23 +1,81 @@
-"""A Delta table at its newest version; what has changed since the last call is loaded, but for appends of our own."""
+"""A Delta table at its newest version; what has changed since the last call is loaded, but for appends of our own. A commit
+that only adds files needs no more than its `TableHead`.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Metadata, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.table import ProtocolVersions
 
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.delta.failures import panics_as_errors, shown
-from stormproof.sinks.delta.head import TableAhead, TableHead
-from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.loaded import load_table
-from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog
+from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, Label
+from stormproof.sinks.delta.stores import load_table
 from stormproof.sinks.protocol import SinkProblem
+
+
+class TableHead(Protocol):
+    """One version of a table: a loaded `DeltaTable` is one, and `TableAhead` is."""
+
+    def version(self) -> int:
+        """Its number."""
+        ...
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """The newest version of an application's transaction identifier."""
+        ...
+
+    def metadata(self) -> Metadata:
+        """Id, partition columns and properties."""
+        ...
+
+    def protocol(self) -> ProtocolVersions:
+        """The versions and features that it asks of readers and writers."""
+        ...
+
+    def schema(self) -> Schema:
+        """Its columns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableAhead:
+    """A version that is known without being loaded: behind the loaded one lie only versions that this process wrote, each
+    of which added files under its own identifier and changed nothing else.
+    """
+
+    loaded: DeltaTable
+    number: int
+    identifiers: Mapping[str, int]
+
+    def version(self) -> int:
+        """Its number."""
+        return self.number
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """What this process wrote last, else what is loaded."""
+        return self.identifiers[app_id] if app_id in self.identifiers else self.loaded.transaction_version(app_id)
+
+    def metadata(self) -> Metadata:
+        """As loaded."""
+        return self.loaded.metadata()
+
+    def protocol(self) -> ProtocolVersions:
+        """As loaded."""
+        return self.loaded.protocol()
+
+    def schema(self) -> Schema:
+        """As loaded."""
+        return self.loaded.schema()
+
 
 SEEN_MAX_S: Final = 600.0
 """How long after it was seen as the newest, a version may be taken for it because there is none behind it."""

@@ -18,11 +18,10 @@ from stormproof.sinks.delta.claims import properties_of
 from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import TableFacts, choose, refusal
-from stormproof.sinks.delta.loaded import is_table
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.stores import require_conditional_put
+from stormproof.sinks.delta.power_loss import put_torn_aside
+from stormproof.sinks.delta.stores import is_table, require_conditional_put
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
-from stormproof.sinks.delta.torn import put_torn_aside
 from stormproof.sinks.protocol import SinkIdentity, SinkProblem
 
 

@@ -12,11 +12,55 @@ from deltalake import DeltaTable
 from stormproof.core.errors import Fenced
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.content import NOTHING, Content
-from stormproof.sinks.delta.head import TableHead
-from stormproof.sinks.delta.log import REMOVED, TOTALS, DeltaLog, OurCommit, Undo
-from stormproof.sinks.delta.reach import Reach
+from stormproof.sinks.delta.log import OF_TIME, REMOVED, TOTALS, DeltaLog, LogEntry, OurCommit, Undo
+from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.protocol import Held, PreparedTransaction
 from stormproof.sinks.totals import Totals, summed_columns, sums_of_files
+
+
+class Reach:
+    """Follows a log back from its newest version, and finds the versions whose rows a RESTORE has removed.
+
+    A RESTORE keeps the transaction identifiers and drops the rows. The versions between its target and itself no longer
+    count, and neither do the RESTOREs among them.
+    """
+
+    def __init__(self, log: DeltaLog) -> None:
+        self._log = log
+        self._reach: int | None = None
+        self._by: int = -1
+
+    def taken_back_by(self, entry: LogEntry) -> int | None:
+        """The version of the RESTORE that removed this entry's rows, if any. To be called for each entry, newest first."""
+        if self._reach is not None and entry.version > self._reach:
+            return self._by
+        target = entry.restored_to
+        if target is not None:
+            self._reach, self._by = self._of_time(entry) if target == OF_TIME else target, entry.version
+        return None
+
+    def _of_time(self, restore: LogEntry) -> int:
+        """The version that a RESTORE to a time went back to: the newest one that lists the files which it left.
+
+        The time does not tell: Spark writes it as a text without its zone. Where a file was listed again with other
+        deletions, or the log does not reach back so far, no version before is known to be left: -1.
+        """
+        differ: set[str] = set()
+        for version in range(restore.version, 0, -1):
+            entry = self._log.entry(version)
+            toggled = None if entry is None else _toggled(entry)
+            if toggled is None:
+                return -1
+            differ ^= toggled
+            if not differ:
+                return version - 1
+        return -1
+
+
+def _toggled(entry: LogEntry) -> set[str] | None:
+    """The files that are listed either before a version or behind it; None where one is listed anew."""
+    added, removed = {file.path for file in entry.added}, {path for path, _ in entry.removed}
+    return None if added & removed else added | removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +85,7 @@ class Position:
 def find_position(log: DeltaLog, table: TableHead, application: str) -> Position | None:
     """The last txid of an application in a table; None where it holds none."""
     txid = table.transaction_version(application)
-    if not txid:  # 0: only what was given up was ever on its way; see `late_entry`
+    if not txid:  # 0: only what was given up was ever on its way; see `DeltaSession.keep_out`
         return None
     reach = Reach(log)
     undone: Undo | None = None
@@ -72,7 +116,7 @@ def find_commit(log: DeltaLog, application: str, transaction: PreparedTransactio
 def require_not_given_up(
     log: DeltaLog, table: TableHead, application: str, position: Position | None, txid: int, where: str
 ) -> None:
-    """Refuse a transaction that a version of `late_entry` keeps out; `position` is what the table holds.
+    """Refuse a transaction that a version of `DeltaSession.keep_out` keeps out; `position` is what the table holds.
 
     Raises:
         Fenced: an operator gave its rows up.

@@ -12,18 +12,18 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.core.storage.address import is_url
 from stormproof.core.storage.local_files import NOWHERE
-from stormproof.sinks.contract import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta.claims import other_claims
 from stormproof.sinks.delta.evolve import changes_for, known_part
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
-from stormproof.sinks.delta.loaded import load_table
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening
+from stormproof.sinks.delta.power_loss import require_whole
+from stormproof.sinks.delta.stores import load_table
 from stormproof.sinks.delta.table import column_limits, limits_of_new, require_table
-from stormproof.sinks.delta.torn import require_whole
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
+from stormproof.sinks.row_rule import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.writer import FileWriter
 
 

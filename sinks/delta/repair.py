@@ -29,14 +29,13 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.folds import Fold
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.abilities import Repair
-from stormproof.sinks.delta import durable
+from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics
 from stormproof.sinks.delta.entries import entry_of, other_features
 from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
-from stormproof.sinks.delta.folds import quoted
-from stormproof.sinks.delta.live_adds import live_adds, removal_of
+from stormproof.sinks.delta.live_files import live_adds, removal_of
 from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, now_ms
-from stormproof.sinks.delta.merge_sql import written_where_held
+from stormproof.sinks.delta.merge_sql import quoted, written_where_held
 from stormproof.sinks.delta.position import find_position, totals_at
 from stormproof.sinks.delta.rewrite import COMPACTED, new_files, put_entry
 from stormproof.sinks.delta.rows import merge_rows
@@ -113,7 +112,7 @@ def _repair_once(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
         version = put_entry(log, table.version(), entry, {*wrong, *written}, is_it)
     failpoint("repair.after_log_entry")
     hold.close()
-    durable.sync_version(log, version)
+    power_loss.sync_version(log, version)
     failpoint("repair.after_sync")
     return replace(done, version=version)
 

@@ -25,13 +25,13 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 
-from stormproof.sinks.delta import durable
+from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, is_rounded
 from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import OTHERS_CHANGED, is_conflict, panics_as_errors
-from stormproof.sinks.delta.live_adds import live_adds, removal_of
+from stormproof.sinks.delta.live_files import live_adds, removal_of
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog, LogEntry, now_ms
-from stormproof.sinks.delta.merge_files import written_for
+from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.partitions import as_text
 
 FOLDER: Final = "_stormproof-compact-"
@@ -242,7 +242,7 @@ def restore(log: DeltaLog, table: DeltaTable, version: int, metadata: Mapping[st
         raise ValueError(f"{gone[0]} is missing")
     removed = [removal_of(add, at_ms) for name, add in now.items() if name not in then]
     added = [{"add": {**add, "dataChange": True}} for add in back]
-    durable.sync_tail(log, newest)
+    power_loss.sync_tail(log, newest)
     entry = entry_of("RESTORE", {"version": str(version)}, [*removed, *added], metadata)
     log.files.put_new(log.entry_path(newest + 1), entry)
 
@@ -262,7 +262,7 @@ def put_entry(
         there = log.entry(version)
         if there is None:
             try:
-                durable.sync_tail(log, version - 1)
+                power_loss.sync_tail(log, version - 1)
                 log.files.put_new(log.entry_path(version), entry)
             except OSError:  # whatever the answer was, only the log says whether the entry is there
                 there = log.entry(version)

@@ -15,14 +15,11 @@ from stormproof.core.errors import UsageError
 from stormproof.core.sink import SinkInput
 from stormproof.core.task.keyhash import hash_keys, is_hashable
 from stormproof.sinks.content import Content
-from stormproof.sinks.delta.folds import fold_expression, quoted
-from stormproof.sinks.delta.head import TableHead
-from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.log import SUPERSEDED, DeltaLog
-from stormproof.sinks.delta.merge_files import written_for
-from stormproof.sinks.delta.merge_sql import same_key, written_where_held
-from stormproof.sinks.delta.newer_wins import later_condition
-from stormproof.sinks.delta.refused import LeftOut
+from stormproof.sinks.delta.judge import LeftOut
+from stormproof.sinks.delta.log import SUPERSEDED, DeltaLog, Label
+from stormproof.sinks.delta.merge_sql import fold_expression, later_condition, quoted, same_key, written_where_held
+from stormproof.sinks.delta.newest_version import TableHead
+from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.protocol import PreparedTransaction
 

@@ -14,46 +14,38 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.errors import PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.abilities import Compaction, Repair
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.content import NOTHING, Content, content_of, kinds_of
-from stormproof.sinks.contract import SchemaContract
-from stormproof.sinks.delta.asked_by_spark import AskSpark
-from stormproof.sinks.delta.asked_rows import ask_delta_rs
+from stormproof.sinks.delta import power_loss
+from stormproof.sinks.delta.care import commits_since_compaction, compact, settle_compactions, vacuum
 from stormproof.sinks.delta.checks import lacking, may_reject, require_checks, violates
-from stormproof.sinks.delta.compaction import commits_since_compaction, compact, settle_compactions
 from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.entries import put_next
+from stormproof.sinks.delta.failures import is_conflict, may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
-from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.hold import TableHold
-from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.late_entry import keep_out
-from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.refused import LeftOut, leave_out, name_messages, refused_rows
+from stormproof.sinks.delta.judge import AskSpark, LeftOut, ask_delta_rs, leave_out, name_messages, refused_rows
+from stormproof.sinks.delta.log import GIVEN_UP, DeltaLog, Label, Undo, undo_metadata
+from stormproof.sinks.delta.newest_version import TableHead
+from stormproof.sinks.delta.position import find_position
 from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, all_hashable, merge_rows, rows_of_keys
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
-from stormproof.sinks.delta.vacuum import vacuum
 from stormproof.sinks.folding import fold_tables
 from stormproof.sinks.latest import put_rows
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.partitions import partition_values
-from stormproof.sinks.protocol import (
-    PROBLEM,
-    CommitResult,
-    PreparedTransaction,
-    SinkIdentity,
-    SinkProblem,
-    SinkSession,
-)
+from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, SinkIdentity, SinkProblem, SinkSession
+from stormproof.sinks.row_rule import SchemaContract
 from stormproof.sinks.staging import (
     IsDead,
     guard_of,
@@ -72,6 +64,9 @@ from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
 log = logging.getLogger("stormproof.sink")
+
+KEEP_OUT_TRIES_MAX: Final = 20
+"""How often the table is looked at anew because other writers' commits came in between."""
 
 MERGE_ROWS_IN_MEMORY_MAX: Final = 1_000_000
 """A fold of more rows is streamed from its files; the table's files are then not pruned by the range of its keys."""
@@ -136,8 +131,48 @@ class DeltaSession(TableHold, SinkSession):
         )
 
     def keep_out(self, transaction: PreparedTransaction) -> int | None:
-        """By a version of the log; see `late_entry`."""
-        return keep_out(self, self.identity.application_id, transaction)
+        """By a version of the log, which is synced; returns its number. It says that the sink holds what it held before.
+
+        A transaction that was given up may still be on its way: a store may carry out a PUT long after it was asked, and a
+        driver that was paused inside its commit goes on when it wakes. Either writes the version behind the one that it had
+        read, or, where that is taken, asks what took it. So a version with this application's transaction identifier, and
+        nothing else, keeps both out: the PUT finds its name taken, and delta-rs and Spark give up a commit when they find
+        another one under their own identifier before it. It names the txid, so that a driver which then looks again does
+        not begin anew.
+
+        Raises:
+            PositionMismatch: the table holds the transaction.
+            SinkRefused: the table cannot be written to.
+            StoreUnavailable: the store does not answer, or other writers kept coming first.
+        """
+        where, application = f"{self.where}, txid {transaction.txid}", self.identity.application_id
+        for _ in range(KEEP_OUT_TRIES_MAX):
+            committer = self.committer()
+            with self.committers.alone(committer):
+                table = self.load()
+                position = find_position(self.log, table, application)
+                held = None if position is None else position.txid
+                if held == transaction.txid:
+                    raise PositionMismatch(f"{where}: the table holds it; it arrived after all", txid=held)
+                read, known = table.version(), table.transaction_version(application)
+                # Nothing is in this version: as an undo of itself it says what the table holds from here on.
+                metadata = {**undo_metadata(application, Undo(read + 1, held)), GIVEN_UP: str(transaction.txid)}
+                label = Label(application, max(known or 0, held or 0), metadata, known=known, retries=0)
+                try:
+                    with panics_as_errors():
+                        self.committers.put_label(committer, table, label)
+                except (DeltaError, OSError, ValueError) as error:
+                    if not is_conflict(error):
+                        kind = StoreUnavailable if may_pass(error) else SinkRefused
+                        raise kind(f"{where}: what may still arrive cannot be kept out: {shown(error)}") from error
+                    continue
+                finally:
+                    self.close()
+                written = (e.version for e in self.log.on_from(read + 1) if e.given_up(application) is not None)
+                if (version := next(written, None)) is not None:
+                    power_loss.sync_version(self.log, self.load().version())
+                    return version
+        raise StoreUnavailable(f"{where}: other writers keep coming first, or the store does not answer; try again")
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts; never one that the table's log has adopted."""

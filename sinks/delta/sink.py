@@ -23,26 +23,23 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.catalog import CatalogTable
 from stormproof.sinks.delta.checks import CONSTRAINT, checks_of
-from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.failures import panics_as_errors
 from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose
-from stormproof.sinks.delta.loaded import is_table, load_table
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
+from stormproof.sinks.delta.power_loss import put_torn_aside, require_whole
 from stormproof.sinks.delta.preview import DeltaPreview
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.spark import spark_runs
-from stormproof.sinks.delta.stores import check_store
-from stormproof.sinks.delta.table_key import key_of_path, locate
-from stormproof.sinks.delta.torn import put_torn_aside, require_whole
+from stormproof.sinks.delta.stores import check_store, is_table, load_table
+from stormproof.sinks.delta.table import check_types, key_of_path, locate
 from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.row_rule import Columns, RowRule, TableSink, check_upsert_input, column_names
+from stormproof.sinks.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input, column_names
 
 _NEEDS_FEATURE: Final = re.compile(
     r"delta\.(?:(?:feature|columnMapping|universalFormat|coordinatedCommits)\.|checkpointPolicy$|min(?:Reader|Writer)Version$|"

@@ -23,11 +23,14 @@ from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.delta.exclusion import alone
 from stormproof.sinks.delta.failures import OTHERS_CHANGED
 from stormproof.sinks.delta.features import GENERATED
-from stormproof.sinks.delta.folds import spark_fold_expression, spark_quoted
-from stormproof.sinks.delta.label import COMMIT_RETRIES_MAX, Label
-from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.merge_sql import same_key, written_where_held
-from stormproof.sinks.delta.newer_wins import later_condition
+from stormproof.sinks.delta.log import COMMIT_RETRIES_MAX, DeltaLog, Label
+from stormproof.sinks.delta.merge_sql import (
+    later_condition,
+    same_key,
+    spark_fold_expression,
+    spark_quoted,
+    written_where_held,
+)
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.staging import open_prepared
 

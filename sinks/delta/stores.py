@@ -1,4 +1,5 @@
-"""Whether an object store can hold a table that is written exactly once: refused by name where it can be told.
+"""How delta-rs is given a table by its address, and whether an object store can hold a table that is written exactly once:
+refused by name where it can be told.
 
 Two drivers must not both write one version of the log. In a store this rests on a PUT on the condition that its name is
 free.
@@ -10,9 +11,27 @@ import os
 import uuid
 from typing import Final
 
+from deltalake import DeltaTable
+
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.storage.address import is_url, refusal_of_url, shown_url, storage_options
 from stormproof.core.storage.files import files_at
+
+
+def load_table(address: str) -> DeltaTable:
+    """The table at its newest version. Raises as delta-rs does."""
+    return DeltaTable(address, storage_options=options_of(address))
+
+
+def is_table(address: str) -> bool:
+    """Whether there is a Delta table. Raises as delta-rs does."""
+    return DeltaTable.is_deltatable(address, storage_options=options_of(address))
+
+
+def options_of(address: str) -> dict[str, str] | None:
+    """What delta-rs takes as `storage_options`; None for a local folder."""
+    return dict(storage_options(address)) if is_url(address) else None
+
 
 _LOCKING: Final = ("aws_s3_locking_provider", "s3_locking_provider")
 _UNSAFE: Final = ("aws_s3_allow_unsafe_rename", "s3_allow_unsafe_rename", "allow_unsafe_rename")

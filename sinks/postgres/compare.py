@@ -29,8 +29,7 @@ from stormproof.core.sink import SinkMode
 from stormproof.sinks.comparison import Compared, Comparison, Progress, ReadRecord, RowProblem, content_of_files, spans
 from stormproof.sinks.content import MODULUS, NOTHING, Content, ContentSum, content_by, joined, kinds_of
 from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.columns import Column
-from stormproof.sinks.postgres.hashed import Kinds, is_by_server, keeps, row_hash
+from stormproof.sinks.postgres.columns import Column, Kinds, is_by_server, keeps, row_hash
 from stormproof.sinks.postgres.refusals import why_uncounted
 from stormproof.sinks.postgres.table import find_oid, read_table
 from stormproof.sinks.totals import Sum, Totals, summed_columns

@@ -1,4 +1,6 @@
-"""The connection of one sink to its database: made when it is needed, made anew after a loss; Postgres's errors as ours."""
+"""The connection of one sink to its database: made when it is needed, made anew after a loss; Postgres's errors as ours.
+Which table a name stands for there is asked before any sink is opened: two sinks of one topology must not share a table.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable, StormproofErro
 from stormproof.core.message import storable_text
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
+from stormproof.core.sink import TableKey
 from stormproof.sinks.postgres.refusals import is_of_a_row
+from stormproof.sinks.postgres.table import TableName
 
 LOCK_TIMEOUT_MS: Final = 30_000
 """How long a commit waits for another session's lock on the table before it gives up."""
@@ -140,3 +144,39 @@ def _refused(error: psycopg.Error, where: str) -> SinkRefused:
         column=diagnosis.column_name,
         row=diagnosis.message_detail,
     )
+
+
+LOCATE: Final = """
+    select
+        (select system_identifier from pg_control_system())::text,
+        extract(epoch from pg_postmaster_start_time())::text,
+        d.oid::text,
+        coalesce(n.nspname, %(schema)s::name, current_schema())::text,
+        coalesce(c.relname, %(table)s::name)::text
+    from pg_database d
+    left join pg_class c on c.oid = to_regclass(%(name)s)
+    left join pg_namespace n on n.oid = c.relnamespace
+    where d.datname = current_database()
+"""
+
+
+def key_of_name(database: Database | None, name: TableName) -> TableKey:
+    """Equal where both the databases and the names are spelled alike. `database` None: the run's."""
+    return "postgres by name", database, name
+
+
+def locate(database: Database, name: TableName, where: str) -> TableKey:
+    """The server, the database, and the table's schema and name there, where it is or would be made.
+
+    A copied cluster has its original's system identifier: the instant of its start tells the two servers apart.
+
+    Raises:
+        StoreUnavailable: there is no connection, or it is lost.
+        SinkRefused: the database refuses to answer.
+    """
+    with asked(database, where) as connection:
+        row = connection.execute(
+            LOCATE, {"schema": name.schema, "table": name.table, "name": name.identifier.as_string(connection)}
+        ).fetchone()
+    assert row is not None
+    return "postgres", *row

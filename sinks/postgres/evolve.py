@@ -10,13 +10,13 @@ import pyarrow as pa
 from psycopg import sql
 
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.contract import Change
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.columns import Column
 from stormproof.sinks.postgres.table import Table
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.row_rule import Change
 
 _WIDER: Final = ("smallint", "integer", "bigint")
 _CHANGES: Final = """

@@ -14,17 +14,21 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.abilities import warning_of
-from stormproof.sinks.contract import Change, SchemaContract
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.collations import require_deterministic_keys
+from stormproof.sinks.postgres.columns import hashed_columns
 from stormproof.sinks.postgres.connection import Link
-from stormproof.sinks.postgres.durable import require_durable, volatile_relations
 from stormproof.sinks.postgres.evolve import as_changed, change, changes_for, changes_of
 from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.postgres.guard import Guard
-from stormproof.sinks.postgres.hashed import hashed_columns
-from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse, why_uncounted
+from stormproof.sinks.postgres.refusals import (
+    require_deterministic_keys,
+    require_durable,
+    require_writable,
+    volatile_relations,
+    what_can_refuse,
+    why_uncounted,
+)
 from stormproof.sinks.postgres.table import (
     Table,
     TableName,
@@ -45,6 +49,7 @@ from stormproof.sinks.protocol import (
     decide,
     least_rows,
 )
+from stormproof.sinks.row_rule import Change, SchemaContract
 
 log = logging.getLogger("stormproof.sink")
 

@@ -25,7 +25,7 @@ from stormproof.core.postgres.rights import quoted
 from stormproof.core.sink import PreparedFile, SinkInput, TaskContext, TaskWriter
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE, SCHEMA
-from stormproof.sinks.postgres.copying import copy_rows, identifiers
+from stormproof.sinks.postgres.rows import copy_rows, identifiers
 from stormproof.sinks.postgres.table import Table, wire_schema
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.staging import IsDead, file_digest, parse_prepared_name, prepared_batches

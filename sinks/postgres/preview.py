@@ -10,14 +10,16 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.core.storage.local_files import NOWHERE
-from stormproof.sinks.contract import Change, SchemaContract
 from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.collations import require_deterministic_keys
 from stormproof.sinks.postgres.connection import asked
-from stormproof.sinks.postgres.durable import require_durable
 from stormproof.sinks.postgres.evolve import as_changed, changes_for
 from stormproof.sinks.postgres.guard import Guard
-from stormproof.sinks.postgres.refusals import require_writable, what_can_refuse
+from stormproof.sinks.postgres.refusals import (
+    require_deterministic_keys,
+    require_durable,
+    require_writable,
+    what_can_refuse,
+)
 from stormproof.sinks.postgres.table import (
     Table,
     TableName,
@@ -30,6 +32,7 @@ from stormproof.sinks.postgres.table import (
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.row_rule import Change, SchemaContract
 from stormproof.sinks.writer import FileWriter
 
 _MAY_CREATE: Final = """

@@ -1,8 +1,15 @@
-"""A table's rules that can refuse rows in the middle of a commit, found before the first batch; and their errors."""
+"""What the catalog says of a table beside its columns: the rules that can refuse rows in the middle of a commit, and their
+errors; collations by which two keys would be one; storages that a crash empties; and the facts that each commit asks for.
+
+A commit goes by the facts that the one before it found, and asks for them by one statement while the rows that it wrote
+lock the table. Where the table was changed since, the commit is undone, and begun anew by what is true now.
+"""
 
 from __future__ import annotations
 
-from typing import Final, LiteralString
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -10,8 +17,56 @@ from psycopg import sql
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
-from stormproof.sinks.postgres.durable import TREE
-from stormproof.sinks.postgres.table import TableName
+from stormproof.sinks.postgres.table import TABLE, TREE, Table, TableName, table_of
+
+VOLATILE: Final = """
+    select oid::regclass::text,
+           case when relkind = 'f' then 'a foreign table' when relpersistence = 't' then 'temporary'
+                when relpersistence = 'u' then 'unlogged' else 'no table (relkind ' || relkind::text || ')' end
+    from tree where relkind not in ('r', 'p') or relpersistence <> 'p' order by 1
+"""
+"""Those of `TREE` whose rows a crash may lose."""
+_VOLATILE: Final = (TREE + VOLATILE).replace("{oid}", "%s").encode()
+
+
+def volatile_relations(connection: psycopg.Connection, oid: int) -> list[tuple[str, str]]:
+    """Those of the table and its partitions, at any depth, whose rows a crash may lose: (name, what it is).
+
+    Children by inheritance are left out: rows that are inserted into their parent stay there.
+    """
+    return [(str(name), str(what)) for name, what in connection.execute(_VOLATILE, (oid,)).fetchall()]
+
+
+def require_durable(connection: psycopg.Connection, oid: int, where: str) -> None:
+    """Refuse a table that keeps some of its rows where a crash loses them, while the guard would say that they are there.
+
+    Where the transaction has written its rows before the call, the answer holds until the transaction ends: each partition
+    that got a row is locked against ALTER TABLE by then.
+
+    Raises:
+        SinkRefused: names the first such relation.
+    """
+    require_no_volatile(volatile_relations(connection, oid), where)
+
+
+def require_no_volatile(found: Sequence[tuple[str, str]], where: str) -> None:
+    """The same by what `volatile_relations` found."""
+    if found:
+        name, what = found[0]
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise SinkRefused(
+            f"{where}: {name} is {what}{more}: a crash of the server loses its rows, while the sink's own record says that "
+            f"they are there. Nothing was written. {_way_on(name, what)}",
+            relation=name,
+            relations=[relation for relation, _ in found],
+        )
+
+
+def _way_on(name: str, what: str) -> str:
+    if what == "unlogged":
+        return f"Run: alter table {name} set logged"
+    return f"Move its rows into a permanent table, and detach {name}"
+
 
 _TREE_OF_OID: Final = TREE.replace("{oid}", "%(oid)s::oid")
 
@@ -202,3 +257,113 @@ def is_of_a_row(error: psycopg.Error) -> bool:
     if state == _LIMIT_EXCEEDED:
         return error.diag.source_function not in _LIMITS_OF_THE_SERVER
     return state[:2] in _ROW_CLASSES or (state == _NO_RIGHT and error.diag.source_function == _CHECKS_A_ROW)
+
+
+_NONDETERMINISTIC: Final = """
+    select a.attname::text, c.collname::text from pg_attribute a join pg_collation c on c.oid = a.attcollation
+    where a.attrelid = %(oid)s and a.attname = any (%(keys)s) and not c.collisdeterministic
+    union
+    select a.attname::text, c.collname::text
+    from pg_index i
+    cross join lateral unnest(i.indkey::int2[], i.indcollation::oid[]) as k (attnum, by_collation)
+    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+    join pg_collation c on c.oid = k.by_collation
+    where i.indrelid = %(oid)s and i.indisunique and a.attname = any (%(keys)s) and not c.collisdeterministic
+    order by 1, 2
+"""
+
+
+def require_deterministic_keys(connection: psycopg.Connection, oid: int, input_: SinkInput, where: str) -> None:
+    """Refuse a key column, or a unique index on one, with a nondeterministic collation.
+
+    Such a collation takes different texts for equal, as with upper and lower case. Batches are divided and cut by the texts'
+    bytes, so two of their keys would be one row of the table.
+
+    Raises:
+        SinkRefused: names the column, the collation, and what to do.
+    """
+    if not input_.is_by_key:
+        return
+    found = connection.execute(_NONDETERMINISTIC, {"oid": oid, "keys": [*input_.keys]}).fetchone()
+    if found is not None:
+        column, collation = found
+        raise SinkRefused(
+            f"{where}: key column {column!r} has the nondeterministic collation {collation!r}, to which different texts are "
+            "one key; batches compare texts by their bytes. Give the column, and unique indexes on it, a deterministic "
+            'collation, such as COLLATE "C", and write the key in one form, as in lower case',
+            column=column,
+            collation=collation,
+        )
+
+
+_OID: Final = "to_regclass(%(name)s::text)::oid"
+
+
+def _listed(query: str) -> str:
+    """The rows of a query as a JSON array of objects, whose values stand in the order of its columns."""
+    return f"(select json_agg(row_to_json(listed)) from ({query}) as listed)"
+
+
+_FACTS: Final = f"""{TREE}
+    select {_listed(VOLATILE)}, row_security_active({{oid}}), {_listed(TRIGGERS)}, {_listed(RIVALS)}, t.*
+    from ({TABLE}) as t
+""".replace("{oid}", _OID)
+
+
+class Rival(NamedTuple):
+    """A constraint by which rows of several keys exclude each other."""
+
+    name: str
+    at_once: bool
+    """Whether it holds at any moment; one that is deferrable holds at the end of a statement."""
+    columns: tuple[str, ...] | None
+    """Where rows exclude each other only if they are equal in some columns: these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A table as the catalog shows it to this role, at one moment."""
+
+    table: Table
+    volatile: tuple[tuple[str, str], ...]
+    """The relations that lose rows in a crash; see `durable`."""
+    row_security: bool
+    """Whether row-level security is active for this role, which COPY does not admit."""
+    dropping: tuple[str, ...]
+    """The triggers that may drop a row without an error."""
+    changing: tuple[str, ...]
+    """The triggers that may change what is inserted."""
+    reaching: tuple[str, ...]
+    """The triggers that, behind an update, may change other rows."""
+    rivals: tuple[Rival, ...]
+    """The unique and exclusion constraints by which rows of several keys exclude each other."""
+
+
+def ask_facts(connection: psycopg.Connection, name: TableName, input_: SinkInput) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Ask for the facts of the table that has the name now; `facts_of` reads the answer, also behind a pipeline."""
+    known = {"name": name.identifier.as_string(connection), "updates": input_.is_by_key, "keys": [*input_.keys]}
+    return connection.execute(_FACTS.encode(), known)
+
+
+def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> Facts | None:
+    """The facts; None where no table has the name."""
+    row = asked.fetchone()
+    if row is None:
+        return None
+    volatile, row_security, triggers, rivals, *table = row
+    rules = [tuple(one.values()) for one in triggers or ()]
+    dropping, changing, reaching = (
+        tuple(dict.fromkeys(str(rule[0]) for rule in rules if rule[what])) for what in (1, 2, 3)
+    )
+    return Facts(
+        table_of(table),
+        tuple((str(name), str(what)) for name, what in map(dict.values, volatile or ())),
+        bool(row_security),
+        dropping,
+        changing,
+        reaching,
+        tuple(
+            Rival(str(name), bool(at_once), None if columns is None else tuple(columns))
+            for name, at_once, columns in map(dict.values, rivals or ())
+        ),
+    )

@@ -1,19 +1,215 @@
-"""How rows get into a Postgres table: by COPY, or by key with COPY into a temporary table and one INSERT ... ON CONFLICT."""
+"""How rows get into a Postgres table: by COPY, or by key with COPY into a temporary table and one INSERT ... ON CONFLICT.
+
+By key, an older row never replaces a newer one (`later_condition`), and a column with a fold is folded (`fold_assignment`):
+`held` is the table's row, `excluded` the added one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, LiteralString
 
 import psycopg
 import pyarrow as pa
+from pgpq import ArrowToPostgresBinaryEncoder
 from psycopg import sql
 
+from stormproof.core.errors import SinkRefused
+from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.postgres.copying import ADDED, copy_rows, identifiers, make_added, same_columns
-from stormproof.sinks.postgres.folds import fold_assignment
-from stormproof.sinks.postgres.newer_wins import later_condition
+from stormproof.sinks.latest import compared_columns
+from stormproof.sinks.limits import is_string
 from stormproof.sinks.postgres.table import TableName
+from stormproof.sinks.postgres.wire import cast_of, sent_type, to_wire
+
+_NUMBER: Final = (sql.SQL("({0} <> 'NaN')"), sql.SQL("nullif({0}, 'NaN')"))
+"""Postgres takes NaN for the greatest number; here it is behind all of them, in either direction."""
+
+_TEXT: Final = (sql.SQL("convert_to({0}::text, 'UTF8')"),)
+"""By bytes, whatever the column's collation."""
+
+_PLAIN: Final = (sql.SQL("{0}"),)
+
+_CASE: Final = sql.SQL(
+    "when {one} > {other} or ({held} is null and {added} is not null) then true "
+    "when {other} > {one} or ({added} is null and {held} is not null) then false"
+)
+
+
+def later_condition(input_: SinkInput, undecided: Sequence[str] = ()) -> sql.Composable | None:
+    """Whether the row `excluded` is later than the row `held`, in the order of `sinks.latest`; None: always."""
+    if not input_.order_by:
+        return None
+    return wins_by_order(input_.schema, compared_columns(input_, undecided), End.LAST)
+
+
+def wins_by_order(schema: pa.Schema, compared: Sequence[str], end: End) -> sql.Composable:
+    """Whether the row `excluded` is further at this end than the row `held`; see `ByOrder`."""
+    cases: list[sql.Composed] = []
+    for name in compared:
+        for form in _forms(schema.field(name).type):
+            held, added = (form.format(sql.Identifier(side, name)) for side in ("held", "excluded"))
+            least = end is End.FIRST and form is not _NUMBER[0]  # a number comes before NaN at either end
+            one, other = (held, added) if least else (added, held)
+            cases.append(_CASE.format(one=one, other=other, held=held, added=added))
+    return sql.SQL("case {} else false end").format(sql.SQL(" ").join(cases))
+
+
+def _forms(kind: pa.DataType) -> tuple[sql.SQL, ...]:
+    """What is compared of a column."""
+    if pa.types.is_floating(kind):
+        return _NUMBER
+    return _TEXT if pa.types.is_string(kind) or pa.types.is_large_string(kind) else _PLAIN
+
+
+_SUM: Final = sql.SQL("coalesce(held.{0} + excluded.{0}, held.{0}, excluded.{0})")
+
+_BETTER: Final[Mapping[Fold, sql.SQL]] = {
+    Fold.MIN: sql.SQL("least(held.{0}, excluded.{0})"),
+    Fold.MAX: sql.SQL("greatest(held.{0}, excluded.{0})"),
+}
+"""Both ignore NULLs."""
+
+_BETTER_FLOAT: Final[Mapping[Fold, sql.SQL]] = {
+    Fold.MIN: _BETTER[Fold.MIN],
+    Fold.MAX: sql.SQL(
+        "coalesce(greatest(nullif(held.{0}, 'NaN'), nullif(excluded.{0}, 'NaN')), held.{0}, excluded.{0})"
+    ),
+}
+"""Postgres takes NaN for the greatest number. Here it is never the least or the greatest, unless there is no number."""
+
+_BETTER_TEXT: Final[Mapping[Fold, sql.SQL]] = {
+    Fold.MIN: sql.SQL(
+        "case when held.{0} is null or convert_to(excluded.{0}, 'UTF8') < convert_to(held.{0}, 'UTF8') "
+        "then excluded.{0} else held.{0} end"
+    ),
+    Fold.MAX: sql.SQL(
+        "case when held.{0} is null or convert_to(excluded.{0}, 'UTF8') > convert_to(held.{0}, 'UTF8') "
+        "then excluded.{0} else held.{0} end"
+    ),
+}
+"""By bytes, as batches are aggregated. least() would compare by the column's collation, which differs between databases."""
+
+
+def fold_assignment(name: str, schema: pa.Schema, fold: AnyFold) -> sql.Composed:
+    """`column = new value`. A NULL adds nothing and never wins; NaN wins only over NULL."""
+    kind = schema.field(name).type
+    if isinstance(fold, ByOrder):
+        wins = wins_by_order(schema, fold.compared, fold.end)
+        return sql.SQL("{0} = case when {1} then excluded.{0} else held.{0} end").format(sql.Identifier(name), wins)
+    if isinstance(fold, (SetUnion, SetTruncated)):
+        return _set_assignment(name, schema, fold)
+    if fold is Fold.SUM:
+        value = _SUM
+    elif pa.types.is_floating(kind):
+        value = _BETTER_FLOAT[fold]
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        value = _BETTER_TEXT[fold]
+    else:
+        value = _BETTER[fold]
+    column = sql.Identifier(name)
+    return sql.SQL("{} = {}").format(column, value.format(column))
+
+
+_UNION: Final = sql.SQL("select distinct v{0} as v from unnest(held.{1} || excluded.{1}) as u (v) where v is not null")
+"""The values of both sets; text is compared by its bytes, whatever the column's collation."""
+
+
+def _set_assignment(name: str, schema: pa.Schema, fold: SetUnion | SetTruncated) -> sql.Composed:
+    of = fold.of if isinstance(fold, SetTruncated) else name
+    text = is_string(schema.field(of).type.value_type)
+    union = _UNION.format(sql.SQL(' collate "C"' if text else ""), sql.Identifier(of))
+    if isinstance(fold, SetUnion):
+        statement = "{} = array(select v from ({}) as d order by v limit {})"
+        return sql.SQL(statement).format(sql.Identifier(name), union, sql.Literal(fold.at_most))
+    statement = (
+        "{0} = coalesce(held.{0}, false) or coalesce(excluded.{0}, false) or (select count(*) from ({1}) as d) > {2}"
+    )
+    return sql.SQL(statement).format(sql.Identifier(name), union, sql.Literal(fold.at_most))
+
+
+ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
+"""With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""
+
+_TEXTS: Final = sql.Identifier("pg_temp", "stormproof_texts")
+
+PLACE: Final = "stormproof place"
+"""A column of the temporary table that numbers its rows, where they are put in an order, or merged one by one."""
+
+
+def identifiers(names: Iterable[str]) -> sql.Composed:
+    """Column names, with commas between them."""
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def copy_rows(
+    connection: psycopg.Connection,
+    into: sql.Identifier,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    where: str,
+) -> int:
+    """COPY rows into a table, in the forms of the wire schema `schema`; returns how many it took. Texts that are cast go
+    through a temporary table.
+
+    Raises:
+        SinkRefused: a value does not fit its column.
+    """
+    values = [(field, cast_of(field, sql.Identifier(field.name))) for field in schema]
+    if not any(cast for _, cast in values):
+        return _copy(connection, into, schema, batches, where)
+    columns = [
+        sql.SQL("{} {}").format(sql.Identifier(f.name), sql.SQL(sent_type(f)))  # pyright: ignore[reportArgumentType]
+        for f in schema
+    ]
+    connection.execute(sql.SQL("drop table if exists {}").format(_TEXTS))
+    made = sql.SQL("create temporary table {} ({}) on commit drop")
+    connection.execute(made.format(_TEXTS, sql.SQL(", ").join(columns)))
+    _copy(connection, _TEXTS, schema, batches, where)
+    cast_values = sql.SQL(", ").join(cast or sql.Identifier(field.name) for field, cast in values)
+    moved = sql.SQL("insert into {} ({}) select {} from {}").format(
+        into, identifiers(schema.names), cast_values, _TEXTS
+    )
+    return connection.execute(moved).rowcount
+
+
+def _copy(
+    connection: psycopg.Connection,
+    into: sql.Identifier,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    where: str,
+) -> int:
+    encoder = ArrowToPostgresBinaryEncoder(schema)
+    cursor = connection.cursor()
+    statement = sql.SQL("copy {} ({}) from stdin with (format binary)").format(into, identifiers(schema.names))
+    with cursor.copy(statement) as copy:
+        copy.write(encoder.write_header())
+        for batch in batches:
+            try:
+                copy.write(encoder.write_batch(to_wire(batch, schema)))
+            except pa.ArrowInvalid as error:
+                raise SinkRefused(f"{where}: a value does not fit its column: {error}") from error
+        copy.write(encoder.finish())
+    return cursor.rowcount
+
+
+def make_added(connection: psycopg.Connection, name: TableName, columns: sql.Composed) -> None:
+    """Make the temporary table for rows on their way into a table, where it is missing."""
+    # Each time, since a savepoint that was rolled back may have taken the temporary table with it.
+    connection.execute(
+        sql.SQL("create temporary table if not exists {} on commit drop as select {} from {} with no data").format(
+            ADDED, columns, name.identifier
+        )
+    )
+
+
+def same_columns(one: LiteralString, other: LiteralString, names: Iterable[str]) -> sql.Composed:
+    """That these columns are equal in two tables of a query."""
+    return sql.SQL(" and ").join(
+        sql.SQL("{0}.{2} = {1}.{2}").format(sql.SQL(one), sql.SQL(other), sql.Identifier(name)) for name in names
+    )
 
 
 def insert_rows(

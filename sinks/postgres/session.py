@@ -18,20 +18,29 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, content_of_files
 from stormproof.sinks.content import MODULUS, Content, ContentSum
-from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.compare import compare
-from stormproof.sinks.postgres.copying import copy_rows
-from stormproof.sinks.postgres.durable import require_no_volatile
-from stormproof.sinks.postgres.facts import Facts, ask_facts, facts_of
-from stormproof.sinks.postgres.hashed import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.hold import TableHold
-from stormproof.sinks.postgres.in_order import RowsInOrder, move_in_order
+from stormproof.sinks.postgres.judge import (
+    EXCLUDED,
+    Moved,
+    RowsInOrder,
+    is_about_rows,
+    move_in_order,
+    move_without_rejects,
+)
 from stormproof.sinks.postgres.parallel import Loads
-from stormproof.sinks.postgres.refusals import is_empty, refers_to_itself
-from stormproof.sinks.postgres.row_by_row import EXCLUDED, Moved, is_about_rows, move_without_rejects
-from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, insert_rows
+from stormproof.sinks.postgres.refusals import (
+    Facts,
+    ask_facts,
+    facts_of,
+    is_empty,
+    refers_to_itself,
+    require_no_volatile,
+)
+from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
 from stormproof.sinks.protocol import (
     CommitDecision,
@@ -43,6 +52,7 @@ from stormproof.sinks.protocol import (
     SinkSession,
 )
 from stormproof.sinks.rejects import NO_PARENT, REFUSED_MAX, Rejects
+from stormproof.sinks.row_rule import SchemaContract
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder, unreached
 from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of, sums_of_files
 from stormproof.sinks.unique_keys import require_unique_keys

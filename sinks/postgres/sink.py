@@ -14,18 +14,16 @@ from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute
-from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.folding import check_fold_input
-from stormproof.sinks.postgres.connection import asked
+from stormproof.sinks.postgres.connection import asked, key_of_name, locate
 from stormproof.sinks.postgres.preview import PostgresPreview
 from stormproof.sinks.postgres.refusals import what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, find_oid
-from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.preview import TablePreview
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.row_rule import Columns, RowRule, TableSink, check_upsert_input
+from stormproof.sinks.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input
 
 STAGING_FOLDER = Path(".stormproof", "staging")
 

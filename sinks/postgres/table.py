@@ -17,11 +17,9 @@ from stormproof.core.folds import ByOrder, SetUnion
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.leaves import is_list, is_string
-from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.limits import ColumnLimit, Limits, is_list, is_string
 from stormproof.sinks.lineage import require_lineage_takes_null
-from stormproof.sinks.postgres.columns import Column, TextForm, cast_name, text_form, why_not
-from stormproof.sinks.postgres.durable import TREE
+from stormproof.sinks.postgres.columns import Column, TextForm, cast_name, step_us, text_form, why_not
 from stormproof.sinks.postgres.wire import (
     UUID_KEY_PATTERN,
     UUID_PATTERN,
@@ -32,6 +30,19 @@ from stormproof.sinks.postgres.wire import (
     is_uuid,
     of_type,
 )
+
+# From the catalog alone: `pg_partition_tree` would lock every partition.
+TREE: Final = """
+    with recursive tree as (
+        select c.oid, c.relkind, c.relpersistence from pg_class c where c.oid = {oid}
+        union all
+        select c.oid, c.relkind, c.relpersistence
+        from tree t
+        join pg_inherits i on i.inhparent = t.oid
+        join pg_class c on c.oid = i.inhrelid
+        where t.relkind = 'p'
+    )"""
+"""The table with this oid, and its partitions, at any depth."""
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
 _TEXTS: Final = ("text", "character varying")
@@ -400,11 +411,6 @@ def _is_spelled_anew(field: pa.Field, column: Column) -> bool:
     """Whether the table keeps one text for several that the rows may have."""
     is_cast = text_form(column) is not None and not column.is_enum
     return is_string(field.type) and (is_cast or column.base in ("uuid", "jsonb", "character"))
-
-
-def step_us(column: Column) -> int:
-    """The microseconds to which the column rounds a timestamp."""
-    return 10 ** (6 - column.modifier) if column.base.startswith("timestamp") and 0 <= column.modifier < 6 else 1
 
 
 def kept_otherwise(table: Table, input_: SinkInput) -> tuple[str, ...]:

@@ -15,15 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
-from support.fold_harness import (
-    EVERYTHING,
-    NEGATIVE_NAN,
-    VALUES,
-    Folded,
-    FoldHarness,
-    comparable,
-    rows_of,
-)
+from support.fold_harness import EVERYTHING, NEGATIVE_NAN, VALUES, Folded, FoldHarness, comparable, rows_of
 
 from stormproof.core.errors import TopologyError
 from stormproof.core.folds import Fold
@@ -31,7 +23,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.delta.folds import quoted
+from stormproof.sinks.delta.merge_sql import quoted
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink

@@ -20,10 +20,9 @@ from stormproof.core.errors import Fenced, SinkRefused
 from stormproof.core.failpoint import FailpointReached, watched
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.delta.head import TableHead
-from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.log import COMPACTS, DeltaLog
-from stormproof.sinks.delta.merge_files import written_for
+from stormproof.sinks.delta.log import COMPACTS, DeltaLog, Label
+from stormproof.sinks.delta.newest_version import TableHead
+from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.delta.rewrite import rewrite
 from stormproof.sinks.delta.rows import adopt_files, merge_rows
 from stormproof.sinks.delta.session import DeltaSession

@@ -20,7 +20,7 @@ from support.operated import Operated
 from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.errors import CannotTell, PositionMismatch, SinkRefused
-from stormproof.sinks.delta import torn as torn_module
+from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
@@ -346,4 +346,4 @@ def test_control_a_gap_behind_a_checkpoint_counts_as_a_loss(
     cleaned(harness, leave=(1,))
     monkeypatch.setattr(DeltaLog, "checkpoints", lambda self, *, of_all=False: frozenset[int]())
     with pytest.raises(SinkRefused, match=r"00002\.json is missing"):
-        torn_module.put_torn_aside(DeltaLog(str(harness.delta_path)), "here")
+        power_loss.put_torn_aside(DeltaLog(str(harness.delta_path)), "here")

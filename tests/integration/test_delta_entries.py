@@ -21,8 +21,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.entries import put_next
-from stormproof.sinks.delta.label import Label
-from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.log import DeltaLog, Label
 from stormproof.sinks.delta.rows import HOOKS, adopt_files
 from stormproof.sinks.protocol import CommitOutcome, SinkIdentity
 

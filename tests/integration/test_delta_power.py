@@ -18,9 +18,8 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta import opening
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.merge_files import lost_block
+from stormproof.sinks.delta.power_loss import lost_block, tear, unreadable
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.delta.torn import tear, unreadable
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.sink import StateSink

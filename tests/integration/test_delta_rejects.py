@@ -24,7 +24,7 @@ from stormproof import DeltaSink, Topology, count
 from stormproof.core.errors import CannotTell, SinkRefused
 from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.sink import MESSAGE_COLUMNS
-from stormproof.sinks.delta import asked_rows, refused, session
+from stormproof.sinks.delta import judge, session
 from stormproof.sinks.protocol import CommitOutcome, RefusedRow, SinkSession
 from stormproof.sinks.rejects import Rejects
 from stormproof.trident.statistics import BatchResult
@@ -139,7 +139,7 @@ def test_an_upsert_that_leaves_columns_alone_is_asked_of_the_merged_rows(
 def test_control_rules_that_are_asked_of_the_added_rows_alone_reject_rows_that_the_table_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked_rows, "_merged", lambda *_: "SELECT * FROM added")
+    monkeypatch.setattr(judge, "_merged", lambda *_: "SELECT * FROM added")
     with pytest.raises(SinkRefused, match="more than 1 messages"):
         test_an_upsert_that_leaves_columns_alone_is_asked_of_the_merged_rows(tmp_path, "extra > 0", {"c"})
 
@@ -181,7 +181,7 @@ def test_a_driver_that_died_in_the_commit_is_told_the_same_rejects(tmp_path: Pat
 
 
 def test_control_without_the_record_a_repeat_knows_no_rejects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refused, "recorded", lambda _: "")
+    monkeypatch.setattr(judge, "recorded", lambda _: "")
     harness = strict(tmp_path, "append")
     assert refused_twice(harness, harness.open(), "delta.after_log_entry") == ()
 

@@ -24,7 +24,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.hold import CONFLICT_TRIES_MAX
-from stormproof.sinks.delta.label import Label
+from stormproof.sinks.delta.log import Label
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 
 A, B, C = {"a": 1}, {"a": 10, "b": 2}, {"c": 3}

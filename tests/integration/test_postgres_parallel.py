@@ -22,7 +22,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.postgres import parallel
 from stormproof.sinks.postgres import session as session_module
-from stormproof.sinks.postgres.copying import copy_rows
+from stormproof.sinks.postgres.rows import copy_rows
 from stormproof.sinks.protocol import CommitOutcome, Held
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]

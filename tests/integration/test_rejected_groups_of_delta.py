@@ -19,7 +19,7 @@ from support.topologies import source_of
 
 from stormproof import DeltaSink, Lineage, Topology, count, max_, sum_
 from stormproof.core.failpoint import FAILPOINTS
-from stormproof.sinks.delta import asked_rows
+from stormproof.sinks.delta import judge
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 
@@ -140,7 +140,7 @@ def test_a_rule_that_is_asked_of_the_added_rows_alone_refuses_the_wrong_groups(
     make(lake, "n <= 3")
     lake.put(b"a", b"a b")
     run(lake)
-    monkeypatch.setattr(asked_rows, "_merged", lambda *_: 'SELECT *, true AS "_stormproof_fits_n" FROM added')
+    monkeypatch.setattr(judge, "_merged", lambda *_: 'SELECT *, true AS "_stormproof_fits_n" FROM added')
     lake.put(b"a", b"a c")
     with pytest.raises(Exception, match="refuses it"):
         run(lake)

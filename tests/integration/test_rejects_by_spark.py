@@ -14,7 +14,7 @@ from support.sink_harness import SinkHarness
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import FailpointError, armed
-from stormproof.sinks.delta import asked_by_spark
+from stormproof.sinks.delta import judge
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, RefusedRow, SinkSession
 from stormproof.sinks.rejects import GroupsRefused
 
@@ -172,6 +172,6 @@ def test_a_group_that_only_the_merged_row_shows_to_be_refused_is_named(
 def test_control_rules_of_which_no_row_is_found_refuse_the_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked_by_spark, "rules_of", lambda *_: [])
+    monkeypatch.setattr(judge, "rules_of", lambda *_: [])
     with pytest.raises(SinkRefused, match="few"):
         test_a_refused_row_takes_its_message_and_no_other(spark, tmp_path, "append", "")

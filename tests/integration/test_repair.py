@@ -33,7 +33,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.abilities import Repair
 from stormproof.sinks.comparison import RowProblem
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.delta.live_adds import live_adds
+from stormproof.sinks.delta.live_files import live_adds
 from stormproof.sinks.lineage import with_lineage
 from stormproof.sinks.protocol import SinkIdentity
 

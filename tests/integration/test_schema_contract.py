@@ -22,12 +22,12 @@ from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.folds import Fold
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
-from stormproof.sinks.contract import SchemaContract
 from stormproof.sinks.delta.evolve import add_columns
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.discards import discarded_in
+from stormproof.sinks.limits import discarded_in
 from stormproof.sinks.postgres.evolve import changes_for
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
+from stormproof.sinks.row_rule import SchemaContract
 
 OLD = pa.table({"word": ["a"], "n": pa.array([1], pa.int32())})
 NEW = pa.table(

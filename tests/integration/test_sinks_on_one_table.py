@@ -20,8 +20,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec
-from stormproof.sinks.postgres import connection as sink_connection
-from stormproof.sinks.postgres import table_key
+from stormproof.sinks.postgres import connection
 from stormproof.trident.opening import require_own_tables
 from stormproof.trident.state.sink import StateSink
 
@@ -177,15 +176,15 @@ def test_a_streaming_querys_sinks_are_asked_too(operated: Operated) -> None:
 def test_a_copied_cluster_is_another_server(operated: Operated, monkeypatch: pytest.MonkeyPatch, copied: bool) -> None:
     """It has its original's identifier; when it was started tells the two apart."""
     starts = iter((1, 2 if copied else 1))
-    asked = table_key.LOCATE
+    asked = connection.LOCATE
 
     def connected(database: Database, *, application_name: str, autocommit: bool) -> psycopg.Connection:
         monkeypatch.setattr(
-            table_key, "LOCATE", asked.replace("extract(epoch from pg_postmaster_start_time())", str(next(starts)))
+            connection, "LOCATE", asked.replace("extract(epoch from pg_postmaster_start_time())", str(next(starts)))
         )
         return connect(database, application_name=application_name, autocommit=autocommit)
 
-    monkeypatch.setattr(sink_connection, "connect", connected)
+    monkeypatch.setattr(connection, "connect", connected)
     sinks = [
         PostgresSink("counts", name="a", database=operated.cell.database),
         PostgresSink("public.counts", name="b", database=operated.cell.database),

@@ -22,7 +22,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import use_storage
 from stormproof.sinks.comparison import Compared, RowProblem
 from stormproof.sinks.content import Content
-from stormproof.sinks.delta import compare, compare_by_key
+from stormproof.sinks.delta import compare
 from stormproof.sinks.protocol import Sink
 from stormproof.sinks.staging import file_digest
 
@@ -149,7 +149,7 @@ CONTROLS: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], str, str]] = {
     ),
     "rows of a fold or upsert are not counted": (
         lambda patch: (
-            patch.setattr(compare_by_key, "_foreign_versions", lambda *_: None),
+            patch.setattr(compare, "_foreign_versions", lambda *_: None),
             patch.setattr(Compared, "by_key", lambda *_: None),
         ),
         "a row is added",

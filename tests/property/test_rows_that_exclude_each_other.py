@@ -28,7 +28,7 @@ from stormproof.core.sink import PreparedFile, SinkInput, TaskContext, transacti
 from stormproof.core.tracking.anchors import Anchors, MessageTable
 from stormproof.sinks import rejects
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.postgres.in_order import RowsInOrder
+from stormproof.sinks.postgres.judge import RowsInOrder
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkIdentity, SinkSession
 
 pytestmark = pytest.mark.postgres

@@ -18,8 +18,8 @@ from stormproof.core.errors import TopologyError
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.abilities import Repair
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.table import check_types
 from stormproof.sinks.protocol import SinkIdentity
 
 HOW: Final = ("append", "merge", "compact")

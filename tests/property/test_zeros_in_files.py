@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stormproof.sinks.delta.merge_files import BLOCK_BYTES, MERGED_FILES, lost_block
+from stormproof.sinks.delta.power_loss import BLOCK_BYTES, MERGED_FILES, lost_block
 
 RUNS = st.lists(st.tuples(st.booleans(), st.integers(1, 4_000)), min_size=1, max_size=6)
 """Runs of values, each of zeros or of random bits. Twice as many bytes as they are together are less than 60,000."""

@@ -19,9 +19,9 @@ from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.protocol import Expectation, Resolution, Slice
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks import writer
-from stormproof.sinks.delta import durable, opening
 from stormproof.sinks.delta import hold as delta
-from stormproof.sinks.delta.label import Label
+from stormproof.sinks.delta import opening, power_loss
+from stormproof.sinks.delta.log import Label
 from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.fence import Fence
@@ -238,7 +238,7 @@ def folders_not_synced() -> None:
 
 def delta_commit_not_synced() -> None:
     """Nobody syncs a Delta commit's log entry and files."""
-    replace_in(durable, "sync_version", lambda *_: None)
+    replace_in(power_loss, "sync_version", lambda *_: None)
 
 
 def frequent_checkpoints() -> None:

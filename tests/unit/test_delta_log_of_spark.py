@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stormproof.sinks.delta.log import APPLICATION, DIGEST, EPOCH, ROWS, TXID, DeltaLog, OurCommit
-from stormproof.sinks.delta.torn import tear
+from stormproof.sinks.delta.power_loss import tear
 
 OURS = {APPLICATION: "stormproof/t/i/s", TXID: "7", DIGEST: "d", ROWS: "3", EPOCH: "2"}
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 REJECTS_LISTED_MAX: Final = 1_000
 """Rows of a skipped batch that are copied into the ledger; the others are counted, and stay in the prepared files.
 
-What `--rows` may give up is bounded in `stormproof.sinks.postgres.row_by_row`.
+What `--rows` may give up is bounded in `stormproof.sinks.postgres.judge`.
 """
 
 ROW_CHARACTERS_MAX: Final = 4_000

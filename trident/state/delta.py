@@ -17,16 +17,14 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.content import NOTHING, Content
-from stormproof.sinks.delta.column_types import check_types
 from stormproof.sinks.delta.compare import compare
-from stormproof.sinks.delta.head import TableHead
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.opening import opening, prepare_table
+from stormproof.sinks.delta.power_loss import require_whole
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
-from stormproof.sinks.delta.table import require_plain_files, require_table
-from stormproof.sinks.delta.table_key import key_of_path, locate
-from stormproof.sinks.delta.torn import require_whole
+from stormproof.sinks.delta.table import check_types, key_of_path, locate, require_plain_files, require_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction
 from stormproof.sinks.registry import SinkAddress

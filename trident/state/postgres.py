@@ -14,11 +14,11 @@ from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.content import NOTHING, Content
 from stormproof.sinks.limits import Limits
+from stormproof.sinks.postgres.columns import known_content
 from stormproof.sinks.postgres.compare import compare
-from stormproof.sinks.postgres.durable import require_durable
-from stormproof.sinks.postgres.hashed import known_content
+from stormproof.sinks.postgres.connection import key_of_name, locate
 from stormproof.sinks.postgres.hold import TableHold
-from stormproof.sinks.postgres.refusals import is_empty
+from stormproof.sinks.postgres.refusals import is_empty, require_durable
 from stormproof.sinks.postgres.rows import RowsByKey
 from stormproof.sinks.postgres.table import (
     Table,
@@ -29,7 +29,6 @@ from stormproof.sinks.postgres.table import (
     require_text_keys,
     wire_schema,
 )
-from stormproof.sinks.postgres.table_key import key_of_name, locate
 from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import CommitDecision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress

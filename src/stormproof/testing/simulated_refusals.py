@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from stormproof.core.sink import TaskContext, TaskWriter
 from stormproof.sinks.limits import Limits
-from stormproof.sinks.message_pairs import pairs_of
-from stormproof.sinks.misfits import LeavingOutWriter
+from stormproof.sinks.misfits import LeavingOutWriter, pairs_of
 from stormproof.sinks.protocol import PreparedTransaction
 from stormproof.sinks.rejects import Part, RowMessages
 from stormproof.testing.faults import Chance, FaultKind

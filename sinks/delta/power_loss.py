@@ -1,10 +1,11 @@
-"""Torn log entries and checkpoints, which a power loss leaves in part: how they are recognised and put aside.
+"""What a power loss leaves of a Delta table: how a version is synced against it, how torn log entries and checkpoints are
+recognised and put aside, and how files of a MERGE are written, so that a block which was lost from one can be found.
 
-delta-rs does not sync a log entry; we sync it after delta-rs has put it there (one that is written here is synced before it
-gets its name). A power loss in between may leave the entry's name with none or some of its bytes. Readers differ then:
-delta-rs takes an empty entry for a version without changes, and an entry that ends between two actions for a whole one. No
-writer writes an entry in parts under its name (each links or renames a finished file). So nobody who syncs entries has ever
-confirmed a torn one, and nothing in it can be kept.
+Neither delta-rs nor Spark syncs a MERGE's files or a log entry; we sync an entry after delta-rs has put it there (one that
+is written here is synced before it gets its name). A power loss in between may leave the entry's name with none or some of
+its bytes. Readers differ then: delta-rs takes an empty entry for a version without changes, and an entry that ends between
+two actions for a whole one. No writer writes an entry in parts under its name (each links or renames a finished file). So
+nobody who syncs entries has ever confirmed a torn one, and nothing in it can be kept.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import json
 import logging
 import os
 import uuid
+from itertools import islice
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.storage.files import files_at
+from stormproof.sinks.delta.live_files import live_files
 from stormproof.sinks.delta.log import (
     APPLICATION,
     COMPACTS,
@@ -246,3 +251,171 @@ def unreadable(path: str, rows: int | None = None) -> str | None:
     except (pa.ArrowException, OSError) as error:
         return str(error).splitlines()[0]
     return None if rows is None or rows == read else f"it has {read} rows instead of {rows}"
+
+
+BLOCK_BYTES: Final = 4096
+"""The page size of Linux, which is what its page cache writes at once; also the default block size of file systems."""
+
+MERGED_FILES: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
+"""With these settings an undamaged file practically never has a block of zeros, whatever the table's rows are.
+
+Snappy compresses 64 KiB at a time. It looks for repetitions in steps that grow by a 32nd of the bytes it has passed without
+one, and it copies a run of zeros uncompressed up to its second look into that run. This copy can be as long as a block only
+behind 60,000 bytes without any repetition, and then the run must also be aligned with the file's blocks. The statistics of a
+long value are the only other place where zeros could stand, so they are cut.
+"""
+
+_NONE: Final = ColumnProperties(statistics_enabled="NONE")
+_SOME: Final = ColumnProperties(statistics_enabled="PAGE")
+
+
+def written_for(table: DeltaTable) -> WriterProperties:
+    """`MERGED_FILES` for one table, with statistics for those columns alone in which delta-rs takes right ones.
+
+    It leaves NaN out of the bounds of a column, while to Spark NaN is greater than every number: a file with bounds of 1 and
+    2 would be passed over for ``x > 5``, and its NaN with it. So a file has no bounds for columns of floating-point numbers.
+    Those inside of structs cannot be named one by one: where there are any, no nested column has statistics.
+    """
+    schema = pa.schema(table.schema().to_arrow())
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    nested = any(pa.types.is_nested(field.type) and _has_floats(field.type) for field in schema)
+    if not floats and not nested:
+        return MERGED_FILES
+    plain = {field.name: _SOME for field in schema if not pa.types.is_nested(field.type)} if nested else {}
+    return WriterProperties(
+        compression="SNAPPY",
+        statistics_truncate_length=MERGED_FILES.statistics_truncate_length,
+        default_column_properties=_NONE if nested else None,
+        column_properties={**plain, **dict.fromkeys(floats, _NONE)},
+    )
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if not pa.types.is_nested(kind):
+        return bool(pa.types.is_floating(kind))
+    return any(_has_floats(kind.field(at).type) for at in range(kind.num_fields))
+
+
+_READ_BYTES: Final = 256 * BLOCK_BYTES
+
+
+def lost_block(path: str) -> int | None:
+    """The offset of the first block of zeros in a file that was written with `MERGED_FILES`: a block that never reached the
+    disk. None where there is none.
+
+    Decoding alone would miss it: Snappy stores values that it cannot compress as they are, zeros in their place decode as
+    other values, and pages have no checksum. The last block, which is usually shorter, needs no look: it ends with the
+    format's name, and a file without its end does not decode.
+
+    In the rare case that an undamaged file has such a block, the cost is one needless `retry`.
+    """
+    at = 0
+    with files_at(path).open(path) as file:
+        while part := file.read(_READ_BYTES):
+            blocks = np.frombuffer(part, np.uint8, len(part) // BLOCK_BYTES * BLOCK_BYTES).reshape(-1, BLOCK_BYTES)
+            lost = np.flatnonzero(~blocks.any(axis=1))
+            if lost.size:
+                return at + int(lost[0]) * BLOCK_BYTES
+            at += len(part)
+    return None
+
+
+TAIL_MAX: Final = 20
+"""How many versions `sync_tail` looks at."""
+
+_SIDECARS: Final = "_sidecars"
+"""The folder with the parts of checkpoints of Delta's second kind."""
+
+
+def sync_version(log: DeltaLog, version: int) -> None:
+    """Sync a version's files, its log entry, and the checkpoint made with it. Does nothing where the entry is gone, or in an
+    object store, whose answer to each PUT was the sync.
+    """
+    entry = log.entry(version) if log.files.is_local else None
+    if entry is None:
+        return
+    files, folders = log.files, {log.table}
+    vectors = [file.deletion_file for file in entry.added if file.deletion_file is not None]
+    for name in (*(file.path for file in entry.added), *vectors, *entry.changes):
+        path = log.local_path(name)
+        if path is None:
+            continue
+        try:
+            files.sync(path)
+        except FileNotFoundError:
+            continue  # a later version removed it; the live files have been checked
+        if entry.is_by_spark:
+            _sync_if_there(log, checksum_of(path))
+        folders |= _folders_between(path, log.table)
+    files.sync(log.entry_path(version))
+    made = [log.checkpoint_path(version), os.path.join(log.folder, LAST_CHECKPOINT)]
+    if entry.is_by_spark:
+        made = [os.path.join(log.folder, name) for name in _written_with(log, version)]
+        folders.add(os.path.join(log.folder, _SIDECARS))
+    for path in made:
+        _sync_if_there(log, path)
+    for folder in (*sorted(folders), log.folder):
+        if files.stat(folder) is not None:
+            files.sync_folder(folder)
+
+
+def _folders_between(path: str, table: str) -> set[str]:
+    """The folders from a file's up to its table's: each holds the name of the next one. Of a file elsewhere, its own."""
+    found, top = {os.path.dirname(path)}, os.path.normpath(table)
+    above = os.path.relpath(os.path.dirname(path), top).split(os.sep)
+    if above[0] in (os.curdir, os.pardir):
+        return found
+    return {os.path.join(top, *above[:depth]) for depth in range(1, len(above) + 1)}
+
+
+def _written_with(log: DeltaLog, version: int) -> list[str]:
+    """What Spark writes into the log's folder with a version: checksums, checkpoints of any kind and their parts."""
+    number, names = f"{version:020}.", log.files.list(log.folder)
+    made = [name for name in names if name.removeprefix(".").startswith((number, LAST_CHECKPOINT))]
+    if any(name.startswith(f"{number}checkpoint.") for name in names):
+        made += [os.path.join(_SIDECARS, name) for name in log.files.list(os.path.join(log.folder, _SIDECARS))]
+    return made
+
+
+def _sync_if_there(log: DeltaLog, path: str) -> None:
+    if log.files.stat(path) is not None:
+        log.files.sync(path)
+
+
+def sync_versions(log: DeltaLog, first: int, last: int) -> None:
+    """Sync these versions, also those of other writers: a log with a gap cannot be read, and they may have rewritten our
+    rows.
+    """
+    for version in range(first, last + 1):
+        sync_version(log, version)
+
+
+def sync_tail(log: DeltaLog, version: int) -> None:
+    """Sync this version and those before it, back to one with a commit of ours, which synced those before it.
+
+    To be done before an entry is put behind it that is synced before it gets its name: in a power loss it must not outlive
+    them. At most `TAIL_MAX` versions: the system writes older ones by itself.
+    """
+    if not log.files.is_local:
+        return
+    first = version
+    for entry in islice(log.back_from(version), TAIL_MAX):
+        first = entry.version
+        if APPLICATION in entry.info:
+            break
+    sync_versions(log, first, version)
+
+
+def sync_checkpoints(log: DeltaLog, table: DeltaTable, checkpoints: list[int], *, live: bool) -> None:
+    """Sync checkpoints that replace log entries which a clean-up has removed; with `live` also the table's live files."""
+    files = log.files
+    if not files.is_local:
+        return
+    for checkpoint in checkpoints:
+        files.sync(log.checkpoint_path(checkpoint))
+    for path in live_files(table) if live else ():
+        local = log.local_path(path)
+        if local is not None:
+            files.sync(local)
+    files.sync_folder(log.table)
+    files.sync_folder(log.folder)

@@ -1,15 +1,22 @@
-"""Compaction of a Delta table: small files become few large ones, without a change of rows, under the hold of a commit.
+"""Compaction of a Delta table: small files become few large ones, without a change of rows, under the hold of a commit; and
+VACUUM: files that the table let go of are removed, and no prepared file.
 
-The files are rewritten by delta-rs (`rewrite`), or by Spark where the table needs it, in one version. Spark syncs nothing
-that it writes, so its version is synced here afterwards. A power loss in between may leave the version without its new
-files. The old ones are still there, since only a VACUUM removes them: the next start takes such a version back
+Files are rewritten by delta-rs (`rewrite`), or by Spark where the table needs it, in one version. Spark syncs nothing that
+it writes, so its version is synced here afterwards. A power loss in between may leave the version without its new files.
+The old ones are still there, since only a VACUUM removes them: the next start takes such a version back
 (`settle_compactions`).
+
+Prepared files of an append lie in the table's folder and are not the table's before their commit. A VACUUM of delta-rs
+removes only files that the log names as gone. Spark also removes what the log never named, once it is older than the
+retention: a prepared file of a batch that was blocked for so long is put back from its second name
+(`sinks.staging.guard_of`).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -19,12 +26,13 @@ from stormproof.core.errors import Fenced, SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkMode
 from stormproof.sinks.abilities import Compaction
-from stormproof.sinks.delta import durable
+from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.evidence import lost_files
-from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
+from stormproof.sinks.delta.failures import is_conflict, may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import NO_ZONE, Committer, TableFacts, choose, refusal
+from stormproof.sinks.delta.live_files import live_files
 from stormproof.sinks.delta.log import COMPACTS, Undo, undo_metadata
-from stormproof.sinks.delta.rewrite import COMPACTED, rewrite
+from stormproof.sinks.delta.rewrite import COMPACTED, LEFT_OVER_S, rewrite
 from stormproof.sinks.protocol import SinkProblem
 
 if TYPE_CHECKING:
@@ -99,7 +107,7 @@ def _compact_once(
     made = next((entry for entry in hold.log.on_from(before + 1) if entry.compacts(application)), None)
     if made is None:
         return Compaction(None, 0, 0, attempt)
-    durable.sync_versions(hold.log, before + 1, made.version)
+    power_loss.sync_versions(hold.log, before + 1, made.version)
     failpoint("compact.after_sync")
     whole = hold.log.entry(made.version)
     assert whole is not None
@@ -116,7 +124,7 @@ def settle_compactions(hold: TableHold, application: str) -> None:
     newest = hold.load().version()
     for version, lost in _compactions(hold, application):
         if not lost:
-            durable.sync_version(hold.log, version)
+            power_loss.sync_version(hold.log, version)
         elif version != newest:
             raise _lost(
                 f"{hold.where}: version {version}, a compaction, lost {lost[0]}, and versions up to {newest} came after it. "
@@ -184,9 +192,58 @@ def _take_back(hold: TableHold, application: str, version: int, lost: str) -> No
     except (DeltaError, OSError, ValueError) as error:
         kind = StoreUnavailable if may_pass(error) else SinkRefused
         raise kind(f"{hold.where}: version {version - 1} cannot be restored: {shown(error)}") from error
-    durable.sync_version(hold.log, hold.load().version())
+    power_loss.sync_version(hold.log, hold.load().version())
     log.warning(
         "%s: a power loss took %s, which a compaction wrote in version %d; the table is as in version %d again, with all of "
         "its rows",
         *(hold.where, lost, version, version - 1),
     )
+
+
+def vacuum(hold: TableHold, application: str, retained_hours: int | None, *, dry_run: bool) -> list[str]:
+    """Remove the files that the table let go of more than so many hours ago. Returns their paths; with `dry_run` they stay.
+
+    `retained_hours` None: `delta.deletedFileRetentionDuration`, or a week. Below an hour, a MERGE may miss files that it has
+    found in the table.
+
+    Guarantee:
+        Every live row stays, and every prepared file. Older versions of the table can no longer be read.
+
+    Raises:
+        SinkRefused: a compaction lost its files to a power loss, so that the old ones are needed still; or the table refuses
+            it.
+        StoreUnavailable: something of the machine's is missing.
+    """
+    try:
+        table = hold.load()
+        require_settled(hold, application)
+        before = table.version()
+        power_loss.sync_tail(hold.log, before)  # what took the files out must outlive them
+        committer = hold.committers.of_files(table)
+        with hold.committers.alone_with_lock(committer):
+            if committer is Committer.SPARK:
+                gone = hold.committers.spark.vacuum(retained_hours, dry_run=dry_run)
+            else:
+                with panics_as_errors():
+                    gone = table.vacuum(retained_hours, dry_run=dry_run, enforce_retention_duration=False)
+        power_loss.sync_versions(hold.log, before + 1, hold.load().version())
+        return [*gone, *_left_over(hold, dry_run=dry_run)]
+    except (DeltaError, OSError, ValueError) as error:
+        kind = StoreUnavailable if may_pass(error) else SinkRefused
+        raise kind(f"{hold.where}: VACUUM failed; no live row is touched: {shown(error)}") from error
+
+
+def _left_over(hold: TableHold, *, dry_run: bool) -> list[str]:
+    """Remove the files that failed compactions left more than a day ago: no version names them. Until then a store may carry
+    out the PUT of one.
+    """
+    log = hold.log
+    unnamed = set(log.files.list(log.table, COMPACTED)) - live_files(hold.load()).keys()
+    for entry in map(log.entry, log.versions() if unnamed else ()):
+        if entry is not None:
+            unnamed -= {*(file.path for file in entry.added), *(path for path, _ in entry.removed)}
+    states = {name: log.files.stat(os.path.join(log.table, name)) for name in sorted(unnamed)}
+    gone = [n for n, now in states.items() if now is not None and now.modified_ns / 1e9 < time.time() - LEFT_OVER_S]
+    for name in () if dry_run else gone:
+        log.files.remove(os.path.join(log.table, name))
+    return gone

@@ -1,17 +1,58 @@
-"""The live files of a Delta table as its log has them, letter by letter: path, partition values and statistics."""
+"""What a table's log says of its live files: their sizes and `add` actions, how their paths are spelled, the values of
+their partitions. A `remove` that spells a path otherwise removes nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Final
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
+from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused
 from stormproof.sinks.delta.log import DeltaLog
+
+_KEPT: Final = r"^(?:[A-Za-z0-9!$&'()+,./:;=@_~-]|%(?:2[0235A]|3[CEF]|5[B-E]|60|7[BCD]|[89A-F][0-9A-F]))*$"
+"""Paths that a `remove` of delta-rs repeats letter by letter. It decodes each path, and encodes all but these letters."""
+_OUTSIDE: Final = r"^(?:/|[A-Za-z][A-Za-z0-9+.-]*:)"
+"""Paths that are absolute, or URLs."""
+
+
+def respelled_paths(table: DeltaTable, most: int = 3) -> tuple[str, ...]:
+    """Paths of live files below the folder that a `remove` of delta-rs would spell otherwise, `most` of them at most."""
+    paths = _paths(table)
+    kept = pc.or_(pc.match_substring_regex(paths, _KEPT), _are_outside(paths))
+    return tuple(paths.filter(pc.invert(kept)).slice(0, most).to_pylist())
+
+
+def paths_outside(table: DeltaTable, most: int = 3) -> tuple[str, ...]:
+    """Paths of live files that lead out of the table's folder, `most` of them at most."""
+    paths = _paths(table)
+    return tuple(paths.filter(_are_outside(paths)).slice(0, most).to_pylist())
+
+
+def unzoned_values(table: DeltaTable, columns: Iterable[str], most: int = 3) -> tuple[str, ...]:
+    """Values of these partition columns, timestamps, that name no zone, `most` of them at most. Spark writes them so with
+    ``spark.databricks.delta.write.utcTimestampPartitionValues=false``, in the zone of its session, which is not on record.
+    """
+    values = {value[name] for name in columns for value in table.partitions()}
+    return tuple(sorted(value for value in values if value and not value.endswith("Z")))[:most]
+
+
+def _are_outside(paths: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.match_substring_regex(paths, _OUTSIDE)
+
+
+def _paths(table: DeltaTable) -> pa.ChunkedArray:
+    """As the log spells them."""
+    return pa.chunked_array(table.get_add_actions().column("path")).cast(pa.string())
+
 
 _SIDECARS: Final = "_sidecars"
 _PARSED: Final = frozenset({"stats_parsed", "partitionValues_parsed"})
@@ -73,3 +114,10 @@ def removal_of(add: Mapping[str, Any], at_ms: int) -> dict[str, Any]:
     kept = {name: add[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in add}
     gone = {**kept, "deletionTimestamp": at_ms, "dataChange": True, "extendedFileMetadata": True}
     return {"remove": gone}
+
+
+def live_files(table: DeltaTable) -> dict[str, int]:
+    """The files that a table's newest version lists, with their sizes."""
+    actions = table.get_add_actions(flatten=True)
+    paths = map(unquote, actions.column("path").to_pylist())
+    return dict(zip(paths, actions.column("size_bytes").to_pylist(), strict=True))

@@ -1,0 +1,462 @@
+"""Which rows of a batch a Delta table refuses, and what a commit leaves out of its transaction and puts instead.
+
+delta-rs, or Spark for tables that it commits to, is asked of each row as the commit would leave it in the table. A row that
+is added by key is joined with the one that the table holds: of folds, and of columns that the batch does not write, only
+the merged row tells what a constraint says of it. What a function makes of both is computed before the question. A row that
+loses against the held one is not asked, since the table never hears of it. Spark reads the prepared files once, and
+computes generated columns and defaults, too. What cannot be known before a commit is an identity column's value: a
+constraint that names one, or a column generated from one, is not asked.
+
+The table's log adopts files as a whole. So the rows that are left of a file are written into a new one, and the log entry
+records each row that was left out: the driver that commits again is told the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import logging
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Field, QueryBuilder, Schema
+from deltalake.schema import PrimitiveType
+from deltalake.transaction import AddAction, RemoveAction
+
+from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.message import storable_text
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, TaskContext
+from stormproof.core.storage.files import files_at
+from stormproof.sinks.delta.checks import TableRule, asking, plain_schema, ranges, rules_of
+from stormproof.sinks.delta.features import DEFAULT, GENERATED, IDENTITY
+from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
+from stormproof.sinks.delta.merge_sql import (
+    FITS,
+    HELD,
+    fold_expression,
+    is_written,
+    merged_columns,
+    quoted,
+    same_key,
+    spark_fold_expression,
+    spark_quoted,
+)
+from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
+from stormproof.sinks.partitions import partition_values
+from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
+from stormproof.sinks.rejects import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
+from stormproof.sinks.staging import parse_prepared_name
+from stormproof.sinks.totals import summed_columns
+from stormproof.sinks.writer import ParquetTaskWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Ask: TypeAlias = Callable[[Rejects], Iterator[RefusedRow]]
+"""Which rows the table refuses of those that are not left out yet, each once, by the first rule that it violates."""
+
+FILE: Final = "_stormproof_file"
+ROW: Final = "_stormproof_row"
+"""Where a row lies: the place of its prepared file among all in path order, and its number in it."""
+
+
+def ask_delta_rs(
+    table: DeltaTable, transaction: PreparedTransaction, input_: SinkInput, where: str, rejects: Rejects
+) -> Iterator[RefusedRow]:
+    """See `Ask`. The rows are read through a table of their own, in a folder that lasts as long as the question.
+
+    Raises:
+        SinkRefused: delta-rs cannot evaluate a constraint.
+        StoreUnavailable: the machine lacks what the question takes.
+    """
+    names = sorted(file.path for file in transaction.files)
+    found = set[tuple[int, int]]()
+    with tempfile.TemporaryDirectory(prefix="stormproof-check-") as folder:
+        asked = _Asked(table, input_, where)
+        query = QueryBuilder().register("added", asked.numbered(transaction, rejects.kept(), folder))
+        rows = "added"
+        if input_.is_by_key:
+            query = query.register("held", table)
+            rows = f"({_merged(table, input_)}) AS merged"
+        for rule in (*ranges(input_, quoted), *rules_of(table, transaction.files)):
+            for file, number, row in _violations(query, rows, rule, where):
+                if (file, number) in found:
+                    continue
+                found.add((file, number))
+                yield refused_by(rule, names[file], number, row)
+
+
+def refused_by(rule: TableRule, file: str, number: int, row: Mapping[str, object]) -> RefusedRow:
+    """A row that violates a rule of the table."""
+    shown = {name: value for name, value in row.items() if not name.startswith(FITS)}
+    text = json.dumps(shown, default=str, ensure_ascii=True)[:ROW_TEXT_MAX]
+    return RefusedRow(file, number, text, None, storable_text(f"it violates {rule.text}"))
+
+
+def _violations(
+    query: QueryBuilder, rows: str, rule: TableRule, where: str
+) -> Iterator[tuple[int, int, Mapping[str, object]]]:
+    """File, number and values of each of these rows that violates a rule; a batch of them is in memory at a time."""
+    text = f"SELECT * FROM {rows} WHERE ({rule.expression}) IS NOT TRUE ORDER BY {FILE}, {ROW} LIMIT {LEFT_OUT_MAX + 1}"
+    with asking(rule, where):
+        batches = iter(pa.RecordBatchReader.from_stream(query.execute(text)))
+    while True:
+        with asking(rule, where):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        for row in batch.to_pylist():
+            yield int(row.pop(FILE)), int(row.pop(ROW)), row
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked about: rows for this table."""
+
+    table: DeltaTable
+    input: SinkInput
+    where: str
+
+    def numbered(self, transaction: PreparedTransaction, parts: Iterator[Part], folder: str) -> DeltaTable:
+        """A table in `folder` that has these rows, each with its file and its number in it."""
+        columns = self.table.metadata().partition_columns if any(file.partition for file in transaction.files) else []
+        numbers = [Field(name, PrimitiveType("long")) for name in (FILE, ROW)]
+        made = DeltaTable.create(folder, Schema([*plain_schema(self.table).fields, *numbers]), partition_by=columns)
+        files = sorted(transaction.files, key=lambda file: file.path)
+        place = {file.path: number for number, file in enumerate(files)}
+        added = list[AddAction | RemoveAction]()
+        for at, part in enumerate(parts):
+            rows = pa.Table.from_batches([part.rows])
+            file = pa.array(np.full(rows.num_rows, place[part.file], np.int64))
+            rows = rows.append_column(FILE, file).append_column(ROW, pa.array(part.numbers))
+            path = os.path.join(folder, f"{at}.parquet")
+            pq.write_table(rows, path, coerce_timestamps="us")
+            values = partition_values(files[place[part.file]])
+            added.append(AddAction(f"{at}.parquet", os.path.getsize(path), values, 0, data_change=True, stats="{}"))
+        made.create_write_transaction(added, "append", made.schema(), columns)
+        return DeltaTable(folder)
+
+
+def _merged(table: DeltaTable, input_: SinkInput) -> str:
+    """The rows as the MERGE would leave them, in SQL."""
+    columns = merged_columns(
+        (field.name for field in table.schema().fields),
+        input_,
+        quoted,
+        lambda name, fold: fold_expression(name, input_.schema, fold, "TRY_CAST"),
+        lambda name: "NULL",
+    )
+    text = (
+        f"SELECT {', '.join(columns)}, s.{FILE}, s.{ROW} FROM added AS s "
+        f"LEFT JOIN (SELECT *, true AS {HELD} FROM held) AS t ON {same_key(input_, quoted)}"
+    )
+    written = is_written(input_, quoted)
+    return text if written is None else f"{text} WHERE {written}"
+
+
+log = logging.getLogger("stormproof.sink")
+
+_RULE: Final = "_stormproof_rule"
+
+
+class AskSpark:
+    """See `Ask`. All rows of the batch are asked at the first call, which is one job."""
+
+    def __init__(
+        self,
+        spark: SparkCommitter,
+        table: DeltaTable,
+        directory: str,
+        transaction: PreparedTransaction,
+        input_: SinkInput,
+        where: str,
+    ) -> None:
+        self._spark = spark
+        self._table = table
+        self._directory = directory
+        self._transaction = transaction
+        self._input = input_
+        self._where = where
+        self._told: set[tuple[str, int]] = set()
+
+    def __call__(self, rejects: Rejects) -> Iterator[RefusedRow]:
+        """The rows that the table refuses of those that are given.
+
+        Raises:
+            StoreUnavailable: the machine lacks what the question takes.
+        """
+        for part in rejects.kept():
+            wrong = self._wrong.get(part.file, {})
+            for number in part.numbers[np.isin(part.numbers, list(wrong))].tolist():
+                if (part.file, number) not in self._told:
+                    self._told.add((part.file, number))
+                    yield wrong[number]
+
+    @functools.cached_property
+    def _wrong(self) -> Mapping[str, Mapping[int, RefusedRow]]:
+        """Each row that violates a rule, superseded ones among them, by its file and its number."""
+        from pyspark.sql.functions import col, expr, struct, to_json
+
+        files, names = self._transaction.files, self._input.schema.names
+        paths = {os.path.basename(file.path): file.path for file in files}
+        found: dict[str, dict[int, RefusedRow]] = {}
+        try:
+            with spark_errors():
+                added = self._spark.prepared_rows(self._directory, files, names, numbered=(FILE, ROW))
+                frame = self._computed(self._merged(added))
+                rules = self._rules()
+                cases = " ".join(
+                    f"WHEN NOT COALESCE({rule.expression}, false) THEN {i}" for i, rule in enumerate(rules)
+                )
+                if not cases:
+                    return {}
+                values = [spark_quoted(name) for name in frame.columns if name not in (FILE, ROW)]
+                shown = to_json(struct(*values), {"ignoreNullFields": "false"})
+                asked = frame.withColumn(_RULE, expr(f"CASE {cases} END")).where(col(_RULE).isNotNull())
+                rows = asked.select(FILE, ROW, _RULE, shown).limit(LEFT_OUT_MAX + 1).collect()
+        except OSError as error:
+            raise StoreUnavailable(f"{self._where}: its constraints cannot be asked: {error}") from error
+        except ValueError as error:
+            # The commit's own refusal, which names no row, is what the caller then has.
+            log.warning("%s: which rows the table refuses cannot be told: %s", self._where, error)
+            return {}
+        for file, number, rule, text in rows:
+            path = paths[file]
+            row = json.loads(text) if len(text) < ROW_TEXT_MAX else {"row": text[:ROW_TEXT_MAX]}
+            found.setdefault(path, {})[number] = refused_by(rules[rule], path, number, row)
+        return found
+
+    def _rules(self) -> list[TableRule]:
+        return ranges(self._input, spark_quoted) + [rule for rule, told in self._table_rules() if told]
+
+    def untold(self) -> str:
+        """The constraints that are not asked, with the remedy, for the error of a batch that the table refuses; "": none."""
+        names = [rule.text for rule, told in self._table_rules() if not told]
+        return (
+            f". Which rows {' and '.join(names)} refuses cannot be told before the commit: it names an identity column. "
+            "Drop it, or have it name other columns; then retry the txid, or give up its rows at this sink"
+            if names
+            else ""
+        )
+
+    def _table_rules(self) -> list[tuple[TableRule, bool]]:
+        """The table's rules, and of each whether it can be asked."""
+        fields = self._table.schema().fields
+        untold = [
+            field.name
+            for field in fields
+            if any(key.startswith(IDENTITY) for key in field.metadata) and field.name not in self._input.schema.names
+        ]
+        untold += [field.name for field in fields if _names(str(field.metadata.get(GENERATED, "")), untold)]
+        return [
+            (rule, not _names(rule.expression, untold))
+            for rule in rules_of(self._table, self._transaction.files, spark_quoted)
+        ]
+
+    def _merged(self, added: DataFrame) -> DataFrame:
+        """The rows as the MERGE would leave them, or as they are appended; without generated columns."""
+        input_ = self._input
+        if not input_.is_by_key:
+            return added
+        from pyspark.sql.functions import expr, lit
+
+        table = [field.name for field in self._table.schema().fields if GENERATED not in field.metadata]
+        held = self._spark.rows().select(*map(spark_quoted, table)).withColumn(HELD, lit(True))
+        rows = added.alias("s").join(held.alias("t"), expr(same_key(input_, spark_quoted)), "left")
+        if (written := is_written(input_, spark_quoted)) is not None:
+            rows = rows.where(written)
+        columns = merged_columns(
+            table,
+            input_,
+            spark_quoted,
+            lambda name, fold: spark_fold_expression(name, input_.schema, fold, tried=True),
+            self._default,
+        )
+        return rows.selectExpr(*columns, f"s.{FILE}", f"s.{ROW}")
+
+    def _computed(self, frame: DataFrame) -> DataFrame:
+        """With the table's types, defaults of columns that are not there, and generated columns."""
+        from pyspark.sql.functions import expr
+
+        types = {field.name: field.dataType for field in self._spark.rows().schema.fields}
+        generated: dict[str, str] = {}
+        for field in self._table.schema().fields:
+            name = field.name
+            if name in frame.columns:
+                frame = frame.withColumn(name, frame[spark_quoted(name)].cast(types[name]))
+            elif GENERATED in field.metadata:
+                generated[name] = str(field.metadata[GENERATED])
+            else:
+                frame = frame.withColumn(name, expr(self._default(name)).cast(types[name]))
+        for name, expression in generated.items():
+            frame = frame.withColumn(name, expr(expression).cast(types[name]))
+        return frame
+
+    def _default(self, name: str) -> str:
+        field = next(field for field in self._table.schema().fields if field.name == name)
+        return str(field.metadata.get(DEFAULT, "NULL"))
+
+
+def _names(expression: str, columns: Sequence[str]) -> bool:
+    """Whether an expression may name one of these columns."""
+    return any(re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", expression) for name in columns)
+
+
+RECORD_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of the refused rows in a log entry, compressed. Whoever reads the log reads them, too."""
+TEXT_MAX: Final = 1_000
+"""Characters of a refused row, as JSON, that are recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a commit leaves out of its transaction. `put` is the transaction without these rows, in files of its own."""
+
+    put: PreparedTransaction
+    refused: tuple[RefusedRow, ...]
+    superseded: int
+    reinstated: int
+    record: str
+    written: tuple[PreparedFile, ...] = ()
+    """Those of `put`'s files that are not in the ledger."""
+
+    def metadata(self) -> dict[str, str]:
+        """What the commit's own metadata says of it."""
+        return {
+            ROWS: str(self.put.rows),
+            SUPERSEDED: str(self.superseded),
+            REJECTED: str(len(self.refused)),
+            REINSTATED: str(self.reinstated),
+            REFUSED: self.record,
+            FILES: json.dumps([{**asdict(file), "statistics": "{}"} for file in self.written]),
+        }
+
+
+def name_messages(directory: str, transaction: PreparedTransaction) -> bool:
+    """Whether each prepared file names the messages of its rows."""
+    return all(_names_messages(os.path.join(directory, file.path)) for file in transaction.files)
+
+
+def leave_out(
+    directory: str, transaction: PreparedTransaction, input_: SinkInput, where: str, ask: Ask, *, adopted: bool
+) -> LeftOut | None:
+    """Reject the messages of misfits and of the rows that the table refuses; None where there are none.
+
+    The rows that are left are written and synced, into files to be `adopted` or to be read. Where the commit fails, these go
+    with the dead attempts'.
+
+    Raises:
+        GroupsRefused: the rows are groups, whose messages have parts in others.
+        SinkRefused: more messages are refused than may be rejected, they are not known, or a rule cannot be evaluated.
+        StoreUnavailable: the machine lacks what the question takes.
+    """
+    rejects = Rejects(directory, transaction, transaction.rejects_max, where, input_)
+    again = True
+    while again:
+        for row in ask(rejects):
+            rejects.add(row)
+        again = rejects.close()
+    refused = tuple(replace(row, text=row.text[:TEXT_MAX]) for row in rejects.rows())
+    if not refused:
+        return None
+    record = recorded(refused)
+    if len(record) > RECORD_BYTES_MAX:
+        raise SinkRefused(
+            f"{where}: the table refuses {len(refused)} rows, which is more than a log entry records; the last for: "
+            f"{refused[-1].error}. Nothing was written",
+            rows=len(refused),
+        )
+    changed = {row.file for row in refused} if not input_.is_by_key else {file.path for file in transaction.files}
+    new = _Rewritten(
+        directory, {file.path: file for file in transaction.files if file.path in changed}, input_, adopted
+    )
+    written = new.written(rejects.kept())
+    files = written
+    files += tuple(file for file in transaction.files if file.path not in changed)
+    return LeftOut(
+        replace(transaction, files=files, rows=sum(file.rows for file in files)),
+        refused,
+        transaction.superseded - rejects.reinstated,
+        rejects.reinstated,
+        record,
+        written if adopted else (),
+    )
+
+
+def recorded(rows: tuple[RefusedRow, ...]) -> str:
+    """Refused rows as a text for the log entry."""
+    return base64.b64encode(zlib.compress(json.dumps([astuple(row) for row in rows]).encode())).decode()
+
+
+def refused_rows(record: str) -> tuple[RefusedRow, ...]:
+    """The rows of such a text; none of an empty one."""
+    found = json.loads(zlib.decompress(base64.b64decode(record))) if record else []
+    return tuple(
+        RefusedRow(file, row, text, sqlstate, error, tuple((int(n), int(o)) for n, o in messages), with_others)
+        for file, row, text, sqlstate, error, messages, with_others in found
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewritten:
+    """Writes the rows that are left of some prepared files into new ones: of an append one for each, else one for all."""
+
+    directory: str
+    files: Mapping[str, PreparedFile]
+    input: SinkInput
+    adopted: bool
+
+    def written(self, parts: Iterator[Part]) -> tuple[PreparedFile, ...]:
+        """The new files. Where it fails, they are removed."""
+        writers = dict[str, ParquetTaskWriter]()
+        done = list[PreparedFile]()
+        try:
+            for part in parts:
+                if part.file not in self.files:
+                    continue
+                key = "" if self.input.is_by_key else part.file
+                if key not in writers:
+                    if not self.input.is_by_key:
+                        done += _closed(writers)
+                    writers[key] = self._writer(self.files[part.file], part.rows.schema)
+                writers[key].write(part.rows)
+            done += _closed(writers)
+        except BaseException:
+            for writer in writers.values():
+                writer.discard()
+            raise
+        return tuple(done)
+
+    def _writer(self, file: PreparedFile, schema: pa.Schema) -> ParquetTaskWriter:
+        name = parse_prepared_name(os.path.basename(file.path))
+        if name is None:
+            raise SinkRefused(f"{file.path} is not the name of a prepared file; nothing was written", files=[file.path])
+        return ParquetTaskWriter(
+            file.sink,
+            self.directory,
+            TaskContext(name.incarnation, name.txid, name.attempt, name.task),
+            schema,
+            private=not self.adopted,
+            partition=file.partition,
+            guarded=self.adopted,
+            hashed=schema.names if self.adopted and file.content else (),
+            summed=summed_columns(self.input.folds),
+        )
+
+
+def _closed(writers: dict[str, ParquetTaskWriter]) -> list[PreparedFile]:
+    return [file for key in list(writers) for file in writers.pop(key).close()]
+
+
+def _names_messages(path: str) -> bool:
+    with files_at(path).open_native(path) as opened, pq.ParquetFile(opened) as parquet:
+        return MESSAGE_COLUMNS.names[0] in parquet.schema_arrow.names
