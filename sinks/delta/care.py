@@ -90,7 +90,7 @@ def _compact_once(
 ) -> Compaction:
     table = hold.load()
     for found in choose(TableFacts.of(table, SinkMode.UPSERT), SinkMode.UPSERT).refused:
-        if found.feature.upsert is NO_ZONE:
+        if found.feature.by_key is NO_ZONE:
             raise SinkRefused(f"{hold.where}: {refusal(found, SinkMode.UPSERT)}")
     position = hold.position(table, same_table=True)
     if epoch is not None and position is not None and position.commit is not None and position.commit.epoch > epoch:

@@ -34,32 +34,19 @@ DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 """The class of the session's catalog that leads to tables by path, and leaves their commits to their logs."""
 
 PLACES: Final = (
-    ("managed table of the session catalog", "by its folder", ""),
-    ("external table of the session catalog", "by its folder", ""),
-    (
-        "table that is missing",
-        "made by the first run",
-        "as an external table, in the folder that a managed one would have",
-    ),
-    ("table that is missing, where the catalog is in memory", "refused", "the next process would not find it"),
-    (
-        "table that is missing, where that folder has files",
-        "refused",
-        "they are somebody else's; a table there is registered by hand",
-    ),
-    ("table that was dropped since", "refused", "with the statement that registers it again"),
-    ("schema that is missing", "refused", "make it with `CREATE SCHEMA`"),
+    ("managed or external table of the session catalog", "by its folder", ""),
+    ("missing table", "made by the first run", "as an external one"),
+    ("missing table, the catalog is in memory", "refused", "the next process would not find it"),
+    ("missing table, its folder has files", "refused", "register a table there by hand"),
+    ("table that was dropped since", "refused", "the error has the statement that registers it again"),
+    ("missing schema", "refused", "make it with `CREATE SCHEMA`"),
     ("view", "refused", "name the table below it"),
     ("table of another format", "refused", "name a table that was made with USING delta"),
-    (
-        "table with managed or catalog commits",
-        "refused",
-        "its catalog takes the commits; a log entry beside them would be lost, or lose theirs",
-    ),
+    ("table with managed or catalog commits", "refused", "its catalog takes the commits"),
     (
         "session catalog of another class than `DeltaCatalog`",
         "refused",
-        "it may take the commits of its tables itself, as Unity Catalog's does",
+        "it may take the commits, as Unity Catalog's does",
     ),
     ("name in another catalog (`unity.lake.orders`)", "refused", "the same"),
     ("name that stands for a path (delta.`/lake/orders`)", "refused", "give `DeltaSink` the path"),

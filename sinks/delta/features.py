@@ -7,7 +7,8 @@ A feature that neither writes without harm is refused by its name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
@@ -139,26 +140,25 @@ class Feature:
     name: str
     find: Find
     append: Way
-    upsert: Way
-    fold: Way
+    by_key: Way
+    """Of an upsert and a fold."""
     note: str = ""
     protocol: frozenset[str] = frozenset()
     """The names under which it stands in a table's protocol."""
 
     def way(self, mode: SinkMode) -> Way:
         """Who writes rows of this mode."""
-        return {SinkMode.APPEND: self.append, SinkMode.UPSERT: self.upsert, SinkMode.FOLD: self.fold}[mode]
+        return self.append if mode is SinkMode.APPEND else self.by_key
 
 
 def _listed(*names: str) -> Find:
     return lambda facts: sorted(facts.features.intersection(names))
 
 
-def _in_protocol(name: str, names: str, way: Way, note: str, *, by_key: Way | None = None) -> Feature:
+def _in_protocol(name: str, names: str, way: Way, note: str = "", *, by_key: Way | None = None) -> Feature:
     """A feature that counts as soon as the table's protocol lists it."""
     listed = names.split()
-    other = way if by_key is None else by_key
-    return Feature(name, _listed(*listed), way, other, other, note, frozenset(listed))
+    return Feature(name, _listed(*listed), way, way if by_key is None else by_key, note, frozenset(listed))
 
 
 def _marked(prefix: str) -> Find:
@@ -255,177 +255,95 @@ _UNKNOWN: Final = Refused("it is not known here what a writer has to do for it",
 _MOVED: Final = Refused("the table is being moved: its writers are sent to another one", "name that table")
 
 FEATURES: Final = (
-    Feature("no further feature", lambda _: (), RS, RS, RS),
+    Feature("no further feature", lambda _: (), RS, RS),
     Feature(
         "partitions",
         lambda facts: facts.partitions,
         RS,
         RS,
-        RS,
-        "an append writes a file for each partition; a merge whose keys name the partition reads only those partitions",
+        "an append writes a file for each; a merge whose keys name the partition reads only those partitions",
     ),
-    Feature(
-        "partitions by a float, a decimal or binary",
-        _odd_partitions,
-        SPARK,
-        SPARK,
-        SPARK,
-        "whose values writers spell differently",
-    ),
+    Feature("partitions by a float, a decimal or binary", _odd_partitions, SPARK, SPARK),
     Feature(
         "partitions by a timestamp",
         lambda facts: (name for name, kind in facts.partitions.items() if kind == "timestamp"),
         RS,
         SPARK,
-        SPARK,
-        "whose values a merge of delta-rs writes without a zone: Spark reads them in that of its session",
     ),
-    Feature("partition columns whose names no path takes", _not_in_paths, _NO_PATH, _NO_PATH, _NO_PATH),
-    Feature(
-        "column names that delta-rs uses itself",
-        _reserved,
-        RS,
-        SPARK,
-        SPARK,
-        "those that begin with `__delta_rs_`, in a merge",
-    ),
+    Feature("partition columns whose names no path takes", _not_in_paths, _NO_PATH, _NO_PATH),
+    Feature("column names that delta-rs uses itself", _reserved, RS, SPARK, "they begin with `__delta_rs_`"),
     Feature(
         "file paths that delta-rs spells otherwise",
         lambda facts: facts.respelled,
         RS,
         SPARK,
-        SPARK,
-        "such as Spark's with letters outside ASCII: a merge has to remove a file by the very path that added it",
+        "such as Spark's with letters outside ASCII",
     ),
-    Feature(
-        "files outside of its folder",
-        lambda facts: facts.outside,
-        RS,
-        SPARK,
-        SPARK,
-        "those of a SHALLOW CLONE, whose paths are absolute",
-    ),
-    Feature(
-        "partition timestamps without a zone",
-        lambda facts: facts.unzoned,
-        RS,
-        NO_ZONE,
-        NO_ZONE,
-        "",
-    ),
-    Feature("varchar(n)", _text_types(served=True), RS, RS, RS, "longer text fails its message before it is prepared"),
-    Feature("char(n), or either inside of a column", _text_types(served=False), _PADDED, _PADDED, _PADDED),
-    _in_protocol("liquid clustering", "clustering", SPARK, "rows are clustered by OPTIMIZE, not by a commit"),
-    _in_protocol(
-        "deletion vectors", "deletionVectors", RS, "adopted files need none; a merge deletes by them", by_key=SPARK
-    ),
-    Feature(
-        "column mapping",
-        _mapping,
-        SPARK,
-        SPARK,
-        SPARK,
-        "files hold the columns' physical names",
-        frozenset({"columnMapping"}),
-    ),
+    Feature("files outside of its folder", lambda facts: facts.outside, RS, SPARK, "of a SHALLOW CLONE"),
+    Feature("partition timestamps without a zone", lambda facts: facts.unzoned, RS, NO_ZONE),
+    Feature("varchar(n)", _text_types(served=True), RS, RS, "longer text fails its message"),
+    Feature("char(n), or either inside of a column", _text_types(served=False), _PADDED, _PADDED),
+    _in_protocol("liquid clustering", "clustering", SPARK, "OPTIMIZE clusters the rows, not a commit"),
+    _in_protocol("deletion vectors", "deletionVectors", RS, by_key=SPARK),
+    Feature("column mapping", _mapping, SPARK, SPARK, "", frozenset({"columnMapping"})),
     Feature(
         "NOT NULL",
         lambda facts: (f"column {name!r}" for name in facts.required),
         RS,
         RS,
-        RS,
-        "a NULL fails its message before the batch is prepared",
+        "a NULL fails its message",
         frozenset({"invariants"}),
     ),
-    Feature(
-        "column invariants",
-        _marked("delta.invariants"),
-        SPARK,
-        SPARK,
-        SPARK,
-        "those of old tables, in the columns' metadata",
-    ),
+    Feature("column invariants", _marked("delta.invariants"), SPARK, SPARK, "of old tables"),
     Feature(
         "CHECK constraints",
         _checks,
         RS,
         RS,
-        RS,
-        "asked at the commit: a refused row's message is rejected, in a fold those of its group; one that divides needs "
-        "committer='spark'",
+        "asked at the commit: a refused row's message is rejected, in a fold its group's; one that divides needs "
+        "`committer='spark'`",
         frozenset({"checkConstraints"}),
     ),
-    Feature(
-        "generated columns",
-        _marked(GENERATED),
-        SPARK,
-        SPARK,
-        SPARK,
-        "computed by Spark",
-        frozenset({"generatedColumns"}),
-    ),
-    Feature("identity columns", _identity, SPARK, SPARK, SPARK, "numbered by Spark", frozenset({"identityColumns"})),
-    Feature("column defaults", _defaults, SPARK, SPARK, SPARK, "filled by Spark", frozenset({"allowColumnDefaults"})),
-    _in_protocol("row tracking", "rowTracking", SPARK, "each row has an id, which Spark allots"),
-    _in_protocol("domain metadata", "domainMetadata", SPARK, "settings that features keep in the log"),
-    Feature(
-        "change data feed",
-        _set("delta.enableChangeDataFeed"),
-        RS,
-        SPARK,
-        SPARK,
-        "an append needs no file of changes, a merge does",
-        frozenset({"changeDataFeed"}),
-    ),
-    Feature(
-        "delta.appendOnly", _set("delta.appendOnly"), RS, _APPEND_ONLY, _APPEND_ONLY, "", frozenset({"appendOnly"})
-    ),
-    _in_protocol("type widening", "typeWidening typeWidening-preview", SPARK, "older files hold narrower types"),
+    Feature("generated columns", _marked(GENERATED), SPARK, SPARK, "", frozenset({"generatedColumns"})),
+    Feature("identity columns", _identity, SPARK, SPARK, "", frozenset({"identityColumns"})),
+    Feature("column defaults", _defaults, SPARK, SPARK, "", frozenset({"allowColumnDefaults"})),
+    _in_protocol("row tracking", "rowTracking", SPARK),
+    _in_protocol("domain metadata", "domainMetadata", SPARK),
+    Feature("change data feed", _set("delta.enableChangeDataFeed"), RS, SPARK, "", frozenset({"changeDataFeed"})),
+    Feature("delta.appendOnly", _set("delta.appendOnly"), RS, _APPEND_ONLY, "", frozenset({"appendOnly"})),
+    _in_protocol("type widening", "typeWidening typeWidening-preview", SPARK),
     _in_protocol(
         "variant columns",
         "variantType variantType-preview variantShredding variantShredding-preview",
         RS,
-        "rows cannot fill one: an append leaves it NULL, a merge keeps it",
+        "an append leaves them NULL, a merge keeps them",
         by_key=SPARK,
     ),
-    _in_protocol("timestamps without zone", "timestampNtz", RS, ""),
-    _in_protocol("v2 checkpoints", "v2Checkpoint", RS, "delta-rs writes its own checkpoints in the classic form"),
-    _in_protocol(
-        "in-commit timestamps", "inCommitTimestamp inCommitTimestamp-preview", SPARK, "each commit is dated in the log"
-    ),
-    _in_protocol("VACUUM's protocol check", "vacuumProtocolCheck", SPARK, ""),
-    _in_protocol("checkpoint protection", "checkpointProtection", SPARK, "left behind by a feature that was dropped"),
-    _in_protocol("materialized partition columns", "materializePartitionColumns", SPARK, ""),
-    _in_protocol(
-        "Iceberg compatibility",
-        "icebergCompatV1 icebergCompatV2",
-        SPARK,
-        "files are written so that Iceberg can read them",
-    ),
-    Feature("UniForm", _given("delta.universalFormat.enabledFormats"), _NO_JAR, _NO_JAR, _NO_JAR),
+    _in_protocol("timestamps without zone", "timestampNtz", RS),
+    _in_protocol("v2 checkpoints", "v2Checkpoint", RS),
+    _in_protocol("in-commit timestamps", "inCommitTimestamp inCommitTimestamp-preview", SPARK),
+    _in_protocol("VACUUM's protocol check", "vacuumProtocolCheck", SPARK),
+    _in_protocol("checkpoint protection", "checkpointProtection", SPARK),
+    _in_protocol("materialized partition columns", "materializePartitionColumns", SPARK),
+    _in_protocol("Iceberg compatibility", "icebergCompatV1 icebergCompatV2", SPARK),
+    Feature("UniForm", _given("delta.universalFormat.enabledFormats"), _NO_JAR, _NO_JAR),
     _in_protocol(
         "managed or catalog commits",
         "catalogManaged catalogOwned catalogOwned-preview coordinatedCommits-preview managedCommit-preview",
         _CATALOG,
-        "",
     ),
     Feature(
-        "delta.setTransactionRetentionDuration",
-        _given("delta.setTransactionRetentionDuration"),
-        _FORGETS,
-        _FORGETS,
-        _FORGETS,
+        "delta.setTransactionRetentionDuration", _given("delta.setTransactionRetentionDuration"), _FORGETS, _FORGETS
     ),
-    _in_protocol("collations", "collations collations-preview", _TYPES, ""),
-    _in_protocol("geometry and geography", "geospatial geospatial-preview", _TYPES, ""),
+    _in_protocol("collations", "collations collations-preview", _TYPES),
+    _in_protocol("geometry and geography", "geospatial geospatial-preview", _TYPES),
     _in_protocol(
         "redirection",
         "redirectReaderWriter-preview redirectWriterOnly-preview redirectReaderWriter redirectWriterOnly",
         _MOVED,
-        "",
     ),
-    Feature("a protocol newer than reader 3, writer 7", _newer, _UNKNOWN, _UNKNOWN, _UNKNOWN),
-    Feature("any other feature", _unknown, _UNKNOWN, _UNKNOWN, _UNKNOWN),
+    Feature("a protocol newer than reader 3, writer 7", _newer, _UNKNOWN, _UNKNOWN),
+    Feature("any other feature", _unknown, _UNKNOWN, _UNKNOWN),
 )
 """The matrix. A table may have several features: one that is refused decides, then one that needs Spark."""
 
@@ -475,12 +393,17 @@ def refusal(found: Found, mode: SinkMode) -> str:
 
 
 def as_markdown() -> str:
-    """The matrix as a table, for the docs."""
-    lines = ["| feature of the table | append | upsert | fold | |", "| --- | --- | --- | --- | --- |"]
+    """The matrix as two tables, for the docs: what is written, by whom; what is refused, and why."""
+    written, refused = defaultdict[Sequence[str], list[str]](list), defaultdict[Sequence[str], list[str]](list)
     for feature in FEATURES:
-        ways = (feature.append, feature.upsert, feature.fold)
-        refused = next((way for way in ways if isinstance(way, Refused)), None)
-        note = feature.note if refused is None else f"{refused.reason}; {refused.way_on}"
-        cells = ("refused" if isinstance(way, Refused) else way.value for way in ways)
-        lines.append(f"| {feature.name} | {' | '.join(cells)} | {note} |")
+        if isinstance(feature.by_key, Refused):
+            what = "all" if feature.append is feature.by_key else "upsert, fold"
+            refused[what, f"{feature.by_key.reason}; {feature.by_key.way_on}"].append(feature.name)
+        else:
+            note = f" ({feature.note})" if feature.note else ""
+            written[str(feature.append), str(feature.by_key)].append(f"{feature.name}{note}")
+    lines = ["| features of the table | append by | upsert, fold by |", "| --- | --- | --- |"]
+    lines += [f"| {'; '.join(names)} | {' | '.join(ways)} |" for ways, names in written.items()]
+    lines += ["", "| refused | for | why, and what to do |", "| --- | --- | --- |"]
+    lines += [f"| {'; '.join(names)} | {' | '.join(ways)} |" for ways, names in refused.items()]
     return "\n".join(lines) + "\n"

@@ -68,7 +68,7 @@ def test_a_feature_that_a_protocol_only_allows_counts_as_absent(tmp_path: Path) 
 
 
 def test_a_refusal_says_why_and_what_to_do() -> None:
-    ways = [way for feature in FEATURES for way in (feature.append, feature.upsert, feature.fold)]
+    ways = [way for feature in FEATURES for way in (feature.append, feature.by_key)]
     assert all(way.reason and way.way_on for way in ways if isinstance(way, Refused))
 
 
