@@ -28,15 +28,14 @@ class Capabilities:
     """What a source declares of its server.
 
     `reopens`: any set of its messages can be read again, by their ids, for as long as it is pending. `delivers`: the
-    server hands a message to one receiver, and waits for a confirmation. `fenced_confirm`: a confirmation of a receiver
-    that was replaced is refused. `counts_attempts`: the server says how often it delivered a message. `takes_over`: a
-    message is confirmed to its server as soon as it is in the journal, and ours from then on.
+    server hands a message to one receiver, and waits for a confirmation. `counts_attempts`: the server says how often it
+    delivered a message. `takes_over`: a message is confirmed to its server as soon as it is in the journal, and ours from
+    then on.
     """
 
     stable_ids: StableIds
     reopens: bool = False
     delivers: bool = True
-    fenced_confirm: bool = False
     counts_attempts: bool = False
     takes_over: bool = False
 
@@ -179,9 +178,7 @@ SOURCES: Final = (
     SourceRow("RabbitMQ quorum queue", "RabbitMQSource", RABBITMQ_QUORUM, "A late ack is ignored by the server."),
     SourceRow("RabbitMQ classic queue", "RabbitMQSource", RABBITMQ_CLASSIC, "A late ack is ignored by the server."),
     SourceRow("RabbitMQ, without ids", "RabbitMQSource", RABBITMQ_WITHOUT_ID, "`id_from` names where an id stands."),
-    SourceRow(
-        "Redis stream", "RedisStreamSource", REDIS_STREAM, "XACK is taken from anyone. An entry's id is its stream's."
-    ),
+    SourceRow("Redis stream", "RedisStreamSource", REDIS_STREAM, "Anyone may XACK. An entry's id is its stream's."),
     SourceRow("NATS JetStream", "NatsSource", NATS, "A sequence number is its stream's, and that of its creation."),
     SourceRow("Kestrel", "KestrelSource", KESTREL, "Items have no id: exactly-once begins with the take-over."),
     SourceRow(
