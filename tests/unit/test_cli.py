@@ -220,7 +220,7 @@ def test_the_first_signal_asks_and_the_handlers_are_given_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Stopping() as stopping:
         stopping.attach(asked)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert asked.stops == 1
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -228,7 +228,7 @@ def test_the_first_signal_asks_and_the_handlers_are_given_back() -> None:
 def test_a_signal_before_everything_stands_is_kept_until_then() -> None:
     asked = _Asked()
     with Stopping() as stopping:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert asked.stops == 0
         stopping.attach(asked)
     assert asked.stops == 1

@@ -38,12 +38,19 @@ def ledger_in_memory(topology: str, source: Source, sinks: Iterable[Sink]) -> sa
     return ledgers[topology]
 
 
+class _ClosedWithItsEngine(sqlite3.Connection):
+    """From Python 3.13 on, a connection warns where it is still open when it is no longer used."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def memory_ledger_engine() -> sa.Engine:
     """A new database in memory with the ledger's tables. It lasts as long as the engine."""
     model, content = _model()
 
     def connect() -> DBAPIConnection:
-        connection = sqlite3.connect(":memory:", check_same_thread=False)
+        connection = sqlite3.connect(":memory:", check_same_thread=False, factory=_ClosedWithItsEngine)
         connection.deserialize(content)
         return cast("DBAPIConnection", connection)
 
