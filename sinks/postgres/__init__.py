@@ -13,6 +13,7 @@
 | `judge` | which rows does the table refuse, and in which order are they put where they exclude each other |
 | `parallel` | how do tasks load large files by themselves |
 | `columns` | which columns take text by the server's own cast, which as keys, and which give values back as they came |
+| `map_keys` | which text in the stream is a key that a map's table compares as another type |
 | `table` | what can each column hold |
 | `evolve` | how does a table get the columns and types that its rows have |
 | `preview` | what would a start do with the table, for a dry run |

@@ -30,10 +30,15 @@ class Column:
     not_null: bool
     has_default: bool
     generated: bool
-    is_enum: bool = False
-    """Whether it is an enum, or an array of one."""
+    labels: Sequence[str] | None = None
+    """Of an enum, or an array of one."""
     parts: str | None = None
     """Of a composite type, or an array of one: the types of its attributes, a line each."""
+
+    @property
+    def is_enum(self) -> bool:
+        """Whether it is an enum, or an array of one."""
+        return self.labels is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,6 +414,8 @@ def _expression(column: Column, kind: str) -> sql.Composed:
     cast = {"integer": "::bigint", "float": "::double precision", "text": "::text"}.get(kind, "")
     if column.base == "boolean":
         cast = "::integer::bigint"
+    if column.base == "inet":  # whose cast to text always has a mask
+        return sql.SQL("abbrev({0}) as {0}").format(name)
     return sql.SQL("{0}" + cast + " as {0}").format(name)  # pyright: ignore[reportArgumentType]
 
 

@@ -45,8 +45,8 @@ TREE: Final = """
 """The table with this oid, and its partitions, at any depth."""
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
-_TEXTS: Final = ("text", "character varying")
-_KEY_FORMS: Final[Mapping[str, tuple[str, str]]] = {
+TEXTS: Final = ("text", "character varying")
+KEY_FORMS: Final[Mapping[str, tuple[str, str]]] = {
     "uuid": (UUID_KEY_PATTERN, ", as a key is written: in lower case, with hyphens"),
     "character": (r"^$|[^ ]$", ", as a key is written: without spaces at its end, which the table does not compare"),
 }
@@ -161,7 +161,8 @@ _COLUMNS: Final = """
         from c join pg_type t on t.oid = c.type and t.typtype = 'd'
     )
     select c.name, c.shown, format_type(c.type, null), c.modifier, c.not_null, c.has_default, c.generated,
-           coalesce(e.typtype, t.typtype) = 'e',
+           case when coalesce(e.typtype, t.typtype) = 'e' then
+               (select coalesce(json_agg(enumlabel), '[]') from pg_enum where enumtypid = coalesce(e.oid, t.oid)) end,
            (select string_agg(format_type(a.atttypid, a.atttypmod), E'\\n') from pg_attribute a
             where a.attrelid = coalesce(e.typrelid, t.typrelid) and a.attnum > 0 and not a.attisdropped)
     from c join pg_type t on t.oid = c.type and t.typtype <> 'd'
@@ -373,10 +374,10 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
             f"{column.base}",
             column=field.name,
         )
-    if column.base in _TEXTS or not is_string(field.type):
+    if column.base in TEXTS or not is_string(field.type):
         return
     form = text_form(column)
-    is_one_text = column.base in _KEY_FORMS or (form is not None and form.is_key)
+    is_one_text = column.base in KEY_FORMS or (form is not None and form.is_key)
     if field.name in input_.keys and input_.is_by_key and not is_one_text:
         raise SinkRefused(
             f"{where}: key column {field.name!r} is {column.type} in the table and text in the rows, which are compared by "
@@ -390,21 +391,6 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
             "by its bytes; make it text",
             column=field.name,
         )
-
-
-def require_text_keys(table: Table, input_: SinkInput, where: str) -> None:
-    """Refuse a key that is text in the rows and of another type in the table: a map finds its rows by comparing the two."""
-    for column in table.columns:
-        if (
-            column.name in input_.keys
-            and is_string(input_.schema.field(column.name).type)
-            and column.base not in (*_TEXTS, "uuid")
-        ):
-            raise SinkRefused(
-                f"{where}: key column {column.name!r} is {column.type} in the table and text in the stream; a map's key of "
-                "text is text or uuid in the table",
-                column=column.name,
-            )
 
 
 def _is_spelled_anew(field: pa.Field, column: Column) -> bool:
@@ -475,7 +461,7 @@ def _wire_type(kind: pa.DataType, column: Column, *, text: bool) -> pa.DataType 
     if pa.types.is_integer(kind):
         return _INTEGERS.get(column.base) if made is not None else None
     if text:
-        taken = column.base in (*_TEXTS, "character") or column.base.rpartition(".")[2] == "citext"
+        taken = column.base in (*TEXTS, "character") or column.base.rpartition(".")[2] == "citext"
         if not taken:
             return None
         return kind if is_string(kind) else kind.value_type
@@ -519,7 +505,7 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
         cast = text_form(column) or TextForm()
         pattern, form = (UUID_PATTERN if base == "uuid" else cast.pattern), cast.form
         if field.name in input_.keys and is_string(field.type):
-            pattern, form = _KEY_FORMS.get(base, (pattern, form))
+            pattern, form = KEY_FORMS.get(base, (pattern, form))
         limits.append(
             ColumnLimit(
                 field.name,

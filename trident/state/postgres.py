@@ -18,6 +18,7 @@ from stormproof.sinks.postgres.columns import known_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.connection import key_of_name, locate
 from stormproof.sinks.postgres.hold import TableHold
+from stormproof.sinks.postgres.map_keys import MapKey, map_keys, with_keys
 from stormproof.sinks.postgres.refusals import is_empty, require_durable
 from stormproof.sinks.postgres.rows import RowsByKey
 from stormproof.sinks.postgres.table import (
@@ -25,11 +26,8 @@ from stormproof.sinks.postgres.table import (
     TableName,
     check_flat_types,
     find_oid,
-    read_table,
-    require_text_keys,
     wire_schema,
 )
-from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import CommitDecision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.totals import Totals
@@ -50,8 +48,8 @@ class PostgresBacking(Backing):
         self._input = SinkInput.for_upsert(self._schema, context.keys)
         self._hold = TableHold(database, table, context.identity, self._input, context.epoch)
         self._begun: _Begun | None = None
-        self._uuids: set[str] | None = None
-        """The table's columns of uuids, once it was read."""
+        self._map_keys: dict[str, MapKey] | None = None
+        """How the table compares its keys, once it was read."""
 
     @property
     def record(self) -> TableHold:
@@ -65,7 +63,7 @@ class PostgresBacking(Backing):
     @property
     def limits(self) -> Limits:
         """What the table's columns can hold."""
-        return self._hold.limits
+        return with_keys(self._hold.limits, self._compared_keys())
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Begin a database transaction, and lock fence and guard in it."""
@@ -92,8 +90,8 @@ class PostgresBacking(Backing):
         """The rows of these keys, by one query."""
         name = self._hold.name if self._begun is None else self._begun.table.name
         names = [_with_values(key) for key in self._keys.names]
-        types = self._key_types()
-        arrays = [sql.SQL("%s::{}[]").format(sql.SQL(types[key])) for key in self._keys.names]  # pyright: ignore[reportArgumentType]
+        compared = self._compared_keys()
+        arrays = [sql.SQL("%s::{}[]").format(sql.SQL(compared[key].type)) for key in self._keys.names]  # pyright: ignore[reportArgumentType]
         query = sql.SQL(
             "select {} from unnest({}) with ordinality as k ({}, place) left join {} as s on {} order by place"
         )
@@ -106,24 +104,20 @@ class PostgresBacking(Backing):
         )
         with self._hold.link.errors():
             connection = self._hold.link.connection() if self._begun is None else self._begun.connection
-            rows = connection.execute(statement, [keys.column(n).to_pylist() for n in self._keys.names]).fetchall()
+            rows = connection.execute(statement, [compared[n].own(keys.column(n)) for n in self._keys.names]).fetchall()
         columns = zip(*rows, strict=True) if rows else [() for _ in self._stored]
         return pa.RecordBatch.from_arrays(
             [pa.array(column, f.type) for column, f in zip(columns, self._stored, strict=True)], schema=self._stored
         )
 
-    def _key_types(self) -> dict[str, str]:
-        """The types as which the keys are sent: a text is compared as a uuid with a uuid."""
-        types = {field.name: column_type(field.type) or "" for field in self._keys}
-        if "text" not in types.values():
-            return types
-        if self._uuids is None:
+    def _compared_keys(self) -> dict[str, MapKey]:
+        if self._map_keys is None:
             with self._hold.link.errors():
                 connection = self._hold.link.connection() if self._begun is None else self._begun.connection
-                oid = find_oid(connection, self._hold.name)
-                columns = () if oid is None else read_table(connection, oid).columns
-            self._uuids = {column.name for column in columns if column.base == "uuid"}
-        return {name: "uuid" if name in self._uuids else kind for name, kind in types.items()}
+                self._map_keys = map_keys(
+                    self._hold.checked_table(connection, self._hold.where), self._input, self._hold.where
+                )
+        return self._map_keys
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
         """Copy the rows in, and upsert them in key order."""
@@ -163,8 +157,9 @@ class PostgresBacking(Backing):
             SinkRefused: it holds another state, or a key that is text in the stream and no text in the table.
         """
         self._hold.take_over(create=create)
+        self._map_keys = None
+        self._compared_keys()
         with self._hold.link.transaction() as connection:
-            require_text_keys(self._hold.checked_table(connection, self._hold.where), self._input, self._hold.where)
             other = self._hold.guard.other_sink(connection, self._hold.table_id)
         if other is not None:
             raise SinkRefused(
