@@ -24,6 +24,7 @@ from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
+from stormproof.trident import stopping
 from stormproof.trident.run import EngineChoice
 from stormproof.trident.statistics import RunStatistics
 
@@ -103,12 +104,24 @@ def test_an_event_ends_a_run_after_its_batch_also_outside_the_main_thread(progra
     assert program.written == ["a"]
 
 
-def twice(process: int, number: int, then_s: float = 0.0) -> Callable[[], None]:
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """What this process says of signals, where others can read it. Two signals are two here, however close they come."""
+    os.mkfifo(tmp_path / "told")
+    end = os.open(tmp_path / "told", os.O_RDWR)
+    monkeypatch.setattr(stopping, "_STDERR", end)
+    monkeypatch.setattr(stopping, "ONE_SIGNAL_S", 0.0)
+    yield tmp_path / "told"
+    os.close(end)
+
+
+def twice(process: int, number: int, told: Path, then: Callable[[], object]) -> Callable[[], None]:
     def send() -> None:
         os.kill(process, number)
-        time.sleep(0.4)  # two within 0.3 s are one
+        with told.open() as said:
+            assert "once more" in said.readline()
         os.kill(process, number)
-        time.sleep(then_s)
+        then()
 
     return send
 
@@ -117,11 +130,11 @@ def twice(process: int, number: int, then_s: float = 0.0) -> Callable[[], None]:
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
 )
 def test_a_second_signal_ends_a_run_at_once_and_nothing_is_written(
-    program: Program, number: int, error: type[BaseException]
+    program: Program, told: Path, number: int, error: type[BaseException]
 ) -> None:
     calls: list[int] = []
     with handled(signal.SIGTERM, lambda *_: calls.append(1)), pytest.raises(error):
-        program.run(twice(os.getpid(), number))
+        program.run(twice(os.getpid(), number, told, nothing))
     assert calls == [1] * (number == signal.SIGTERM)
     assert (program.run(nothing).messages, program.written) == (2, ["a", "b"])
 
@@ -129,11 +142,11 @@ def test_a_second_signal_ends_a_run_at_once_and_nothing_is_written(
 @pytest.mark.spark
 @pytest.mark.timeout(120)
 def test_a_second_signal_does_not_wait_for_spark_whose_answers_stay_in_order(
-    program: Program, spark: SparkSession
+    program: Program, told: Path, spark: SparkSession
 ) -> None:
     driver, began_s = os.getpid(), time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        program.run(twice(driver, signal.SIGINT, 60), engine=SparkEngine(spark, 2))
+        program.run(twice(driver, signal.SIGINT, told, lambda: time.sleep(60)), engine=SparkEngine(spark, 2))
     assert time.monotonic() - began_s < 30
     assert [spark.range(number).count() for number in range(5)] == [0, 1, 2, 3, 4]
     assert (program.run(nothing, engine=SparkEngine(spark, 2)).messages, program.written) == (2, ["a", "b"])
