@@ -19,6 +19,9 @@ SCHEMES: Final = ("s3", "s3a", "abfs", "abfss", "az", "gs")
 _KEY: Final = re.compile(r"[A-Za-z0-9!_.*'()=+,@ -]+(/[A-Za-z0-9!_.*'()=+,@ -]+)*")
 """Characters that every store and every reader spells alike; others are encoded by some of them."""
 
+_ENDPOINT: Final = re.compile(r"(?:(?:aws|azure|azure_storage|google)_)?endpoint(?:_url)?(?:_s3|_dynamodb)?")
+"""Options and variables by which clients of stores are told an endpoint."""
+
 
 def is_url(address: str) -> bool:
     """Whether an address is a URL, and not a path on this machine."""
@@ -79,7 +82,22 @@ def storage_options(address: str) -> StorageOptions:
 
     Where neither has any, they are empty: the store's client takes what the environment has (variables, a profile, the
     machine's role).
+
+    Raises:
+        UsageError: an endpoint holds a user or a password, which no store takes there and every error would show.
     """
+    options = _options_for(address)
+    if is_url(address):
+        endpoints = {**os.environ, **options}
+        for name, value in endpoints.items():
+            if "@" in value and _ENDPOINT.fullmatch(name.lower()):
+                raise UsageError(
+                    f"{name} holds a user or a password; give these by storage_options or variables of their own"
+                )
+    return options
+
+
+def _options_for(address: str) -> StorageOptions:
     place = address.rstrip("/")
     with _lock:
         while is_url(place) and place.rpartition("/")[2]:

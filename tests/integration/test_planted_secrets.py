@@ -24,10 +24,14 @@ from support.web import READER, client, page_of
 from stormproof import DeltaSink, NatsSource, RabbitMQSource, RedisStreamSource, Settings
 from stormproof.core.errors import StormproofError
 from stormproof.core.postgres.database import Database, connect
+from stormproof.core.schema import parse_schema
+from stormproof.core.sink import SinkInput
 from stormproof.core.source.nats.consumer import Consumer
 from stormproof.core.source.rabbitmq.broker import BrokerQueue
 from stormproof.core.source.rabbitmq.management import limits_said
 from stormproof.core.source.redis_streams.group import Group
+from stormproof.core.storage.address import use_storage
+from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.openlineage.exported import lineage_transport
 from stormproof.trident.web.people import WebOptions
 
@@ -241,9 +245,18 @@ def delta(url: str) -> object:
     return DeltaSink(url)
 
 
+def endpoint(url: str) -> object:
+    keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "aws_region": "x", "aws_allow_http": "true"}
+    use_storage("s3://planted", {"aws_endpoint_url": url, **keys})
+    return DeltaSink("s3://planted/orders").open(
+        SinkIdentity("orders", "life", "x"), SinkInput(parse_schema("n long")), 1
+    )
+
+
 @pytest.mark.parametrize(
     ("connects", "url"),
     [
+        *((endpoint, f"http://{user}@{AWAY}") for user in USERS),
         *((nats, f"nats://{user}@{AWAY}") for user in (PLANTED, *RAW, *USERS)),
         *((rabbitmq, f"amqp://{user}@{AWAY}/%2F") for user in USERS),
         *((redis, f"redis://{user}@{AWAY}/0") for user in USERS),
