@@ -85,17 +85,19 @@ FORMS: Final[Mapping[str, TextForm]] = {
     **_of_ranges("date", _DATE, ", with dates as 2026-01-31", is_key=True),
     **_of_ranges("ts", f"{_DATE}[ T]{_TIME}", ", with times as 2026-01-31 12:30:00", is_key=True),
     **_of_ranges("tstz", f"{_DATE}[ T]{_TIME}{_ZONE}", ", with times as 2026-01-31 12:30:00+00", is_fixed=False),
-    "interval": TextForm(r"^(?:[^.]|\.\d{0,{p}}(?:[^.\d]|$))*$", _DIGITS),
+    "interval": TextForm(
+        # A fraction of seconds to months; of nothing smaller, which is rounded, nor of years, which are rounded to months.
+        r"(?i)^(?:[^.a-z\d]|\d|[a-df-z][a-z]*"
+        r"|\.\d{0,{p}}(?:\s*(?:$|[^\w\s.]|(?:s|h|w|min|mon|da)[a-z]*|[md](?:t|[^a-z.]|$))|\s+\d))*$",
+        _DIGITS,
+    ),
     "time without time zone": TextForm(f"^{_TIME}$", ", as 12:30:00" + _DIGITS, is_key=True),
     "time with time zone": TextForm(f"^{_TIME}{_ZONE}$", ", as 12:30:00+00" + _DIGITS, is_key=True),
     "numeric": TextForm(r"^(?:NaN|[+-]?(?:\d+(?:\.\d{0,{p}})?|\.\d{1,{p}}))$", _DIGITS),
 }
 _IN_ARRAYS: Final[Mapping[str, TextForm]] = dict.fromkeys(("uuid", "character varying", "character", "citext"), _PLAIN)
 """Types that take a text in binary form, but no array of such."""
-_PARTS: Final = re.compile(
-    r"(?:smallint|integer|bigint|boolean|real|double precision|numeric|text|uuid|character varying(?:\(\d+\))?)"
-    r"(?:\[\])?"
-)
+_PARTS: Final = re.compile(r"(?:smallint|integer|bigint|boolean|numeric|text|uuid|character varying)(?:\[\])?")
 """What the attributes of a composite type may be besides types of text without a pattern: types that keep what they read."""
 _WHY_NOT: Final[Mapping[str, str]] = {
     "money": "its text follows the server's lc_monetary; make it numeric",
@@ -132,7 +134,7 @@ def _digits(base: str, modifier: int) -> str | None:
     if modifier < 0:
         return "6"
     if base == "interval":
-        return str(modifier & 0xFFFF) if modifier >> 16 == 0x7FFF and modifier & 0xFFFF <= 6 else None
+        return "6" if modifier & 0xFFFF == 6 and modifier >> 16 == 0x7FFF else None
     scale = (modifier - 4) & 0x7FF if base == "numeric" else modifier
     return str(scale) if scale <= 1000 else None
 

@@ -98,6 +98,22 @@ def test_a_key_may_be_what_the_page_says(operated: Operated) -> None:
     assert found == {kind: row[3] for kind, row in TYPES.items()}
 
 
+@pytest.mark.parametrize(
+    "kind", ["interval(3)", "interval day", "of_reals", "of_lengths", "of_scales", "of_times", "numeric(3,-1)", "money"]
+)
+def test_what_would_round_or_cut_a_text_that_nobody_can_check_before_is_refused(operated: Operated, kind: str) -> None:
+    operated.sql(
+        "create type of_reals as (x real); create type of_lengths as (x varchar(3)); "
+        "create type of_scales as (x numeric(5,2));"
+        "create type of_times as (x time)"
+    )
+    operated.sql(f"create table t (v {kind})")
+    where = operated.cell
+    sink = PostgresSink("t", name="t", database=where.database, staging=where.folder)
+    with pytest.raises(SinkRefused, match=r"column 'v' is .* in the table and string in the rows"):
+        sink.open(SinkIdentity("keys", "life", "t"), SinkInput(parse_schema("v string")), 1)
+
+
 def test_the_page_has_each_type_that_takes_text() -> None:
     bases = {re.sub(r"\(.*\)", "", kind) for kind in TYPES} - {"mood", "pair", "address", "citext"}
     assert {NAMES.get(base, base) for base in bases} == {*FORMS}
