@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import psycopg
+from psycopg import sql
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
@@ -15,6 +16,7 @@ from stormproof.sinks.postgres.connection import asked
 from stormproof.sinks.postgres.evolve import as_changed, changes_for
 from stormproof.sinks.postgres.guard import Guard
 from stormproof.sinks.postgres.refusals import (
+    has_row_security,
     require_deterministic_keys,
     require_durable,
     require_writable,
@@ -28,8 +30,9 @@ from stormproof.sinks.postgres.table import (
     kept_otherwise,
     read_table,
     require_table,
+    wire_schema,
 )
-from stormproof.sinks.postgres.wire import column_type
+from stormproof.sinks.postgres.wire import cast_of, column_type
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.row_rule import Change, SchemaContract
@@ -40,11 +43,56 @@ _MAY_CREATE: Final = """
            current_user::text, coalesce(%(schema)s::text, current_schema()::text)
     where %(schema)s::text is null or exists (select from pg_namespace where nspname = %(schema)s)
 """
-_MAY_WRITE: Final = """
-    select has_any_column_privilege(%(oid)s::oid, 'INSERT')
-           and (not %(by_key)s or has_any_column_privilege(%(oid)s::oid, 'UPDATE')
-                and has_any_column_privilege(%(oid)s::oid, 'SELECT')), current_user::text
+# COPY asks for INSERT on each column; a temporary table with the types of the table's columns for SELECT on them.
+_LACKING: Final = """
+    select asked.right || ' on column ' || quote_ident(a.attname)
+    from pg_attribute a cross join unnest(%(rights)s::text[]) as asked ("right")
+    where a.attrelid = %(oid)s and a.attname = any (%(columns)s)
+      and not (asked.right = 'UPDATE' and a.attname = any (%(not_updated)s))
+      and not has_column_privilege(a.attrelid, a.attnum, asked.right)
+    union all
+    select 'USAGE on sequence ' || s.oid::regclass
+    from pg_attribute a join pg_attrdef d on (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
+    join pg_depend n on n.classid = 'pg_attrdef'::regclass and n.objid = d.oid and n.refclassid = 'pg_class'::regclass
+    join pg_class s on s.oid = n.refobjid
+    where a.attrelid = %(oid)s and a.attname <> all (%(columns)s)
+      and case when s.relkind = 'S' then not has_sequence_privilege(s.oid, 'USAGE, UPDATE') end
+    union all
+    select asked.right || ' on the table' from unnest(%(of_table)s::text[]) as asked ("right")
+    where not has_table_privilege(%(oid)s::oid, asked.right)
+    union all
+    select 'of its owner, who alone may change it'
+    from pg_class where oid = %(oid)s and %(alters)s and not pg_has_role(relowner, 'USAGE')
+    union all
+    select 'TEMPORARY on database ' || quote_ident(current_database())
+    where %(temporary)s and not has_database_privilege(current_database(), 'TEMPORARY')
 """
+
+
+def lacking_rights(connection: psycopg.Connection, table: Table, input_: SinkInput, *, alters: bool) -> str:
+    """The rights that the role lacks to write such rows to a table, in words; of a table that is not there (its oid is 0),
+    those that its owner lacks.
+    """
+    secured = table.oid != 0 and has_row_security(connection, table.oid)
+    is_cast = any(cast_of(field, sql.SQL("")) is not None for field in wire_schema(table, input_))
+    by_key = input_.is_by_key
+    # What an upsert did it tells by the row's xmax, which is a column of no grant; a partitioned table gives none back.
+    of_table = [*(["SELECT"] if by_key and table.kind != "p" else []), *(["DELETE"] if input_.delete_when else [])]
+    rights = ["INSERT", *(["SELECT"] if secured or by_key else []), *(["UPDATE"] if by_key else [])]
+    found = connection.execute(
+        _LACKING,
+        {
+            "oid": table.oid,
+            "rights": rights,
+            "columns": input_.schema.names,
+            "not_updated": [*input_.keys, *input_.keep],
+            "of_table": of_table,
+            "alters": alters,
+            "temporary": secured or is_cast or by_key,
+        },
+    ).fetchall()
+    (role,) = connection.execute("select current_user::text").fetchone() or ("",)
+    return f"role {role!r} has not the rights {', '.join(right for (right,) in found)}" if found else ""
 
 
 class PostgresPreview:
@@ -100,9 +148,9 @@ class PostgresPreview:
         except SinkRefused as refused:
             return TablePreview(TableAction.REFUSE, refused.message, table_id=table_id)
         can_refuse = tuple(what_can_refuse(connection, oid, self._input))
-        rights = connection.execute(_MAY_WRITE, {"oid": oid, "by_key": self._input.is_by_key}).fetchone()
-        if rights is not None and not rights[0]:
-            why = f"{self._where}: role {rights[1]!r} has not the rights to write to the table; see: stormproof doctor"
+        lacking = lacking_rights(connection, table, self._input, alters=bool(changes))
+        if lacking:
+            why = f"{self._where}: {lacking}. Grant them (GRANT ... TO ...), and start again"
             return TablePreview(TableAction.REFUSE, why, can_refuse=can_refuse, table_id=table_id)
         holds, claims = (
             ((), ())
@@ -122,7 +170,8 @@ class PostgresPreview:
     def _may_not_create(self, connection: psycopg.Connection) -> TablePreview | None:
         found = connection.execute(_MAY_CREATE, {"schema": self._name.schema}).fetchone()
         if found is not None and found[0]:
-            return None
+            lacking = lacking_rights(connection, self._made(), self._input, alters=False)
+            return TablePreview(TableAction.REFUSE, f"{self._where}: {lacking}") if lacking else None
         if found is None:
             why = f"{self._where}: there is no schema {self._name.schema!r}"
         else:
@@ -130,11 +179,13 @@ class PostgresPreview:
         return TablePreview(TableAction.REFUSE, why)
 
     def _of_new_table(self) -> TablePreview:
-        columns = tuple(Change(f.name, None, column_type(f.type) or "") for f in self._input.schema)
-        made = as_changed(Table(0, self._name, "r", "p", (), (frozenset(self._input.keys),)), columns)
-        told = ", ".join(f"{column.column} {column.becomes}" for column in columns)
+        told = ", ".join(f"{field.name} {column_type(field.type)}" for field in self._input.schema)
         key = f"; primary key {', '.join(self._input.keys)}" if self._input.is_by_key else ""
-        return TablePreview(TableAction.CREATE, changes=(f"columns: {told}{key}",), writer=self._writer(made))
+        return TablePreview(TableAction.CREATE, changes=(f"columns: {told}{key}",), writer=self._writer(self._made()))
+
+    def _made(self) -> Table:
+        columns = tuple(Change(f.name, None, column_type(f.type) or "") for f in self._input.schema)
+        return as_changed(Table(0, self._name, "r", "p", (), (frozenset(self._input.keys),)), columns)
 
     def _writer(self, table: Table) -> FileWriter:
         return FileWriter(

@@ -15,7 +15,7 @@ from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.core.storage.address import options_to_send, use_storage
 from stormproof.core.storage.files import files_at
-from stormproof.trident.cli.doctor_database import durability, queues, refusing, rights, writes
+from stormproof.trident.cli.doctor_database import durability, queues, refusing, rights, temporary, writes
 from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say
 
@@ -63,6 +63,8 @@ def examine(
             if schema is not None:
                 _looked(f"rights of a {kind}", lambda: rights(settings, kind), str, grants, checks)
             if kind is not RoleKind.AUDITOR:
+                grant = "run: GRANT TEMPORARY ON DATABASE ... TO ..."
+                _warned("temporary tables", lambda: temporary(settings), "may be made", grant, checks)
                 _looked("writes", lambda: writes(settings), str, "name the primary, or let the role write", checks)
             _warned("durability", lambda: durability(settings), "on", "set what is off to on", checks)
             if schema is not None and kind is RoleKind.DRIVER:

@@ -14,6 +14,8 @@ from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
 from stormproof.sinks.abilities import warning_of
+from stormproof.sinks.preview import TableAction
+from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.grants import lacking
@@ -105,8 +107,21 @@ def durability(settings: Settings) -> tuple[str, ...]:
         return tuple(f"{name} is off: a crash may lose or damage what was committed" for (name,) in rows)
 
 
+def temporary(settings: Settings) -> tuple[str, ...]:
+    """Whether the role may not make temporary tables in the ledger's database, where Postgres sinks are by default."""
+    with _asked(settings) as connection:
+        row = connection.execute(
+            "select current_user, current_database() where not has_database_privilege(current_database(), 'TEMPORARY')"
+        ).fetchone()
+    if row is None:
+        return ()
+    return (f"role {row[0]} lacks TEMPORARY on database {row[1]}: upserts, folds and text that is cast need it",)
+
+
 def refusing(settings: Settings) -> tuple[str, ...]:
-    """What can refuse rows of each topology's tables when they are committed, or why that is not known."""
+    """What can refuse rows of each topology's tables when they are committed, why a table would be refused, or why that is
+    not known.
+    """
     with _asked(settings) as connection:
         if not _is_made(connection):
             return ()
@@ -118,12 +133,18 @@ def refusing(settings: Settings) -> tuple[str, ...]:
                 try:
                     sink, input_ = described_sink(binding, stores.database)
                     refusals = sink.refusals(input_)
+                    seen = sink.preview(SinkIdentity(row.name, row.incarnation, binding.sink), input_, stores.database)
                 except CannotTell:
                     continue  # a kind of sink that only the topology's code can open
                 except StormproofError as error:
                     found.append(f"{where}: not known: {error}")
                 else:
                     found += [f"{where}: {warning_of(refusals)}"] if refusals else []
+                    found += (
+                        [f"{row.name}: a start would be refused: {seen.why}"]
+                        if seen.action is TableAction.REFUSE
+                        else []
+                    )
     return tuple(found)
 
 
