@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -20,7 +20,18 @@ from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.other_lives import forgotten_by
 from stormproof.trident.ledger.rejects import altered_reject
-from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn, to_event, to_reject, to_txn, to_work
+from stormproof.trident.ledger.rows import (
+    Event,
+    Reject,
+    SinkWork,
+    Txn,
+    aware,
+    record_of,
+    to_event,
+    to_reject,
+    to_txn,
+    to_work,
+)
 from stormproof.trident.transaction_states import (
     EventKind,
     OperatorAction,
@@ -131,7 +142,7 @@ class LedgerSnapshot:
     def topologies(self) -> tuple[TopologyRow, ...]:
         """All topologies, by name."""
         rows = self.connection.execute(sa.select(t.topology).order_by(t.topology.c.name))
-        return tuple(_to_topology(row) for row in rows)
+        return tuple(record_of(TopologyRow, row) for row in rows)
 
     def topology(self, name: str) -> TopologyRow:
         """One topology.
@@ -145,15 +156,13 @@ class LedgerSnapshot:
             gone = forgotten_by(self.connection, t.forgotten.c.name == name)
             why = "" if gone is None else f" (it was {gone})"
             raise UsageError(f"the ledger knows no topology {name!r}{why}; known: {known}", topology=name)
-        return _to_topology(row)
+        return record_of(TopologyRow, row)
 
     def sinks(self, incarnation: str) -> tuple[SinkBinding, ...]:
         """The tables behind a topology's sinks, by the sinks' names."""
         c = t.topology_sink.c
         rows = self.connection.execute(sa.select(t.topology_sink).where(c.incarnation == incarnation).order_by(c.sink))
-        return tuple(
-            SinkBinding(row.sink, row.target, row.table_id, row.description, _utc(row.first_at)) for row in rows
-        )
+        return tuple(record_of(SinkBinding, row) for row in rows)
 
     def txns(self, incarnation: str, first: int = 1, last: int | None = None) -> list[Txn]:
         """Batches from `first` to `last`, in txid order."""
@@ -292,8 +301,9 @@ class LedgerSnapshot:
         found: dict[int, list[Skipped]] = {}
         for row in self.connection.execute(query):
             said = row.detail or {}
-            at = None if row.at is None else _utc(row.at)
-            one = Skipped(row.txid, row.sink, row.target or "", row.rows, at, said.get("by"), said.get("why"))
+            one = Skipped(
+                row.txid, row.sink, row.target or "", row.rows, aware(row.at), said.get("by"), said.get("why")
+            )
             found.setdefault(row.txid, []).append(one)
         return found
 
@@ -537,34 +547,5 @@ def _between(column: sa.ColumnElement[int], first: int | None, last: int | None)
     return conditions
 
 
-def _utc(value: datetime) -> datetime:
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value
-
-
-def _to_topology(row: Any) -> TopologyRow:
-    return TopologyRow(
-        name=row.name,
-        incarnation=row.incarnation,
-        epoch=row.epoch,
-        guarantee=row.guarantee,
-        source=row.source,
-        started_at=_utc(row.started_at),
-        driver_host=row.driver_host,
-        driver_pid=row.driver_pid,
-        driver_started=row.driver_started,
-        stopped_at=None if row.stopped_at is None else _utc(row.stopped_at),
-    )
-
-
 def _to_attempt(row: Any) -> AttemptRow:
-    return AttemptRow(
-        txid=row.txid,
-        attempt=row.attempt,
-        epoch=row.epoch,
-        excluded=tuple(row.excluded),
-        expected_messages=row.expected_messages,
-        expected_xor=row.expected_xor,
-        started_at=_utc(row.started_at),
-        outcome=row.outcome,
-        error=row.error,
-    )
+    return record_of(AttemptRow, row, excluded=tuple(row.excluded))

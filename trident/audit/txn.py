@@ -13,7 +13,7 @@ from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
 from stormproof.trident.audit.lifecycle import Failure
 from stormproof.trident.audit.source import server_ids
 from stormproof.trident.audit.status import holdings_of
-from stormproof.trident.ledger.rows import Event, Reject, SinkWork
+from stormproof.trident.ledger.rows import Event, Reject, SinkWork, record_of
 from stormproof.trident.transaction_states import EventKind
 
 
@@ -141,25 +141,12 @@ def txn(ledger: AuditLedger, topology: str, txid: int, opener: SinkOpener | None
         events = [event for event in events if event.txid == txid]
         at_servers = server_ids(snapshot, row, {event.message for event in events if event.message is not None})
     batch = found[0]
-    return TxnReport(
+    return record_of(
+        TxnReport,
+        batch,
         topology=topology,
-        txid=txid,
         state=batch.state.value,
         guarantee=batch.guarantee.value,
-        epoch=batch.epoch,
-        cause=batch.cause,
-        reason=batch.reason,
-        source=batch.source,
-        position=batch.position,
-        messages=batch.messages,
-        failed=batch.failed,
-        tuples=batch.tuples,
-        bytes=batch.bytes,
-        retry=batch.retry,
-        opened_at=batch.opened_at,
-        prepared_at=batch.prepared_at,
-        ended_at=batch.ended_at,
-        steps_ms=batch.steps_ms,
         attempts=tuple(attempts),
         sinks=tuple(SinkOutput.of(item.work, holdings.of(batch, item.work), rejects) for item in work),
         failures=tuple(

@@ -29,6 +29,7 @@ from stormproof.trident.decisions.letters import (
     named,
     not_dead,
 )
+from stormproof.trident.ledger.rows import names_of
 from stormproof.trident.stores import Stores
 from stormproof.trident.wording import counted, cut
 
@@ -101,28 +102,13 @@ def _topologies(stores: Stores, topology: str | None) -> list[str]:
 
 
 def _listed(one: Letter) -> dict[str, object]:
+    told = {name: getattr(one, name) for name in names_of(Letter)}
+    for name in ("topology", "payload", "new_payload"):
+        del told[name]
     return {
-        "id": one.id,
-        "source": one.source,
-        "sink": one.sink,
-        "txid": one.txid,
-        "reason": one.reason,
-        "error_class": one.error_class,
-        "component": one.component,
-        "error": one.error,
-        "times_opened": one.times_opened,
-        "times_failed": one.times_failed,
-        "dead_at": one.dead_at,
+        **told,
         "bytes": None if one.payload is None else len(editable(one.payload)),
         "text": None if one.payload is None else storable_text(shown_payload(one.payload)),
-        "row": one.row,
-        "rows": one.rows,
-        "history": one.history,
-        "disposal": one.disposal,
-        "by": one.by,
-        "why": one.why,
-        "disposed_at": one.disposed_at,
-        "requeued_in": one.requeued_in,
     }
 
 

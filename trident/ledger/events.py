@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import Json
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Event, to_event
+from stormproof.trident.ledger.rows import Event, names_of, to_event
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import EventKind, OperatorAction
 
@@ -18,22 +18,11 @@ def record(tx: Tx, events: Iterable[Event]) -> None:
     now = tx.clock.now()
     rows = [
         {
+            **{name: getattr(e, name) for name in names_of(Event)},
             "incarnation": tx.run.incarnation,
             "at": now,
             "kind": e.kind.value,
             "action": None if e.action is None else e.action.value,
-            "txid": e.txid,
-            "attempt": e.attempt,
-            "sink": e.sink,
-            "message": e.message,
-            "number": e.number,
-            "origin": e.origin,
-            "token": e.token,
-            "reason": e.reason,
-            "component": e.component,
-            "error": e.error,
-            "input": e.input,
-            "detail": e.detail,
         }
         for e in events
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
@@ -20,6 +20,8 @@ from stormproof.trident.transaction_states import (
     TxnCause,
     TxnState,
 )
+
+T = TypeVar("T")
 
 NO_LIFE: Final = "dry-run"
 """Stands for the life that a first start would make; no life is called so."""
@@ -214,35 +216,30 @@ class Reject:
         return self.state is RejectState.OPEN
 
 
-def _aware(value: datetime | None) -> datetime | None:
-    """The time with its zone, UTC, which SQLite drops."""
-    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+def record_of(kind: type[T], row: Any, /, **given: Any) -> T:
+    """A row, or another record, as a record of this kind: each field that is not given by its name, times with a zone."""
+    return kind(**{name: aware(getattr(row, name)) for name in names_of(kind) if name not in given}, **given)
+
+
+def names_of(kind: Any) -> tuple[str, ...]:
+    """The names of a record's fields."""
+    names: tuple[str, ...] = kind.__match_args__  # as `dataclasses.fields` says, in a tenth of the time
+    return names
+
+
+def aware(value: Any) -> Any:
+    """The value; a time without a zone, as SQLite gives it, as one of UTC."""
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
 
 def to_txn(row: Any) -> Txn:
     """A `txn` row."""
-    opened = _aware(row.opened_at)
-    assert opened is not None
-    return Txn(
-        txid=row.txid,
+    return record_of(
+        Txn,
+        row,
         state=TxnState(row.state),
         guarantee=Guarantee(row.guarantee),
-        epoch=row.epoch,
-        attempt=row.attempt,
-        source=row.source,
-        position=row.position,
-        messages=row.messages,
-        failed=row.failed,
-        returned=row.returned,
-        rejected=row.rejected,
-        tuples=row.tuples,
-        bytes=row.bytes,
-        retry=row.retry,
-        opened_at=opened,
-        prepared_at=_aware(row.prepared_at),
-        ended_at=_aware(row.ended_at),
         cause=None if row.cause is None else TxnCause(row.cause),
-        reason=row.reason,
         steps_ms=row.steps_ms or {},
         tuning=row.tuning or {},
     )
@@ -250,18 +247,12 @@ def to_txn(row: Any) -> Txn:
 
 def to_work(row: Any) -> SinkWork:
     """A `txn_sink` row."""
-    return SinkWork(
-        sink=row.sink,
-        previous=row.previous,
-        rows=row.rows,
-        bytes=row.bytes,
-        digest=row.digest,
+    return record_of(
+        SinkWork,
+        row,
         files=tuple(PreparedFile(**f) for f in row.files),
-        committed_at=_aware(row.committed_at),
         outcome=None if row.outcome is None else SinkOutcome(row.outcome),
-        superseded=row.superseded,
         left_out=None if row.left_out is None else tuple(_refused(one) for one in row.left_out),
-        version=row.version,
     )
 
 
@@ -272,43 +263,17 @@ def _refused(one: dict[str, Any]) -> RefusedRow:
 
 def to_reject(row: Any) -> Reject:
     """A `reject` row."""
-    return Reject(
-        txid=row.txid,
-        sink=row.sink,
-        message=row.message,
-        number=row.number,
-        origin=row.origin,
-        rows=row.rows,
-        sqlstate=row.sqlstate,
-        error=row.error,
-        row=row.row,
+    return record_of(
+        Reject,
+        row,
         payload=None if row.payload is None else bytes(row.payload),
         state=RejectState(row.state),
-        at=_aware(row.at),
         by=row.decided_by,
         why=row.decided_why,
-        decided_at=_aware(row.decided_at),
-        retried_in=row.retried_in,
-        id=row.id,
     )
 
 
 def to_event(row: Any) -> Event:
     """An `event` row."""
-    return Event(
-        kind=EventKind(row.kind),
-        action=None if row.action is None else OperatorAction(row.action),
-        txid=row.txid,
-        attempt=row.attempt,
-        sink=row.sink,
-        message=row.message,
-        number=row.number,
-        origin=row.origin,
-        token=row.token,
-        reason=row.reason,
-        component=row.component,
-        error=row.error,
-        input=row.input,
-        detail=row.detail,
-        at=_aware(row.at),
-    )
+    action = None if row.action is None else OperatorAction(row.action)
+    return record_of(Event, row, kind=EventKind(row.kind), action=action)
