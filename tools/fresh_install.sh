@@ -95,7 +95,7 @@ says "ada	300"
 ends_with 0 stormproof psql -- -Atc 'select count(*) from paid'
 says "3"
 ends_with 0 stormproof audit verify orders
-ends_with 0 stormproof db url
+ends_with 0 stormproof psql --url
 ends_with 0 python -m pytest -q test_orders.py
 say "the first topology runs inline, and its test passes"
 

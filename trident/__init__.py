@@ -24,7 +24,7 @@
 | `batch_records` | what are the ledger, the log and the observers told of a batch; what does a run count |
 | `component_counts` | which of a job's counts does the ledger keep, with the failures of a batch |
 | `recovery` | what does the next start do after a crash |
-| `flight`, `job_runners` | what is in flight; on which threads do jobs and commits run |
+| `job_runners` | what is in flight; on which threads do jobs and commits run |
 | `watched_job`, `lease_keeper` | who extends leases, and cancels a job that hangs |
 | `job_progress` | how far is the job of a batch, while it runs |
 | `control_line`, `stopping` | what is a running driver asked to do; who asks: an operator, a signal |

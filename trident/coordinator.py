@@ -37,8 +37,7 @@ from stormproof.sinks.stand_ins import WritesNothing
 from stormproof.trident.batch_records import Accounts
 from stormproof.trident.component_counts import CountedGraph
 from stormproof.trident.control_line import Orders
-from stormproof.trident.flight import Flight
-from stormproof.trident.job_runners import Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
+from stormproof.trident.job_runners import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run

@@ -133,6 +133,6 @@ def test_a_run_on_executors_without_the_package_opens_no_message(
     error = json.loads(done.stdout)["error"]
     assert (error["kind"], error["details"]["error"]) == ("machine_unfit", "import")
     assert "stormproof" in error["details"]["modules"]
-    stats = command("queue", "stats", "words")
+    stats = command("queue", "list", "words")
     assert stats["messages_put"] == 2
     assert command("dead-letters", "list")["dead_letters"] == []

@@ -77,7 +77,6 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "queue list": (),
     "queue peek": ("orders",),
     "queue put": ("orders", "--lines", "no-such-file-of-lines.txt"),
-    "queue stats": ("orders",),
     "queue unsubscribe": ("orders", "no-such-reader", "--by", "ann"),
     "repair": (NAME, "--dry-run"),
     "resume": (NAME,),
@@ -87,10 +86,10 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "stop": (NAME,),
     "vacuum": (NAME, "--dry-run"),
 }
-ELSEWHERE: Final = {"psql", "db url", "queue adopt", "jars", "pack", "init", "ledger release-table", "web"}
+ELSEWHERE: Final = {"psql", "queue adopt", "jars", "pack", "init", "ledger release-table", "web"}
 """Commands with tests of their own screens; called here where they need no more than a database."""
 
-CHANGES: Final = {"run", "queue list", "queue stats", "status", "doctor", "metrics"}
+CHANGES: Final = {"run", "queue list", "status", "doctor", "metrics"}
 """What a second call shows has other numbers in it."""
 
 PLAIN: Final = {"ledger sql", "metrics"}

@@ -1,4 +1,4 @@
-"""What `init` writes runs as it says; `psql` and `db url` show the database behind it."""
+"""What `init` writes runs as it says; `psql` shows the database behind it."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_the_program_psql_gets_the_database_by_variables_and_keeps_its_status(pr
 def test_the_url_hides_the_password_and_is_one_that_libpq_reads(
     project: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = command("db", "url")["url"]
+    url = command("psql", "--url")["url"]
     with psycopg.connect(url) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
     monkeypatch.setenv("STORMPROOF_DATABASE_URL", "postgresql://me:se%40cret@db.example:5433/orders?sslmode=require")
-    shown = command.text("db", "url")
+    shown = command.text("psql", "--url")
     assert shown == "postgresql://me:***@db.example:5433/orders?sslmode=require\n"
-    assert "cret" not in json.dumps(command("db", "url"))
-    whole = command("db", "url", "--show-password")["url"]
+    assert "cret" not in json.dumps(command("psql", "--url"))
+    whole = command("psql", "--url", "--show-password")["url"]
     assert Database.from_url(whole) == Database.from_url(os.environ["STORMPROOF_DATABASE_URL"])
 
 

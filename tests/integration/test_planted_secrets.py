@@ -67,7 +67,7 @@ CALLS: Final[Sequence[Sequence[str]]] = (
     ("ledger", "check"),
     ("metrics", NAME),
     ("doctor", "--no-spark"),
-    ("db", "url"),
+    ("psql", "--url"),
 )
 VIEWS: Final = ("/", f"/topology?topology={NAME}", f"/batch?topology={NAME}&txid=1", "/failures", "/questions")
 

@@ -127,9 +127,9 @@ def test_a_queue_restored_below_its_own_numbers(
     with pytest.raises(psycopg.DatabaseError, match="nothing may be put before the queue is adopted"):
         sql(new.database, f"insert into stormproof_queue.{NAME} (payload) values ('mixed')")
 
-    (backlog,) = new.command("queue", "stats", NAME)["subscriptions"].values()
+    (backlog,) = new.command("queue", "list", NAME)["subscriptions"].values()
     assert backlog["ready"] == len(WAITING) + 1
-    assert f"queue adopt {NAME}" in new.command("queue", "stats", NAME)["refused"]
+    assert f"queue adopt {NAME}" in new.command("queue", "list", NAME)["refused"]
     status = {one["name"]: one for one in new.command("status")["topologies"]}
     assert status[NAME]["backlog"]["ready"] == len(WAITING) + 1
     found = {v["kind"]: v["text"] for v in new.command("audit", "verify", NAME, status=1)["violations"]}
@@ -148,7 +148,7 @@ def test_a_queue_restored_below_its_own_numbers(
     assert not new.adopt()["changed"]
 
     new.put(*AFTER)
-    assert new.command("queue", "stats", NAME)["refused"] is None
+    assert new.command("queue", "list", NAME)["refused"] is None
     new.run()
     new.run(OTHER)
     new.require(payloads)

@@ -65,8 +65,8 @@ def test_queues_are_listed_with_the_topologies_that_read_them(done: CommandLine,
         "lines",
         "unread",
     ]
-    assert done("queue", "stats", "lines")["topologies"] == lines["topologies"]
-    stats = done.text("queue", "stats", "lines")
+    assert done("queue", "list", "lines")["topologies"] == lines["topologies"]
+    stats = done.text("queue", "list", "lines")
     assert "both:lines" in stats
     assert "words" in stats
 
@@ -76,10 +76,10 @@ def test_a_queue_is_made_with_its_schema_on_record(done: CommandLine, database: 
     made = done("queue", "create", "orders", "--schema", schema)
     assert made == {"queue": "orders", "schema": schema, "table": 'stormproof_queue."orders"'}
     sql(database, "insert into stormproof_queue.orders (payload) values ('{}')")
-    assert done("queue", "stats", "orders")["messages_put"] == 1
+    assert done("queue", "list", "orders")["messages_put"] == 1
     assert done("queue", "create", "orders") == made
     assert f"PostgresQueue('orders', '{schema}')" in done.text("queue", "create", "orders")
-    assert f"of {schema}" in done.text("queue", "stats", "orders")
+    assert f"of {schema}" in done.text("queue", "list", "orders")
     assert [queue["schema"] for queue in done("queue", "list")["queues"]] == [schema]
 
     error = done("queue", "create", "orders", "--schema", "n long", status=2)["error"]
@@ -91,9 +91,9 @@ def test_a_queue_is_made_with_its_schema_on_record(done: CommandLine, database: 
 
 def test_a_queue_that_a_producer_made_is_given_its_schema_later(done: CommandLine, database: Database) -> None:
     put(prepared_database(database), "lines", [b"a"])
-    assert done("queue", "stats", "lines")["schema"] is None
+    assert done("queue", "list", "lines")["schema"] is None
     assert done("queue", "create", "lines", "--schema", "line string")["schema"] == "line string"
-    assert done("queue", "stats", "lines")["messages_put"] == 1
+    assert done("queue", "list", "lines")["messages_put"] == 1
 
 
 @pytest.fixture
@@ -133,12 +133,12 @@ def test_a_queue_keeps_nothing_back_for_a_reader_that_was_unsubscribed(
 
     would = done("queue", "unsubscribe", "lines", "slow", "--by", "ann", "--dry-run")
     assert would["removed"] == {"dead_letter": 1, "pending_slice": 1, "pending_subscription": 1}
-    assert "slow" in done("queue", "stats", "lines")["subscriptions"]
+    assert "slow" in done("queue", "list", "lines")["subscriptions"]
     gone = done("queue", "unsubscribe", "lines", "slow", "--by", "ann", "--why", "moved")
     assert (gone["removed"], gone["dry_run"], gone["by"]) == (would["removed"], False, "ann")
     assert "6 messages not read, 0 pending, 0 waiting for a retry, 1 dead letter" in gone["kept"][0]
 
-    assert list(done("queue", "stats", "lines")["subscriptions"]) == ["fast"]
+    assert list(done("queue", "list", "lines")["subscriptions"]) == ["fast"]
     assert rows_that_name(database, "slow") == {"stormproof.forgotten": 1}
     assert len(fast.drop_consumed()) == 2
     with pytest.raises(UsageError, match="no subscription 'slow'"):
@@ -157,7 +157,7 @@ def test_a_reader_that_works_or_is_a_topologys_is_not_unsubscribed(
     program.abort(Lease("a", 1))
     done("run", "app.py:words", "--engine", "inline", "--until-idle")
     done("run", "app.py:both", "--engine", "inline", "--until-idle")
-    readers = {reader: name for reader, name in done("queue", "stats", "lines")["topologies"].items() if name}
+    readers = {reader: name for reader, name in done("queue", "list", "lines")["topologies"].items() if name}
     assert sorted(readers.values()) == ["both:lines", "words"]
     for subscription, topology in readers.items():
         error = done("queue", "unsubscribe", "lines", subscription, "--by", "ann", status=2)["error"]["message"]
@@ -166,4 +166,4 @@ def test_a_reader_that_works_or_is_a_topologys_is_not_unsubscribed(
         "pending_slice": 1,
         "pending_subscription": 1,
     }
-    assert sorted(done("queue", "stats", "lines")["topologies"].values()) == ["both:lines", "words"]
+    assert sorted(done("queue", "list", "lines")["topologies"].values()) == ["both:lines", "words"]

@@ -42,7 +42,6 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "stop": (NAME,),
     "queue put": (NAME, "--lines", "LINES"),
     "queue peek": (NAME,),
-    "queue stats": (NAME,),
     "queue list": (),
     "queue create": (NAME, "--schema", "line string"),
     "queue unsubscribe": (NAME, "a reader", "--by", "ann"),
@@ -90,7 +89,6 @@ OTHERS: Final = {
     "doctor",
     "ledger sql",
     "psql",
-    "db url",
     "init",
     "jars",
     "pack",
@@ -103,7 +101,6 @@ READS: Final = {
     "status",
     "metrics",
     "queue peek",
-    "queue stats",
     "queue list",
     "audit verify",
     "audit replays",
@@ -357,7 +354,7 @@ def test_a_server_that_takes_no_writes_says_so(
     operated.run()
     name = dict(database.parameters)["dbname"]
     sql(database, f"alter database {name} set default_transaction_read_only = on")
-    for read in (("status",), ("audit", "verify", NAME), ("queue", "stats", NAME), ("dead-letters", "list", NAME)):
+    for read in (("status",), ("audit", "verify", NAME), ("queue", "list", NAME), ("dead-letters", "list", NAME)):
         command(*read)
     for write in (("queue", "put", NAME, "--lines", __file__), ("ledger", "prune", NAME, "--older-than", "1d")):
         status, _, err = command.ended(*write)

@@ -18,7 +18,7 @@ from stormproof.core.tracking.component_counts import ACKER, Counts
 from stormproof.core.tracking.report import JobReport
 from stormproof.testing import Faults, simulate, simulation
 from stormproof.trident.coordinator import Coordinator
-from stormproof.trident.flight import Flight
+from stormproof.trident.job_runners import Flight
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.in_memory import memory_ledger_engine

@@ -114,6 +114,8 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
         (["dead-letters", "drop", "words"], "name the messages' ids, or --all"),
         (["ledger", "retry", "words", "1", "--why", "x"], "instead: stormproof retry"),
         (["rejects", "list", "words", "--sink", "s"], "instead: stormproof dead-letters"),
+        (["db", "url"], "instead: stormproof psql --url"),
+        (["queue", "stats", "words"], "instead: stormproof queue list QUEUE"),
     ],
 )
 def test_a_refused_call_is_one_line_and_status_2(

@@ -154,8 +154,8 @@ def test_settings_that_others_may_write_or_that_cannot_be_read_are_refused(folde
     path = folder / "stormproof.toml"
     path.write_text("batch_messages = 1\n")
     path.chmod(0o666)
-    said = command("db", "url", status=2)["error"]["message"]
+    said = command("psql", "--url", status=2)["error"]["message"]
     assert f"{path} is not used: every user may write it" in said
     path.chmod(0o644)
     path.write_bytes(b"home = '\xff'\n")
-    assert "stormproof.toml is not UTF-8" in command("db", "url", status=2)["error"]["message"]
+    assert "stormproof.toml is not UTF-8" in command("psql", "--url", status=2)["error"]["message"]

@@ -8,9 +8,8 @@
 | `verify_sinks` | does each sink hold exactly the committed txids |
 | `verify_rows` | are the rows in the tables those that were written (`--deep`) |
 | `message`, `txn`, `replays` | what became of a message, of a txid; what was tried again, and why |
-| `batches`, `figures` | the list of batches; a graph with its figures |
+| `batches`, `figures` | the list of batches; what did each component do, how many tuples went over each edge |
 | `holdings` | which sinks hold a batch, and since when |
-| `components` | what did each component do; how many tuples went over each edge |
 | `questions` | the answers that a view of the ledger has: filters, groups, limits; declared in `trident/declarations` |
 | `verdicts` | how is a verdict kept; what may a check build on that looks at what came since another (`--since`) |
 | `status`, `overview` | what runs, what waits, how fast: one topology in detail, all of them in a line each |

@@ -3,11 +3,10 @@
 | module | commands |
 | --- | --- |
 | `run`, `run_text`, `logs` | `run`: what it prints and logs |
-| `verify` | `audit verify` |
+| `verify` | `audit verify`; `audit report`: the file for an auditor |
 | `reports` | `status`; `audit txn`, `components`, `message`, `replays` |
 | `metrics` | `metrics` |
 | `audit_app`, `questions` | `audit ...`; what a view of the ledger answers is made from `trident/declarations` |
-| `audit_report` | `audit report`: the file for an auditor, and its check |
 | `decided` | what a person decides, made from `trident/declarations` |
 | `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `ledger_app` | the commands of `ledger` |
@@ -16,7 +15,7 @@
 | `queue`, `queue_app` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
 | `doctor`, `doctor_database`, `doctor_cluster` | `doctor`: what does a run need; what is missing |
 | `init`, `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
-| `psql` | `psql` and `db url`; `ledger migrate`, `check`, `sql` |
+| `psql` | `psql`; `ledger migrate`, `check`, `sql` |
 | `app`, `options` | all commands and their options; how one is made from a declaration |
 | `output`, `layout` | JSON, tables, error lines, and the exit status of every command |
 | `loading`, `stores` | how is FILE.py:NAME loaded; which database does a command work on |

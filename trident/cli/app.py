@@ -36,9 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-db_app = typer.Typer(help="The configured database.", no_args_is_help=True)
 app.add_typer(queue_app.app, name="queue")
-app.add_typer(db_app, name="db")
 app.add_typer(audit_app.app, name="audit")
 app.add_typer(letters_app.app, name="dead-letters")
 app.add_typer(ledger_app.app, name="ledger")
@@ -250,6 +248,7 @@ def metrics(
 
 add_decisions(app)
 gone(app, "rejects", "dead-letters")
+gone(app, "db", "psql --url")
 
 
 @app.command()
@@ -429,21 +428,14 @@ def psql(
         list[str] | None,
         typer.Option("-c", "--command", metavar="SQL", help="Run this SQL, without the program psql; may be repeated."),
     ] = None,
+    url: Annotated[bool, typer.Option("--url", help="Only print the database's URL, for another client.")] = False,
+    show_password: Annotated[bool, typer.Option("--show-password", help="With --url: show its secrets.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Open psql on the configured database, or run SQL. An embedded Postgres runs meanwhile."""
-    from stormproof.trident.cli.psql import open_psql
+    from stormproof.trident.cli.psql import open_psql, show_url
 
-    open_psql(command or [], arguments or [], as_json=as_json)
-
-
-@db_app.command("url")
-def db_url(
-    *,
-    show_password: Annotated[bool, typer.Option("--show-password", help="Show its secrets.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Print the database's URL. The embedded Postgres runs only while a Stormproof program uses it."""
-    from stormproof.trident.cli.psql import show_url
-
-    show_url(show_password=show_password, as_json=as_json)
+    if url:
+        show_url(show_password=show_password, as_json=as_json)
+    else:
+        open_psql(command or [], arguments or [], as_json=as_json)

@@ -138,7 +138,7 @@ def report(
     Exit status: of the verdict, 0 clean, 1 violation, 4 cannot tell.
     Example: stormproof audit report orders --since 30d --out orders.json
     """
-    from stormproof.trident.cli.audit_report import make_report
+    from stormproof.trident.cli.verify import make_report
 
     make_report(
         topology,

@@ -1,4 +1,4 @@
-"""`psql`, `db url`, `ledger migrate|check|sql`: the database that the settings name, and its schema."""
+"""`psql`, `ledger migrate|check|sql`: the database that the settings name, and its schema."""
 
 from __future__ import annotations
 

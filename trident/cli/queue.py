@@ -1,10 +1,11 @@
-"""`queue create|put|peek|stats|list|adopt|import`. An import is a topology from a source into a queue, run to its end."""
+"""`queue create|put|peek|list|adopt|import`. An import is a topology from a source into a queue, run to its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -119,60 +120,51 @@ def peek(queue: str, count: int, *, as_json: bool) -> None:
     emit(report, as_json=as_json, text=text)
 
 
-def stats(queue: str, *, as_json: bool) -> None:
-    """Show how much there is."""
-    with opened() as stores:
-        found = _stats_of(queue, stores)
-        readers = _readers(stores, [found])
-
-    def text() -> None:
-        say(
-            f"{queue}: {counted(found.messages_put, 'id')} given out, {counted(found.partitions, 'partition')}, "
-            f"{counted(found.bytes_on_disk, 'byte')}" + (f", of {found.schema}" if found.schema else "")
-        )
-        table(
-            ["topology", "subscription", "ready", "pending", "waiting", "dead"],
-            [
-                (readers[name] or "-", name, b.ready, b.pending, b.waiting, b.dead)
-                for name, b in found.subscriptions.items()
-            ],
-        )
-        if found.refused is not None:
-            say(f"refused: {found.refused}")
-
-    emit({**asdict(found), "topologies": readers}, as_json=as_json, text=text)
-
-
-def list_queues(*, as_json: bool) -> None:
-    """Show every queue with its readers. An empty database is no error."""
-    with opened(may_be_empty=True) as stores:
-        names: list[str] = []
-        if not stores.is_empty:
+def list_queues(queue: str | None, *, as_json: bool) -> None:
+    """Show every queue with its readers, or one in detail. An empty database is no error, unless a queue is named."""
+    with opened(may_be_empty=queue is None) as stores:
+        names = [] if queue is None else [queue]
+        if queue is None and not stores.is_empty:
             with stores.engine.connect() as connection:
                 names += connection.execute(sa.text("select queue from stormproof.queue order by 1")).scalars()
         found = [_stats_of(name, stores) for name in names]
         readers = _readers(stores, found)
+    told = [{**asdict(one), "topologies": {s: readers[s] for s in one.subscriptions}} for one in found]
+    if queue is None:
+        emit({"queues": told}, as_json=as_json, text=partial(_all_text, found, readers))
+    else:
+        emit(told[0], as_json=as_json, text=partial(_one_text, found[0], readers))
 
-    def text() -> None:
-        if not found:
-            say("no queues yet; one is made by its first put: stormproof queue put QUEUE --lines FILE")
-            return
-        rows: list[tuple[str, int, int, str, int, int, int, int]] = []
-        for queue in found:
-            known = [
-                (readers[name] or name, b.ready, b.pending, b.waiting, b.dead)
-                for name, b in queue.subscriptions.items()
-            ]
-            rows += [
-                (queue.queue, queue.messages_put, queue.bytes_on_disk, *reader)
-                for reader in known or [("-", 0, 0, 0, 0)]
-            ]
-        table(["queue", "put", "bytes", "read by", "ready", "pending", "waiting", "dead"], rows)
 
-    report = {
-        "queues": [{**asdict(queue), "topologies": {s: readers[s] for s in queue.subscriptions}} for queue in found]
-    }
-    emit(report, as_json=as_json, text=text)
+def _all_text(found: Sequence[QueueStats], readers: Mapping[str, str | None]) -> None:
+    if not found:
+        say("no queues yet; one is made by its first put: stormproof queue put QUEUE --lines FILE")
+        return
+    rows: list[tuple[str, int, int, str, int, int, int, int]] = []
+    for queue in found:
+        known = [
+            (readers[name] or name, b.ready, b.pending, b.waiting, b.dead) for name, b in queue.subscriptions.items()
+        ]
+        rows += [
+            (queue.queue, queue.messages_put, queue.bytes_on_disk, *reader) for reader in known or [("-", 0, 0, 0, 0)]
+        ]
+    table(["queue", "put", "bytes", "read by", "ready", "pending", "waiting", "dead"], rows)
+
+
+def _one_text(found: QueueStats, readers: Mapping[str, str | None]) -> None:
+    say(
+        f"{found.queue}: {counted(found.messages_put, 'id')} given out, {counted(found.partitions, 'partition')}, "
+        f"{counted(found.bytes_on_disk, 'byte')}" + (f", of {found.schema}" if found.schema else "")
+    )
+    table(
+        ["topology", "subscription", "ready", "pending", "waiting", "dead"],
+        [
+            (readers[name] or "-", name, b.ready, b.pending, b.waiting, b.dead)
+            for name, b in found.subscriptions.items()
+        ],
+    )
+    if found.refused is not None:
+        say(f"refused: {found.refused}")
 
 
 def _stats_of(queue: str, stores: Stores) -> QueueStats:

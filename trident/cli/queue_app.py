@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stormproof.trident.cli.decided import add_decisions
-from stormproof.trident.cli.options import AsJson, By, QueueName, Why
+from stormproof.trident.cli.options import AsJson, By, QueueName, Why, gone
 
 app = typer.Typer(help="Postgres queues: put messages, import them, look at them.", no_args_is_help=True)
 
@@ -34,7 +34,7 @@ def queue_create(
     queue: QueueName,
     schema: Annotated[
         str | None,
-        typer.Option(metavar="SCHEMA", help="The schema of its messages, as readers declare it; `stats` shows it."),
+        typer.Option(metavar="SCHEMA", help="The schema of its messages, as readers declare it; `list` shows it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,20 +101,18 @@ def queue_peek(
     peek(queue, count, as_json=as_json)
 
 
-@app.command("stats")
-def queue_stats(queue: QueueName, as_json: AsJson = False) -> None:
-    """Show a queue's messages, and each reader's position."""
-    from stormproof.trident.cli.queue import stats
-
-    stats(queue, as_json=as_json)
-
-
 @app.command("list")
-def queue_list(as_json: AsJson = False) -> None:
-    """Show every queue's messages and size, and each reader's position."""
+def queue_list(
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="One in detail; default: all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show every queue's messages and size, and each reader's position; or one queue in detail, with its readers' names."""
     from stormproof.trident.cli.queue import list_queues
 
-    list_queues(as_json=as_json)
+    list_queues(queue, as_json=as_json)
+
+
+gone(app, "queue stats", "queue list QUEUE")
 
 
 add_decisions(app, "queue")

@@ -7,7 +7,7 @@ from functools import partial
 
 from stormproof.core.clock import SystemClock
 from stormproof.trident import audit
-from stormproof.trident.audit.components import ComponentsReport, components
+from stormproof.trident.audit.figures import ComponentsReport, components
 from stormproof.trident.audit.holdings import Holding
 from stormproof.trident.audit.inspect import committer_of
 from stormproof.trident.audit.lifecycle import EndState

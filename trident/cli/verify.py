@@ -1,12 +1,17 @@
-"""`audit verify`: its options, its progress on a terminal, and its report as text or JSON."""
+"""`audit verify`: its options, its progress on a terminal, its report as text or JSON. `audit report`: makes its file."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import UsageError
@@ -15,8 +20,10 @@ from stormproof.trident.audit.report import VerifyReport
 from stormproof.trident.audit.verdicts import keep
 from stormproof.trident.audit.verify import Since
 from stormproof.trident.audit.verify_rows import Deep, RowsProgress
-from stormproof.trident.cli.output import emit, finish, say
+from stormproof.trident.audit_report import Wanted, file_bytes, record
+from stormproof.trident.cli.output import emit, finish, note, say
 from stormproof.trident.cli.stores import opened
+from stormproof.trident.stores import Stores
 from stormproof.trident.wording import counted, parse_time
 
 
@@ -50,20 +57,8 @@ def show_verify(topology: str, asked: VerifyOptions, *, by: str, as_json: bool) 
     """Verify a topology, keep the verdict, and end with it as exit status."""
     if not asked.deep and (asked.sinks or asked.others_write):
         raise UsageError("--sink and --others-write say how tables are read: give --deep, too")
-    clock = SystemClock()
     with opened() as stores:
-        began_s = clock.monotonic_s()
-        opener = audit.opener_for(stores.database)
-        with rows_shown() as progress:
-            found = audit.verify(
-                *(stores.audit, topology, opener),
-                first=asked.first,
-                last=asked.last,
-                since=_point(asked.since, clock.now()),
-                deep=Deep(asked.sinks, asked.others_write, progress) if asked.deep else None,
-            )
-        took_ms = round((clock.monotonic_s() - began_s) * 1000)
-        report = keep(stores.engine, found, at=clock.now(), by=by, took_ms=took_ms)
+        report = _verified(stores, topology, asked, by=by)
     told = {field.name: getattr(report, field.name) for field in fields(report)}
     told |= {"verdict": report.verdict, "reach": report.reach}
     emit(told, as_json=as_json, text=lambda: _verify_text(report))
@@ -116,3 +111,106 @@ def _verify_text(report: VerifyReport) -> None:
         say(f"proves: {report.proves}")
     if report.not_recorded is not None:
         say(f"the verdict was not kept: {report.not_recorded}")
+
+
+NAMESPACE: Final = "stormproof-report"
+"""What a signature is for, so that one of the same key for another purpose passes for none of a report."""
+_STATUS: Final = {"clean": 0, "violation": 1, "cannot_tell": 4, "not_compared": 4}
+
+
+def make_report(
+    topology: str,
+    out: Path,
+    *,
+    since: str | None,
+    until: str | None,
+    deep: bool,
+    others_write: bool,
+    by: str,
+    as_json: bool,
+    **wanted: Any,
+) -> None:
+    """Write a report file, and end with the verdict as exit status.
+
+    Raises:
+        UsageError: no such topology, message or verdict; the file is there already; or a verdict on record is asked
+            for and tables are to be read.
+    """
+    if deep and wanted.get("verdict") is not None:
+        raise UsageError("--deep has the tables read now; a verdict on record (--verdict) says itself whether it did")
+    if others_write and not deep:
+        raise UsageError("--others-write says how tables are read: give --deep, too")
+    if out.exists():
+        raise _stands(out)
+    now = SystemClock().now()
+    whole = Wanted(topology, parse_time(since, now), parse_time(until, now), **wanted)
+    with opened() as stores:
+
+        def verified(first: int, last: int | None) -> VerifyReport:
+            note(f"verifying topology {topology} from txid {first} ...")
+            return _verified(stores, topology, VerifyOptions(first, last, deep=deep, others_write=others_write), by=by)
+
+        told = record(
+            stores.audit,
+            whole,
+            verified,
+            now=now,
+            by=by,
+            version=version("stormproof"),
+        )
+    data = file_bytes(told)
+    _write_new(out, data)
+    verdict = told["verdict"]
+    assert isinstance(verdict, dict)
+    report = {
+        "file": str(out),
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "topology": topology,
+        "verdict": verdict["verdict"],
+    }
+    emit(report, as_json=as_json, text=lambda: _made_text(report))
+    finish(_STATUS[str(verdict["verdict"])])
+
+
+def _verified(stores: Stores, topology: str, asked: VerifyOptions, *, by: str) -> VerifyReport:
+    """Verify it, and keep the verdict."""
+    clock = SystemClock()
+    began_s = clock.monotonic_s()
+    with rows_shown() as progress:
+        found = audit.verify(
+            *(stores.audit, topology, audit.opener_for(stores.database)),
+            first=asked.first,
+            last=asked.last,
+            since=_point(asked.since, clock.now()),
+            deep=Deep(asked.sinks, asked.others_write, progress) if asked.deep else None,
+        )
+    took_ms = round((clock.monotonic_s() - began_s) * 1000)
+    return keep(stores.engine, found, at=clock.now(), by=by, took_ms=took_ms)
+
+
+def _write_new(out: Path, data: bytes) -> None:
+    """Write the file; a part of one, after a full disk, is removed."""
+    try:
+        file = out.open("xb")
+    except FileExistsError as error:
+        raise _stands(out) from error
+    try:
+        with file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        out.unlink(missing_ok=True)
+        raise
+
+
+def _stands(out: Path) -> UsageError:
+    return UsageError(f"{out} is there already; a report is never written over another file", file=str(out))
+
+
+def _made_text(report: dict[str, Any]) -> None:
+    say(f"{report['file']}: {report['topology']}, verdict {report['verdict']}")
+    say(
+        f"SHA-256 {report['sha256']}, {report['bytes']} bytes; sign it with: ssh-keygen -Y sign -n {NAMESPACE} -f KEY FILE"
+    )

@@ -10,8 +10,7 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 | `driver` | pause, resume, drain, stop a driver |
 | `blocked`, `skips` | retry a blocked batch; give up its rows at a sink |
 | `pruning` | the ledger is pruned: one topology of it, or all |
-| `losses` | accept what a source's server removed, or may have |
-| `starts` | adopt another incarnation's rows; accept a changed graph |
+| `starts` | adopt another incarnation's rows; accept a changed graph, or what a source's server removed, or may have |
 | `forget` | what the ledger forgets: a topology, a queue's subscription |
 | `adopt_table`, `release_table` | which table is a sink's own |
 """

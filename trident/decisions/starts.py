@@ -1,18 +1,26 @@
-"""Decisions that let a refused start go on: another incarnation's rows are adopted, a changed graph is accepted."""
+"""Decisions that let a refused start go on: another incarnation's rows are adopted, a changed graph is accepted.
+
+And what a source's server removed, or may have: a person has looked into it, and `audit verify` goes on.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from stormproof.core.errors import UsageError
+from stormproof.core.errors import Json, UsageError
 from stormproof.trident.declarations.decisions import Look
-from stormproof.trident.ledger import graphs, other_lives
+from stormproof.trident.ledger import events, graphs, other_lives
+from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
+from stormproof.trident.transaction_states import OperatorAction
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
     from stormproof.trident.stores import Stores
+
 
 _OTHER_LIFE: Final = re.compile(r"[^/\s]+/[A-Za-z0-9_.-]+|[0-9a-f]+(-[0-9a-f]+)*")
 """How a refused start names another incarnation; that of a streaming query contains the query's id."""
@@ -117,3 +125,83 @@ def accept_change(stores: Stores, topology: str, fingerprint: str, *, by: str, w
     with stores.transaction(row) as tx:
         graphs.accept(tx, fingerprint, by=by, why=why)
     return ChangeAccepted(topology, row.incarnation, fingerprint, refused, by, why)
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What is on record of a topology's sources, and whether it was accepted.
+
+    `fingerprint` names exactly these records. It is empty where there are none.
+    """
+
+    topology: str
+    records: tuple[str, ...]
+    fingerprint: str
+    accepted: bool = False
+    by: str = ""
+    why: str = ""
+
+    def lines(self) -> list[str]:
+        """What there is, or what was done, for people."""
+        if not self.records:
+            return [f"{self.topology}: nothing is on record that was not accepted"]
+        if self.accepted:
+            next_step = f"the next `stormproof audit verify {self.topology}` has it as a note"
+            return [*self.records, f"{self.topology}: accepted, on record; {next_step}"]
+        return [
+            *self.records,
+            f"to accept exactly this: stormproof ledger accept-loss {self.topology} {self.fingerprint}",
+        ]
+
+
+def open_losses(stores: Stores, topology: str) -> Losses:
+    """What was removed, or may have been, and nobody accepted.
+
+    Raises:
+        UsageError: there is no such topology.
+    """
+    from stormproof.trident.audit import source
+
+    with stores.audit.snapshot() as snapshot:
+        row = snapshot.topology(topology)
+        records = sorted(source.open_losses(snapshot, row, source.stored_source(snapshot, row)))
+    return Losses(topology, tuple(records), _fingerprint(records) if records else "")
+
+
+def look(stores: Stores, topology: str) -> Look:
+    """What would be accepted: what is on record now, and nothing that comes later."""
+    found = open_losses(stores, topology)
+    return Look(
+        {"fingerprint": found.fingerprint},
+        len(found.records),
+        "record",
+        {"fingerprint": found.fingerprint},
+        found.records,
+        nothing=None if found.records else found.lines()[0],
+    )
+
+
+def accept_loss(stores: Stores, topology: str, fingerprint: str | None, *, by: str, why: str) -> Losses:
+    """Accept exactly the records that the fingerprint names. What is noted later is none of them. None: only show them.
+
+    Raises:
+        UsageError: there is no such topology, or other records are there now.
+    """
+    found = open_losses(stores, topology)
+    if fingerprint is None:
+        return found
+    if not found.records or found.fingerprint != fingerprint:
+        raise UsageError(
+            f"{fingerprint!r} does not name what is on record of {topology!r} now; stormproof ledger accept-loss {topology} "
+            "shows it",
+            fingerprint=fingerprint,
+        )
+    with stores.transaction(stores.topology(topology)) as tx:
+        records: list[Json] = [*found.records]
+        detail = {"records": records}
+        events.decided(tx, OperatorAction.ACCEPT_LOSS, by=by, why=why, about="at the source", detail=detail)
+    return Losses(topology, found.records, fingerprint, True, by, why)
+
+
+def _fingerprint(records: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(records).encode()).hexdigest()[:SHOWN_CHARACTERS]

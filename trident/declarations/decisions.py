@@ -362,14 +362,14 @@ DECISIONS: Final = (
         "ledger accept-loss",
         "Accept what a server lost",
         "Accept, on record, messages that a source's server removed or lost, or may have lost.",
-        "decisions.losses.accept_loss",
+        "decisions.starts.accept_loss",
         (
             Field(
                 "fingerprint", "Accept this loss. Default: show what is open, with its fingerprint.", is_argument=True
             ),
         ),
         "`audit verify` then has it as a note `loss_accepted`, and judges all else. A later loss is open again.",
-        look="decisions.losses.look",
+        look="decisions.starts.look",
         button="Accept",
         warning="Messages that were never read stay lost, and the verdict says clean where all else is.",
     ),
@@ -441,7 +441,7 @@ DECISIONS: Final = (
         "Unsubscribe a reader",
         "Remove a queue's reader that belongs to no topology here, with its pending, waiting and dead messages.",
         "decisions.forget.unsubscribe",
-        (Field("subscription", "The reader's name, as `queue stats` shows it.", required=True), _DRY_RUN),
+        (Field("subscription", "The reader's name, as `queue list QUEUE` shows it.", required=True), _DRY_RUN),
         "The queue keeps no messages for it any more. `stormproof forget` removes a topology's reader. A program that "
         "subscribes under the name again reads the queue from its start. "
         "Example: stormproof queue unsubscribe orders old --by ann",

@@ -29,14 +29,13 @@ from stormproof.trident.web.views import (
     entrance,
     failures,
     message,
-    overview,
     questions,
     topology,
 )
 from stormproof.trident.web.visit import Route, Site, Visit
 
 VIEWS: Final = (
-    Route("overview", "/", overview.overview),
+    Route("overview", "/", topology.overview),
     Route("topology", "/topology", topology.topology),
     Route("batches", "/batches", batch.batches),
     Route("batch", "/batch", batch.batch),

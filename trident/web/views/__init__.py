@@ -3,8 +3,7 @@
 | module | what is shown |
 | --- | --- |
 | `entrance` | begin and end a session |
-| `overview` | every topology in a line: what runs, what waits, what is wrong |
-| `topology` | one topology: driver, pace, back-pressure, sources, sinks; its graph, drawn as SVG |
+| `topology` | every topology in a line; one of them: driver, pace, back-pressure, sources, sinks, its graph as SVG |
 | `batch` | the list of batches with filters; one batch as a timeline, down to each sink's evidence |
 | `message` | what became of a message; where a message, or a txid, is found |
 | `failures` | dead letters and rejects by class of error; one of them, with its payload for those who may see it |
