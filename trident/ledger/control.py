@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger import events
-from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata
+from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, may, metadata, must
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import OperatorAction
 
@@ -49,15 +49,15 @@ control: Final = sa.Table(
     "control",
     metadata,
     incarnation(refers=True),
-    sa.Column("request", sa.BigInteger, nullable=False, comment="number of the newest request"),
-    sa.Column("paused", sa.Boolean, nullable=False, comment="no driver opens a batch, until resume"),
-    sa.Column("ending", sa.Text, comment="how the driver of ending_epoch is to end"),
-    sa.Column("ending_epoch", sa.BigInteger, comment="the one driver that is to end"),
-    sa.Column("by", sa.Text, nullable=False, comment="who asked last"),
-    sa.Column("why", sa.Text, nullable=False, comment="why, in that person's words"),
-    sa.Column("asked_at", _time, nullable=False, comment="by the database's clock"),
-    sa.Column("heard_at", _time, comment="when a driver took note of the newest request"),
-    sa.Column("heard_epoch", sa.BigInteger, comment="of that driver"),
+    must("request", sa.BigInteger, "number of the newest request"),
+    must("paused", sa.Boolean, "no driver opens a batch, until resume"),
+    may("ending", sa.Text, "how the driver of ending_epoch is to end"),
+    may("ending_epoch", sa.BigInteger, "the one driver that is to end"),
+    must("by", sa.Text, "who asked last"),
+    must("why", sa.Text, "why, in that person's words"),
+    must("asked_at", _time, "by the database's clock"),
+    may("heard_at", _time, "when a driver took note of the newest request"),
+    may("heard_epoch", sa.BigInteger, "of that driver"),
     known("ending", Ending),
     sa.CheckConstraint("(ending is null) = (ending_epoch is null)", name="ending"),
     comment="one row a topology: what an operator asked of its driver last",
@@ -67,13 +67,11 @@ heartbeat: Final = sa.Table(
     "heartbeat",
     metadata,
     incarnation(refers=True),
-    sa.Column("epoch", sa.BigInteger, nullable=False, comment="of that driver"),
-    sa.Column("at", _time, nullable=False, comment="by the database's clock"),
-    sa.Column("doing", sa.Text, nullable=False, comment="running, pausing, paused, draining or stopping"),
-    sa.Column("in_flight", sa.Integer, nullable=False, comment="batches that are open or prepared"),
-    sa.Column(
-        "job", sa.JSON, comment="how far the job of the lowest of them is; null: none runs, or it began just now"
-    ),
+    must("epoch", sa.BigInteger, "of that driver"),
+    must("at", _time, "by the database's clock"),
+    must("doing", sa.Text, "running, pausing, paused, draining or stopping"),
+    must("in_flight", sa.Integer, "batches that are open or prepared"),
+    may("job", sa.JSON, "how far the job of the lowest of them is; null: none runs, or it began just now"),
     known("doing", Doing),
     comment="one row a topology: its driver's newest sign of life",
 )
