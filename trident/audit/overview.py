@@ -7,7 +7,7 @@ What waits in a source and was never opened is not in it: that may be much to co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -166,8 +166,8 @@ def overview(ledger: AuditLedger) -> tuple[Health, ...]:
         sign = signs.get(row.incarnation)
         counts, verdict, last = pending.get(row.name), verdicts.get(row.incarnation), recent.get(row.incarnation)
         found.append(
-            replace(
-                _health(row, sign, unresolved.get(row.incarnation, ()), refused.get(row.incarnation), losses),
+            _health(
+                *(row, sign, unresolved.get(row.incarnation, ()), refused.get(row.incarnation), losses),
                 asked=_asked(asked.get(row.incarnation), row.epoch),
                 pending=0 if counts is None else int(counts.pending),
                 dead_letters=0 if counts is None else int(counts.dead),
@@ -187,6 +187,7 @@ def _health(
     unresolved: Sequence[Txn],
     refused: Any,
     losses: Mapping[str, Sequence[str]],
+    **counted: Any,
 ) -> Health:
     sign = sign if sign is not None and sign.epoch == row.epoch else None
     driver = driver_state(row, sign)
@@ -200,15 +201,10 @@ def _health(
         driver=driver,
         doing=sign.doing if runs and sign is not None else None,
         sign_age_s=sign.age_s if runs and sign is not None else None,
-        asked=None,
         in_flight=sum(txn.state in (TxnState.OPEN, TxnState.PREPARED) for txn in unresolved) if runs else 0,
-        pending=0,
         oldest_opened_at=min((txn.opened_at for txn in unresolved), default=None),
-        dead_letters=0,
-        rejects=0,
-        recent=None,
-        verdict=None,
         problems=tuple(problems_of(row, driver, sign, unresolved, start, losses.get(row.incarnation, ()))),
+        **counted,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -111,14 +111,7 @@ async def failure(visit: Visit) -> Response:
     """One failed message, whole, but for its payload and what may quote it."""
     name, shown_id = visit.required("topology"), visit.required("id")
     found = await visit.ask(lambda opened: _read(opened, name, shown_id), "failure", name, shown_id)
-    return visit.page(
-        "failure.html",
-        title=f"Failed message {shown_id}",
-        topology_name=name,
-        id=found[0].letter.id,
-        found=found,
-        unmasked=False,
-    )
+    return _page(visit, name, shown_id, found, unmasked=False)
 
 
 async def payload(visit: Visit) -> Response:
@@ -126,11 +119,15 @@ async def payload(visit: Visit) -> Response:
     name, shown_id = visit.form.get("topology", ""), visit.form.get("id", "")
     opened = await visit.site.reader.call(visit.site.reader.opened)
     found = await visit.site.reader.call(_read, opened, name, shown_id)
+    return _page(visit, name, shown_id, found, unmasked=True)
+
+
+def _page(visit: Visit, name: str, shown_id: str, found: Sequence[Failure], *, unmasked: bool) -> Response:
     return visit.page(
         "failure.html",
         title=f"Failed message {shown_id}",
         topology_name=name,
         id=found[0].letter.id,
         found=found,
-        unmasked=True,
+        unmasked=unmasked,
     )
