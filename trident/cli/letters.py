@@ -18,7 +18,7 @@ from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import emit, note, say, table, written
 from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
 from stormproof.trident.cli.stores import opened
-from stormproof.trident.decisions.letter_filter import LetterFilter
+from stormproof.trident.decisions.letter_filter import filter_of
 from stormproof.trident.decisions.letters import (
     Letter,
     LetterClass,
@@ -46,12 +46,20 @@ ERROR_CHARACTERS: Final = 160
 
 
 def list_letters(
-    topology: str | None, chosen: LetterFilter, *, undecided: bool, count: bool, limit: int | None, as_json: bool
+    *,
+    topology: str | None,
+    where: Sequence[str] | None,
+    decided: bool,
+    count: bool,
+    limit: int | None,
+    as_json: bool,
+    **filters: object,
 ) -> None:
     """List the dead letters of one topology, or of all; or count them by class of error.
 
     All are counted without their payloads. Those that are shown are read whole.
     """
+    chosen, undecided = filter_of(where or (), **filters), not decided
     shown = limit if limit is not None or as_json else SHOWN_LETTERS
     kept, counts, ids = list[Letter](), LetterClasses(), dict[tuple[str, str | None], str]()
     undecided_one: tuple[str, str] | None = None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -22,9 +21,6 @@ from stormproof.trident.cli.options import (
     parameter,
 )
 from stormproof.trident.declarations.decisions import DECISIONS, LETTERS, Decision
-
-if TYPE_CHECKING:
-    from stormproof.trident.decisions.letter_filter import LetterFilter
 
 app = typer.Typer(
     help="Dead letters: messages that failed too often, and messages whose rows one sink rejected.",
@@ -52,62 +48,16 @@ _DRY_RUN: Final = parameter("dry_run", bool, typer.Option("--dry-run", help="Onl
 _YES: Final = parameter("yes", bool, typer.Option("--yes", "-y", help="Do not ask."), False)
 
 
-def _chosen(where: Sequence[str] | None, filters: dict[str, Any]) -> LetterFilter:
-    from stormproof.trident.decisions.letter_filter import filter_of
-
-    return filter_of(where or (), **{name: None if one is None else str(one) for name, one in filters.items()})
-
-
-def _list(
-    *,
-    topology: str | None,
-    where: Sequence[str] | None,
-    decided: bool,
-    count: bool,
-    limit: int | None,
-    as_json: bool,
-    **filters: Any,
-) -> None:
+def _list(**given: Any) -> None:
     from stormproof.trident.cli.letters import list_letters
 
-    chosen = _chosen(where, filters)
-    list_letters(topology, chosen, undecided=not decided, count=count, limit=limit, as_json=as_json)
+    list_letters(**given)
 
 
-def _dispose(
-    verb: str,
-    *,
-    topology: str,
-    id: Sequence[str] | None,
-    ids_file: str | None,
-    all: bool,
-    where: Sequence[str] | None,
-    canary: int | None = None,
-    max_failures: float | None = None,
-    wait_s: float | None = None,
-    dry_run: bool,
-    yes: bool,
-    by: str,
-    why: str,
-    as_json: bool,
-    **filters: Any,
-) -> None:
-    from stormproof.trident.cli.letters_decided import chosen_ids, dispose
-    from stormproof.trident.decisions.canary import CanaryRules
+def _dispose(verb: str, **given: Any) -> None:
+    from stormproof.trident.cli.letters_decided import dispose
 
-    dispose(
-        topology,
-        chosen_ids(id, ids_file),
-        _chosen(where, filters),
-        every=all,
-        yes=yes,
-        requeue=verb == "requeue",
-        by=by,
-        why=why,
-        as_json=as_json,
-        dry_run=dry_run,
-        careful=CanaryRules.of(canary, max_failures, wait_s),
-    )
+    dispose(verb, **given)
 
 
 def _disposes(decision: Decision) -> None:

@@ -18,7 +18,7 @@ from stormproof.trident.cli.output import Exit, confirmed, emit, finish, note, s
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.canary import CanaryEnd, CanaryReport, CanaryRules, requeue_canary
-from stormproof.trident.decisions.letter_filter import LetterFilter
+from stormproof.trident.decisions.letter_filter import filter_of
 from stormproof.trident.decisions.letters import ChosenLetters, Letter, letters_of, named
 from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.wording import counted
@@ -86,36 +86,36 @@ def ids_in(source: str) -> list[str]:
     return found
 
 
-def chosen_ids(ids: Sequence[str] | None, file: str | None) -> list[str]:
-    """The ids that a command's arguments and its file name."""
-    return [*(ids or ()), *(() if file is None else ids_in(file))]
-
-
 def dispose(
-    topology: str,
-    ids: Sequence[str],
-    where: LetterFilter,
+    verb: str,
     *,
-    every: bool,
+    topology: str,
+    id: Sequence[str] | None,
+    ids_file: str | None,
+    all: bool,
+    where: Sequence[str] | None,
+    canary: int | None = None,
+    max_failures: float | None = None,
+    wait_s: float | None = None,
+    dry_run: bool,
     yes: bool,
-    requeue: bool,
     by: str,
     why: str,
     as_json: bool,
-    dry_run: bool = False,
-    careful: CanaryRules | None = None,
+    **filters: object,
 ) -> None:
     """Requeue or drop dead letters: the named ones, those that the filter admits, or all.
 
     Ends with status 1 if one of the named messages is no undecided dead letter, or one cannot be opened again, or a canary
     did not hand out everything.
     """
-    dead_letters.require_choice(ids, where, every=every)
-    verb = "requeue" if requeue else "drop"
+    ids, chosen = [*(id or ()), *(() if ids_file is None else ids_in(ids_file))], filter_of(where or (), **filters)
+    careful, requeue = CanaryRules.of(canary, max_failures, wait_s), verb == "requeue"
+    dead_letters.require_choice(ids, chosen, every=all)
     with opened() as stores, letters_of(stores, topology) as letters:
         note_elsewhere(letters)
         ids = named(stores, topology, ids)
-        found = letters.named(where, ids) if ids and not dry_run else letters.choose(where, ids)
+        found = letters.named(chosen, ids) if ids and not dry_run else letters.choose(chosen, ids)
         if not found.number:
             letters.require_sources()
         if dry_run:
@@ -123,7 +123,7 @@ def dispose(
             return
         if found.number and not ids and not yes:
             show = partial(classes_text, found.classes)
-            confirmed(topology, verb, "dead letter", found.number, every=every, as_json=as_json, show=show)
+            confirmed(topology, verb, "dead letter", found.number, every=all, as_json=as_json, show=show)
         if careful is not None:
             _show_canary(
                 requeue_canary(stores, topology, found, careful, by=by, why=why, told=_progress()), as_json=as_json

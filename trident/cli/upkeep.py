@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.storage.address import is_url
@@ -31,13 +31,19 @@ class _NoFiles(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
-    """What an operator decided about the tables. `recorded` is false where nothing is changed."""
+class _Care:
+    """What an operator decided about the tables, and does to each: `work`, whose report is told by `text`.
+
+    `recorded` is false where nothing is changed.
+    """
 
     action: OperatorAction
     by: str
     why: str
-    detail: Mapping[str, Json]
+    doing: str
+    work: Callable[[SinkSession], Mapping[str, object]]
+    text: Callable[[Mapping[str, object]], str]
+    detail: Mapping[str, Json] = field(default_factory=dict[str, Json])
     recorded: bool = True
 
     def record(self, stores: Stores, topology: str, sink: str) -> None:
@@ -68,8 +74,9 @@ def compact_tables(
             "tries": done.tries,
         }
 
-    decision = _Decision(OperatorAction.COMPACT, by, why, {"target_mib": target_mib})
-    _each_table(topology, sink, decision, "compacting", compact, _compacted, as_json=as_json)
+    detail: dict[str, Json] = {"target_mib": target_mib}
+    care = _Care(OperatorAction.COMPACT, by, why, "compacting", compact, _compacted, detail)
+    _each_table(topology, sink, care, as_json=as_json)
 
 
 def vacuum_tables(
@@ -83,8 +90,9 @@ def vacuum_tables(
         return {"files": sorted(session.vacuum(retained_hours, dry_run=dry_run)), "dry_run": dry_run}
 
     doing = "looking for files that no version needs" if dry_run else "removing files that no version needs"
-    decision = _Decision(OperatorAction.VACUUM, by, why, {"retained_hours": retained_hours}, recorded=not dry_run)
-    _each_table(topology, sink, decision, doing, vacuum, _vacuumed, as_json=as_json)
+    detail: dict[str, Json] = {"retained_hours": retained_hours}
+    care = _Care(OperatorAction.VACUUM, by, why, doing, vacuum, _vacuumed, detail, recorded=not dry_run)
+    _each_table(topology, sink, care, as_json=as_json)
 
 
 def repair_tables(name: str, sink: str | None, *, dry_run: bool, by: str, why: str, as_json: bool) -> None:
@@ -98,12 +106,9 @@ def repair_tables(name: str, sink: str | None, *, dry_run: bool, by: str, why: s
         return {**asdict(session.repair(dry_run=dry_run)), "dry_run": dry_run}
 
     topology, sink = _named(name, sink)
-    decision = _Decision(OperatorAction.REPAIR, by, why, {}, recorded=not dry_run)
-    doing = "looking for" if dry_run else "mending"
-    done = _each_table(
-        topology, sink, decision, f"{doing} statistics and keys that are wrong", repair, _repaired, as_json=as_json
-    )
-    if any(report["left"] for report in done):
+    doing = f"{'looking for' if dry_run else 'mending'} statistics and keys that are wrong"
+    care = _Care(OperatorAction.REPAIR, by, why, doing, repair, _repaired, recorded=not dry_run)
+    if any(report["left"] for report in _each_table(topology, sink, care, as_json=as_json)):
         finish(Exit.CANNOT_TELL)
 
 
@@ -122,28 +127,19 @@ def _named(name: str, sink: str | None) -> tuple[str, str | None]:
     raise UsageError(f"the ledger knows no topology and no sink's table {name!r}; known topologies: {known}", name=name)
 
 
-def _each_table(
-    topology: str,
-    sink: str | None,
-    decision: _Decision,
-    doing: str,
-    work: Callable[[SinkSession], Mapping[str, object]],
-    text: Callable[[Mapping[str, object]], str],
-    *,
-    as_json: bool,
-) -> Sequence[Mapping[str, object]]:
+def _each_table(topology: str, sink: str | None, care: _Care, *, as_json: bool) -> Sequence[Mapping[str, object]]:
     with opened() as stores:
         row = stores.topology(topology)
         bindings = stores.bindings(row) if sink is None else {sink: stores.binding(row, sink)}
-        reports = [_report(stores, row, b, decision, doing, work, asked=sink is not None) for b in bindings.values()]
-    what = decision.action.value
+        reports = [_report(stores, row, b, care, asked=sink is not None) for b in bindings.values()]
+    what = care.action.value
     done = [report for report in reports if report is not None]
     if sink is not None and not done:
         raise UsageError(
             f"topology {topology!r}: sink {sink!r} ({bindings[sink].target}) has no files to {what}: only Delta tables have",
             sink=sink,
         )
-    emit({"topology": topology, "tables": done}, as_json=as_json, text=lambda: _text(topology, what, done, text))
+    emit({"topology": topology, "tables": done}, as_json=as_json, text=lambda: _text(topology, what, done, care.text))
     if any(report["error"] is not None for report in done):
         finish(Exit.FAILED)
     return done
@@ -153,9 +149,7 @@ def _report(
     stores: Stores,
     row: TopologyRow,
     binding: SinkBinding,
-    decision: _Decision,
-    doing: str,
-    work: Callable[[SinkSession], Mapping[str, object]],
+    care: _Care,
     *,
     asked: bool,
 ) -> Mapping[str, object] | None:
@@ -164,9 +158,9 @@ def _report(
     try:
         with closing(open_for_inspection(identity, binding, stores.database)) as session:
             if isinstance(session, SupportsCompact | SupportsVacuum | SupportsRepair):
-                note(f"{binding.sink} ({binding.target}): {doing} ...")
-                decision.record(stores, row.name, binding.sink)
-            return {**report, **work(session)}
+                note(f"{binding.sink} ({binding.target}): {care.doing} ...")
+                care.record(stores, row.name, binding.sink)
+            return {**report, **care.work(session)}
     except _NoFiles:
         return None
     except CannotTell as error:

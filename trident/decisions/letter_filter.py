@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from typing import Any, Final
 
 from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import DeadLetter, LetterHead
@@ -66,13 +67,13 @@ class LetterFilter:
         return self.match is None or self.match in letter.error or self.match in shown_payload(letter.payload)
 
 
-def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:
-    """The filter that a person's texts name: each on its own, and `--where KEY=VALUE` for any of them.
+def filter_of(where: Sequence[str], **given: object) -> LetterFilter:
+    """The filter that a person's values name: each on its own, and `--where KEY=VALUE` for any of them.
 
     Raises:
         UsageError: a key is unknown or given twice, or a time or a txid cannot be read.
     """
-    found = {name: text for name, text in given.items() if text is not None}
+    found = {name: str(value) for name, value in given.items() if value is not None}
     for one in where:
         key, equals, value = one.partition("=")
         name = key.strip().replace("-", "_")
@@ -82,22 +83,19 @@ def filter_of(where: Sequence[str], **given: str | None) -> LetterFilter:
         if name in found:
             raise UsageError(f"--where {one}: {key.strip()} is given twice", where=one)
         found[name] = value.strip()
-    get = found.get
-    return LetterFilter(
-        get("source"),
-        get("reason"),
-        get("component"),
-        get("error_class"),
-        get("match"),
-        moment("since", found["since"]) if "since" in found else None,
-        moment("until", found["until"]) if "until" in found else None,
-        get("sink"),
-        _txid("first", found["first"]) if "first" in found else None,
-        _txid("last", found["last"]) if "last" in found else None,
-    )
+    read: dict[str, Any] = {name: _READ[name](name, text) for name, text in found.items() if name in _READ}
+    return LetterFilter(**{**found, **read})
 
 
 def _txid(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise UsageError(f"{name}: {text[:40]!r} is no txid")
     return int(text)
+
+
+_READ: Final[Mapping[str, Callable[[str, str], object]]] = {
+    "since": moment,
+    "until": moment,
+    "first": _txid,
+    "last": _txid,
+}

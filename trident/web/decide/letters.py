@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class Done:
 
 def look(stores: Stores, topology: str, *, id: tuple[str, ...], all: bool, **filters: object) -> Look:
     """Which dead letters are meant: those selected, those that a filter admits, or expressly all of them."""
-    where = _filter(filters)
+    where = filter_of((), **filters)
     stores.topology(topology)
     nothing = require_chosen(id, is_empty=(where.without_sink if id else where).is_empty, every=all)
     if nothing is not None:
@@ -63,10 +63,6 @@ def look(stores: Stores, topology: str, *, id: tuple[str, ...], all: bool, **fil
         (("error class", "reason", "failed in", "dead letters"), *classes),
         None if found.number else "No undecided dead letter is chosen.",
     )
-
-
-def _filter(chosen: Mapping[str, object]) -> LetterFilter:
-    return filter_of((), **{name: str(value) for name, value in chosen.items()})
 
 
 def require_chosen(ids: Sequence[str], *, is_empty: bool, every: bool) -> str | None:
@@ -100,7 +96,7 @@ def drop(
 ) -> Done:
     """Drop, or requeue, those that were shown; what changed since is told."""
     del all
-    told = changes(chosen.keys, _found(stores, topology, _filter(filters), id).keys)
+    told = changes(chosen.keys, _found(stores, topology, filter_of((), **filters), id).keys)
     with letters_of(stores, topology) as letters:
         done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=by, why=why)
     refused = [f"{message}: {reason}" for message, reason in done.refused.items()]
