@@ -293,7 +293,7 @@ def test_a_thousand_hostile_texts_are_shown_inert(page: Page, database: Database
         " %s::text[], %s::text[], %s::text[]) as given (kind, action, message, reason, component, error)",
         texts[6],
         ["failure", "replay", "operator", "blocked", "reject"] * 100,
-        [None, None, "other", None, None] * 100,
+        [None, None, "retry", None, None] * 100,
         texts[:500],
         ["error"] * 500,
         texts[500:],
