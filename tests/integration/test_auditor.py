@@ -14,6 +14,7 @@ from support.queues import prepared_database
 from support.roles import as_role, roles, used
 from support.servers import sql
 from support.topologies import POISON, SinkMode, table_of
+from support.web import OPERATOR, page_of, signed_in
 
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.role import RoleKind
@@ -86,6 +87,17 @@ def test_a_report_names_the_right_that_it_lacks(auditor: Operated, database: Dat
     sql(database, f"revoke select on {TABLES[0]} from {role}")
     auditor.command("audit", "report", NAME, "--deep", "--out", str(out), status=4)
     assert "not compared: the role may not SELECT from the table" in out.read_text()
+
+
+def test_the_web_page_shows_its_views(auditor: Operated) -> None:
+    page = page_of(auditor.cell.database)
+    try:
+        browser = signed_in(page, OPERATOR)
+        for path in ("/", *(f"/{view}?topology={NAME}" for view in ("topology", "batches", "failures", "replays"))):
+            assert browser.get(path).status_code == 200, path
+        assert browser.get(f"/batch?topology={NAME}&txid=1").status_code == 200
+    finally:
+        page.close()
 
 
 def test_nothing_can_be_changed(auditor: Operated) -> None:
