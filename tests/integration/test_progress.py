@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
+from support.brokers import free_port
 from support.queues import prepared_database, put
 from support.web import OPERATOR, page_of, signed_in
 
@@ -43,7 +46,7 @@ def run(database: Database, folder: Path, engine: EngineChoice, heard: Heard) ->
     topology.stream("words", queue).map(work, "word", schema="word string", name="work").into(
         PostgresSink("words", database=database)
     )
-    settings = Settings(database_url=database.adbc_uri, staging_dir=str(folder))
+    settings = Settings(database_url=database.adbc_uri, staging_dir=str(folder), metrics_port=heard.port)
     topology.run(engine=engine, settings=settings, until_idle=True, on_progress=heard.told)
 
 
@@ -58,20 +61,29 @@ class Heard:
 
     def __init__(self, until: Path, database: Database) -> None:
         self.until, self.all, self.shown = until, list[JobProgress](), list[TopologyStatus]()
-        self._database, self.page = database, ""
+        self._database, self.pages, self.told_ratio, self.port = database, dict[str, str](), list[float](), free_port()
 
     def told(self, job: JobProgress) -> None:
         self.all.append(job)
         self.shown.append(status_of(self._database))
+        self.told_ratio.append(self.ratio())
         now = self.shown[-1].job
-        if now is not None and now.through >= HALF and not self.until.exists():
-            with suppress(SystemExit):
-                show_status("words", as_json=False)
+        if now is not None and now.through >= HALF and self.told_ratio[-1] and not self.until.exists():
+            for as_json in (False, True):
+                with suppress(SystemExit):
+                    show_status("words", as_json=as_json)
             app = page_of(self._database)
-            self.page = signed_in(app, OPERATOR).get("/topology?topology=words").text
+            self.pages = {url: signed_in(app, OPERATOR).get(url).text for url in ("/topology?topology=words", "/")}
             app.close()
             self.until.touch()
         raise SystemExit("what it raises is logged")
+
+    def ratio(self) -> float:
+        """The metric, as it is scraped."""
+        with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        (found,) = (line for line in text.splitlines() if line.startswith("stormproof_job_progress_ratio{"))
+        return float(found.rpartition(" ")[2])
 
 
 def status_of(database: Database) -> TopologyStatus:
@@ -93,7 +105,12 @@ def require(heard: Heard, database: Database, told: str, caplog: pytest.LogCaptu
     assert status_of(database).job is None, "no job runs any more"
     now = f"txid 1: {HALF} of {MESSAGES} messages through work"
     assert now in told
-    assert now in heard.page
+    job = json.loads(told[told.index("{") :])["topologies"][0]["job"]
+    assert (job["txid"], job["component"], job["through"], job["total"]) == (1, "work", HALF, MESSAGES)
+    assert all(now in page for page in heard.pages.values())
+    assert len(heard.pages) == 2
+    assert set(heard.told_ratio) <= {done / MESSAGES for done in range(MESSAGES + 1)}
+    assert HALF / MESSAGES in heard.told_ratio
 
 
 def test_a_job_is_told_of_while_it_runs(

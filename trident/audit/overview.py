@@ -18,6 +18,7 @@ from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.source import open_losses, stored_source
 from stormproof.trident.audit.status import LAST_BATCHES, DriverState, Problem, RefusedStart, driver_state, problems_of
+from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.control import SignOfLife, signs_of_life
 from stormproof.trident.ledger.rows import Txn, to_txn
@@ -79,6 +80,8 @@ class Health:
     recent: Recent | None
     verdict: LastVerdict | None
     problems: tuple[Problem, ...]
+    job: JobProgress | None = None
+    """How far the job of the lowest batch in flight is; None: none runs, or it began just now."""
 
     @property
     def is_alive(self) -> bool:
@@ -205,6 +208,7 @@ def _health(
         oldest_opened_at=min((txn.opened_at for txn in unresolved), default=None),
         problems=tuple(problems_of(row, driver, sign, unresolved, start, losses.get(row.incarnation, ()))),
         **counted,
+        job=sign.job if driver is DriverState.RUNNING and sign is not None and sign.is_fresh else None,
     )
 
 
