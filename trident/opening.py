@@ -43,6 +43,7 @@ from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.ledger import bindings, events, fence, other_lives
 from stormproof.trident.ledger.bindings import Bound
+from stormproof.trident.ledger.control import signs_of_life
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import NO_LIFE, Event, Run
@@ -178,18 +179,24 @@ def _open_stores(
 ) -> Sessions:
     sessions = stack.enter_context(closing(Sessions()))
     with ledger.transaction(run) as tx:
-        before = {binding.sink: binding for binding in LedgerSnapshot(tx.connection).sinks(run.incarnation)}
+        known = LedgerSnapshot(tx.connection)
+        before = {binding.sink: binding for binding in known.sinks(run.incarnation)}
+        # Of earlier starts each stopped before its driver was up.
+        is_first = known.last_txid(run.incarnation) is None and run.incarnation not in signs_of_life(tx.connection)
     try:
-        source.subscribe(run.incarnation, run.epoch)
+        if not is_first:
+            source.subscribe(run.incarnation, run.epoch)
         for sink in sinks_of(plan):
             with _refusal_on_record(ledger, run, sink.name):
                 session = _open_sink(sink, plan, sessions, ledger, run, database)
             left = before.get(sink.name)
             if left is not None and left.table_id != session.table_id and database is not None:
                 _let_go(session.identity, left, database)
+        if is_first:  # last, since nobody takes back a subscription in another database than the ledger's
+            source.subscribe(run.incarnation, run.epoch)
     except (FatalError, UsageError):
-        if run.epoch == 1:
-            _take_back(ledger, run, sessions)
+        if is_first:
+            _take_back(ledger, run, sessions, before, database)
         raise
     return sessions
 
@@ -224,15 +231,19 @@ def _let_go(identity: SinkIdentity, left: SinkBinding, database: Database) -> No
         log.warning("sink %s: its claim of %s was not taken off: %s", identity.sink, left.target, error.message)
 
 
-def _take_back(ledger: Ledger, run: Run, sessions: Sessions) -> None:
-    """Remove what a refused first start has left: its claims of tables, its rows in the ledger, and its subscription.
+def _take_back(
+    ledger: Ledger, run: Run, sessions: Sessions, before: Mapping[str, SinkBinding], database: Database | None
+) -> None:
+    """Remove what a refused first start has left: its claims of tables, and its rows in the ledger.
 
-    *Not guaranteed*: where a store or the ledger is away, or another driver took over, the rest stays, and so does a
-    subscription in another database; see `forget`.
+    *Not guaranteed*: where a store or the ledger is away, or another driver took over, the rest stays; see `forget`.
     """
     for session in sessions.values():
         with suppress(StormproofError):
             session.release()
+    for sink in before.keys() - sessions.keys():
+        if database is not None:
+            _let_go(SinkIdentity(run.topology, run.incarnation, sink), before[sink], database)
     with suppress(StormproofError), ledger.transaction(run) as tx:
         other_lives.remove_topology(tx.connection, run.incarnation)
 

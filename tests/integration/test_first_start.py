@@ -9,10 +9,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from support.databases import create_database
 from support.operated import Operated
+from support.queues import prepared_database, put
+from support.servers import sql
 
 from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count
-from stormproof.core.errors import PositionMismatch, SinkRefused
+from stormproof.core.errors import PositionMismatch, SinkRefused, StoreUnavailable
+from stormproof.core.postgres.database import Database
 from stormproof.trident import opening
 
 pytestmark = pytest.mark.postgres
@@ -24,11 +28,13 @@ OF_LIFE: Final = (
 )
 
 
-def built(operated: Operated, *into: str, name: str = NAME, table: str = "t") -> Topology:
+def built(
+    operated: Operated, *into: str, name: str = NAME, table: str = "t", queues: Database | None = None
+) -> Topology:
     """Words of lines, into sinks: ``append``, ``evolving``, ``delta``, ``map`` or ``delta-map``."""
     database, folder = operated.cell.database, operated.cell.folder
     topology = Topology(name)
-    words = topology.stream("lines", PostgresQueue(operated.cell.queue, database=database)).flat_map(
+    words = topology.stream("lines", PostgresQueue(operated.cell.queue, database=queues or database)).flat_map(
         str.split, "line", schema="word string"
     )
     made: dict[str, Callable[[], Any]] = {
@@ -50,7 +56,8 @@ def _counted(words: Any, state: Any) -> None:
 
 
 def run(operated: Operated, *into: str, **how: Any) -> None:
-    operated.run(built(operated, *into, **how))
+    outage_s = how.pop("outage_s", 60.0)
+    operated.run(built(operated, *into, **how), outage_s=outage_s)
 
 
 def left(operated: Operated) -> dict[str, int]:
@@ -136,6 +143,48 @@ def test_where_an_operator_is_asked_only_the_topology_and_its_refusal_stay(wide:
     wide.command("ledger", "adopt", NAME, f"other/{life}")
     run(wide, "evolving", what)
     assert len(wide.sql("select word from wide")) == 3
+
+
+def test_a_refused_first_start_leaves_no_subscription_in_the_queues_own_database(
+    wide: Operated, database: Database
+) -> None:
+    REFUSALS["map"](wide)
+    queues = prepared_database(create_database(database, f"queues_of_{dict(database.parameters)['dbname']}"))
+    put(queues, wide.cell.queue, LINES)
+    with pytest.raises(SinkRefused):
+        run(wide, "evolving", "map", queues=queues)
+    assert sql(queues, "select count(*) from stormproof.pending_subscription") == [(0,)]
+    wide.sql("drop table counts")
+    run(wide, "evolving", "map", queues=queues)
+    assert len(wide.sql("select word from wide")) == 3
+
+
+@pytest.mark.parametrize("point", ["start.before_epoch", "start.after_epoch", "a table", "the subscription"])
+def test_a_first_start_that_is_refused_after_an_outage_in_an_earlier_one_leaves_nothing(
+    wide: Operated, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as outage:
+        if point.startswith("start."):
+            outage.setattr(opening, "failpoint", lambda name: away() if name == point else None)
+        elif point == "a table":
+            outage.setattr(opening, "require_own_stores", away)
+        else:
+            outage.setattr(PostgresQueue, "subscribe", away)
+        with pytest.raises(StoreUnavailable):
+            run(wide, "map", "append", outage_s=0.01)
+    found = wide.command("status")["topologies"]
+    assert [(one["last_txid"], one["problems"]) for one in found] == [(None, [])] * (point != "start.before_epoch")
+    wide.sql("create table if not exists counts (word text primary key, n text); alter table counts alter n type text")
+    with pytest.raises(SinkRefused):
+        run(wide, "evolving", "map", "append")
+    assert left(wide) | {"columns": 0} == {"columns": 0}, "but for empty tables"
+    wide.sql("drop table counts")
+    run(wide, "evolving", "map", "append")
+    wide.verify()
 
 
 def test_before_the_first_batch_a_sink_may_have_another_table_and_the_old_one_is_free(operated: Operated) -> None:
