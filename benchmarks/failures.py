@@ -20,7 +20,7 @@ from stormproof.core.preflight import Probe
 from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Limit
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.options import RunOptions
 from stormproof.trident.run import driver

@@ -23,8 +23,8 @@ from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.task.task import BATCH_ROWS
-from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import as_words, xor_reduce, xor_signed
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.stream import Topology
 

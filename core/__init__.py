@@ -18,7 +18,7 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | module | question that it answers |
 | --- | --- |
 | `errors`, `guarantee`, `message` | which errors are there; what is promised; what is a message, and why did it fail |
-| `settings`, `secrets` | what can be set; is a secret in a variable or in a file |
+| `settings` | what can be set; is a secret in a variable or in a file |
 | `arguments`, `schema` | is an argument valid; how is a schema read |
 | `user_functions`, `user_errors` | can a user's function be called; what does its exception mean for the message |
 | `call_context` | which message is the call of a function for |
@@ -29,7 +29,7 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | `job`, `sink` | what is one attempt at one batch; what does a task know of a sink |
 | `lineage` | which transaction and which message made a row; messages' ids as columns |
 | `dataset` | what do others call a table, a topic or a folder |
-| `folds`, `ordered_rows` | how is a value merged with the one that a sink holds; which row of a group is first or last |
+| `folds` | how is a value merged with the one that a sink holds; which row of a group is first or last |
 | `python_to_arrow`, `arrow_compute`, `arrays` | how do values become columns |
 | `extras` | which package that only some sources need is missing |
 | `failpoint`, `clock` | where can a test kill a run; where does time come from |

@@ -10,9 +10,8 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import ByOrder, Fold, SetTruncated, SetUnion
+from stormproof.core.folds import ByOrder, Fold, SetTruncated, SetUnion, row_of_groups, sets_of_groups
 from stormproof.core.graph.aggregation import has_extremes, has_sets
-from stormproof.core.ordered_rows import row_of_groups, sets_of_groups
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.core.task.groups import Members
 

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement, SetColumnComment, SetTableComment
 
 from stormproof.core.pending.tables import metadata as pending
-from stormproof.core.source.files.tables import metadata as files
+from stormproof.core.source.files.entries import metadata as files
 from stormproof.core.source.postgres_queue.tables import metadata as queues
 from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger.tables import metadata as ledger

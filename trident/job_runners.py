@@ -20,7 +20,7 @@ from stormproof.core.job import JobKey
 from stormproof.core.source.protocol import Lease, Limit, Source
 from stormproof.core.tracking.attempts import Attempts, JobDied
 from stormproof.core.tracking.outcome import FailedIn, Outcome
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger.rows import SinkWork
 from stormproof.trident.statistics import BatchResult
 from stormproof.trident.steps import Opened, SinkAnswers

@@ -22,9 +22,8 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, MessageId, storable_text
 from stormproof.core.source.protocol import Expectation, Slice, Source
 from stormproof.core.tracking.attempts import JobDied
-from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.together import touched_by
-from stormproof.core.tracking.verdict import mismatches
+from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.protocol import PROBLEM, RefusedRow, SinkProblem
 from stormproof.sinks.rejects import GroupsRefused
 from stormproof.trident.ledger import txns

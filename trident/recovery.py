@@ -17,7 +17,7 @@ from stormproof.core.errors import FatalError, PositionMismatch
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure
-from stormproof.core.source.abilities import SupportsDeadLetters
+from stormproof.core.source.capabilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.sinks.protocol import CommitResult, Held, RefusedRow, SinkSession
 from stormproof.trident.batch_records import to_prepared

@@ -27,7 +27,7 @@ from stormproof.core.errors import (
 from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
-from stormproof.core.pulse.folder import suspects_of_dead, sweep
+from stormproof.core.pulse.heard import suspects_of_dead, sweep
 from stormproof.core.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
 from stormproof.core.tracking.attempts import Journal

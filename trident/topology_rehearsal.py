@@ -26,8 +26,8 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import PreparedFile, SinkWriter, files_of
 from stormproof.core.source.protocol import Limit, Source, SourcePreview
 from stormproof.core.storage.kept_files import kept_folder
-from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.together import touched_by
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview
 from stormproof.sinks.protocol import PROBLEM, RefusedRow, SinkProblem
 from stormproof.sinks.rejects import GroupsRefused, examples_of, rows_without_misfits

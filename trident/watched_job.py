@@ -16,7 +16,7 @@ from stormproof.core.pulse.protocol import Pulses
 from stormproof.core.pulse.record import Progress
 from stormproof.core.source.protocol import Lease, Source
 from stormproof.core.tracking.attempts import JobDied
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.core.user_errors import CAUGHT
 from stormproof.trident.job_progress import JobProgress, JobWatch
 from stormproof.trident.lease_keeper import LastMove, LeaseKeeper

@@ -3,9 +3,7 @@
 | module | question that it answers |
 | --- | --- |
 | `api` | which kinds of bolts are there: `Bolt`, `BasicBolt`, `ArrowBolt` |
-| `checks` | which bolts and functions are refused before anything runs |
 | `tuples`, `collector` | what is a tuple to a bolt; how does a `Bolt` emit, ack and fail |
-| `own_thread` | from which thread may it |
 | `runner` | how does a task call a bolt, batch by batch |
 | `outcome`, `outputs` | what did one call emit, ack and fail |
 """

@@ -3,10 +3,13 @@
 It shares with `Tuple` what only the two may touch: how many children a tuple has, and whether it is still open. It keeps
 lists while a bolt runs and makes arrays of them when the call is over. It knows nothing of shares.
 """
+
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Final, cast
@@ -17,12 +20,76 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
-from stormproof.core.bolt.own_thread import OwnThread
 from stormproof.core.bolt.tuples import Tuple, text_of
-from stormproof.core.errors import JobFailed, UsageError
+from stormproof.core.errors import JobFailed, TasksBroken, UsageError
 from stormproof.core.message import FailureReason, storable_text
 from stormproof.core.pulse.task import Pulse
 from stormproof.core.user_errors import CAUGHT, blame
+
+# ---- the one thread from which a bolt may emit, ack and fail: that of its task
+#
+# A bolt's own thread would get between the steps of another call, or come when the batch is over. Such a call is
+# refused by name, and so is one from a fork, whose rows nobody would see. The run ends with that name, too: an error
+# that is raised in a thread may be seen by nobody.
+
+log = logging.getLogger("stormproof.bolt")
+
+
+class OwnThread:
+    """Whose calls a bolt's task takes. `ident` is compared with `get_ident()` at each call; 0 once the task is over."""
+
+    __slots__ = ("_component", "_made_by", "_refused", "ident")
+
+    def __init__(self, component: str) -> None:
+        self._component = component
+        self._refused = ""
+        self.ident = self._made_by = get_ident()
+        _open.add(self)
+
+    def refuse(self, call: str) -> None:
+        """Raise UsageError for a call from elsewhere, and note it for the task. One that merely comes late is left alone."""
+        if get_ident() == self._made_by:
+            return
+        if not self._refused:  # the first one: the error itself may be seen by nobody
+            self._refused = (
+                f"bolt {self._component!r} called {call} from a thread or a fork of its own, where only the thread that "
+                "runs its task may: have your threads return their results, and emit, ack and fail in execute or finish"
+            )
+            log.error("%s; the call had no effect", self._refused)
+        raise UsageError(self._refused, component=self._component)
+
+    def require_none_refused(self) -> None:
+        """Raise TasksBroken where a call from elsewhere was refused: what it was to emit is nowhere."""
+        if self._refused:
+            raise TasksBroken(self._refused, component=self._component)
+
+    def abandon(self) -> None:
+        """This is a fork: nothing that it calls has an effect."""
+        self.ident = self._made_by = 0
+
+    def close(self) -> None:
+        """The task is over."""
+        self.ident = 0
+        _open.discard(self)
+
+    def __reduce__(self) -> str:
+        raise UsageError(
+            f"bolt {self._component!r}: what emits and acks belongs to its task, and cannot be pickled or copied: give "
+            "other processes values, and emit what they return",
+            component=self._component,
+        )
+
+
+_open: set[OwnThread] = set()
+
+
+def _in_child() -> None:
+    for owner in _open:
+        owner.abandon()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
 
 # A tuple's `_links` is the number of links from it to its children while it is open, and one of these when it is not.
 _ACKED: Final = -1

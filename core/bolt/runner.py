@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from stormproof.core.arrays import Rows
 from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
-from stormproof.core.bolt.collector import Collector
+from stormproof.core.bolt.collector import Collector, OwnThread, log
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, in_one
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
-from stormproof.core.bolt.own_thread import OwnThread, log
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
 from stormproof.core.cycle_collector import fewer_collections
 from stormproof.core.errors import BoltUnavailable, UsageError

@@ -11,7 +11,6 @@ In the tasks of both runs `stormproof.core.task`.
 | `spark_settings` | which settings does a Spark session get: ours, the user's, those that were submitted |
 | `executors`, `executor_look` | what does each executor of a cluster have, before the first batch: asked by one small job |
 | `inline` | how does a batch run in this process, for tests and first steps |
-| `small_jobs` | which jobs are one task of Spark's: their work is less than handing rows from stage to stage costs |
 | `frame` | how are the rows of a DataFrame written for a micro-batch |
 | `shipping` | how do functions reach Spark's workers, and what cannot be pickled |
 | `spark_error` | what really happened, in an error of Spark's |

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 import pyarrow as pa
 
 from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.engine.protocol import rows_for
 from stormproof.core.errors import JobFailed, StormproofError, UsageError
 from stormproof.core.job import Job, JobKey
 from stormproof.core.machine_faults import classified
@@ -20,12 +21,11 @@ from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.task.cut import StageJob, stage_jobs
-from stormproof.core.task.in_turn import rows_for
 from stormproof.core.task.passage import Observer
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
 from stormproof.core.task.wire import WireRow
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 
 T = TypeVar("T")
 """What is shuffled: task numbers, or wire rows."""

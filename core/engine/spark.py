@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import math
 import os
 import socket
 import sys
@@ -30,8 +31,8 @@ from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.jars import delta_jars
 from stormproof.core.engine.java import find_java
 from stormproof.core.engine.memory_limit import granted_worker_mb, limit_memory
+from stormproof.core.engine.protocol import run_in_turn
 from stormproof.core.engine.shipping import packed, unshippable
-from stormproof.core.engine.small_jobs import SMALL_JOB_MS, SmallJobs
 from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
 from stormproof.core.engine.spark_settings import is_local, session_settings, without_secrets
 from stormproof.core.errors import (
@@ -49,14 +50,59 @@ from stormproof.core.machine_faults import classified, unpickled
 from stormproof.core.preflight import Probe, first_fault
 from stormproof.core.pulse.listener import DriverAddress
 from stormproof.core.task.cut import StageJob, stage_jobs
-from stormproof.core.task.in_turn import run_in_turn
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
 from stormproof.core.task.wire import WireRow
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 
-if TYPE_CHECKING:  # a worker that imports this module needs neither pydantic nor the embedded Postgres
+if TYPE_CHECKING:
     from stormproof.core.settings import Settings
+
+
+# ---- which jobs are small: their tasks' work is less than what it costs Spark to hand rows from stage to stage
+
+SMALL_JOB_MS: Final = 100.0
+TASKS_MAX: Final = 16
+"""A job with more tasks has each of them on a core of its own: their fixed costs, one after another, would be too much."""
+
+
+class SmallJobs:
+    """Foretells the work of a batch from that of the batch before it.
+
+    A life's first job is never small: nothing is known of its functions. What is foretold is the time of all tasks
+    together (`ComponentCounts.busy_ns`) for each message, times the messages. Where a batch takes longer than foretold, it
+    runs on one core, and the next one is not small. `limit_ms` 0: no job is; infinite: every one, the first, too.
+
+    Threads: any number.
+    """
+
+    def __init__(self, limit_ms: float) -> None:
+        self._limit_ns = limit_ms * 1e6
+        self._lock = threading.Lock()
+        self._ns_a_message: dict[str, float] = {}
+
+    def is_small(self, job: Job, parts: Sequence[StageJob]) -> bool:
+        """Whether all tasks of this job are better run one after another in one process.
+
+        A job that looks for a culprit is not: what one of its tasks meets must not be laid at another's door.
+        """
+        if not self._limit_ns or job.messages is None or job.careful or job.per_message:
+            return False
+        if len(parts) < 2 or sum(parts[0].tasks) > TASKS_MAX:
+            return False
+        if math.isinf(self._limit_ns):
+            return True
+        with self._lock:
+            known = self._ns_a_message.get(job.incarnation)
+        return known is not None and known * job.messages <= self._limit_ns
+
+    def ran(self, job: Job, report: JobReport) -> None:
+        """Note how long the tasks of a job have worked."""
+        if report.read_messages:
+            work_ns = sum(counts.busy_ns for counts in report.counts.components.values())
+            with self._lock:
+                self._ns_a_message[job.incarnation] = work_ns / report.read_messages
+
 
 log = logging.getLogger("stormproof.spark")
 

@@ -9,7 +9,7 @@ t.sink(DeltaSink("lake/word_counts"), counts)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from stormproof.core.arguments import instead_of, lacks, shown
 from stormproof.core.bolt import DEFAULT_STREAM, ArrowBolt, BasicBolt, Bolt
-from stormproof.core.bolt.checks import refuse_unfit_bolt, refuse_unfit_function
 from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregation import Aggregation, AnyAggregation
 from stormproof.core.graph.checks import (
@@ -61,7 +60,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
 from stormproof.core.source.protocol import Source
-from stormproof.core.user_functions import ASYNC, ASYNC_GENERATOR, GENERATOR, refuse_unfit_call
+from stormproof.core.user_functions import ASYNC, ASYNC_GENERATOR, GENERATOR, never_begins, refuse_unfit_call
 
 _WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
 """Operations whose result has the fields of their input, unless they name others."""
@@ -410,3 +409,53 @@ class TopologyGraph(ComponentRegistry):
 def by_key(*values: object) -> object:
     """Stands for the exchange before a keyed sink; never called."""
     return values
+
+
+# ---- refuses bolts and functions that would lose tuples silently, before anything runs
+
+_CALLS: Final[Mapping[type, Mapping[str, tuple[str, ...]]]] = {
+    Bolt: {"prepare": ("context", "collector"), "execute": ("tuple",), "finish": (), "cleanup": ()},
+    BasicBolt: {"prepare": ("context",), "execute": ("tuple", "emit"), "cleanup": ()},
+    ArrowBolt: {"prepare": ("context",), "execute": ("rows",), "cleanup": ()},
+}
+"""The methods of each kind of bolt that are called, with their arguments."""
+_BOLTS: Final = tuple(_CALLS)
+
+
+def refuse_unfit_bolt(name: str, bolt: object) -> None:
+    """Refuse a bolt that is a class, or with a method that is a generator, is `async`, or takes other arguments.
+
+    Calling a generator or an `async` method runs nothing of it: every tuple would be acked unread.
+
+    Raises:
+        TopologyError: the bolt is one of these.
+    """
+    if isinstance(bolt, type) and issubclass(bolt, _BOLTS):
+        raise TopologyError(
+            f"bolt {name!r}: {bolt.__name__} is a class; give an object of it: {bolt.__name__}()", component=name
+        )
+    calls = next((calls for kind, calls in _CALLS.items() if isinstance(bolt, kind)), {})
+    for called, given in calls.items():
+        method = getattr(bolt, called)
+        kind = never_begins(method)
+        if kind is not None:
+            instead = "call emit for each tuple" if isinstance(bolt, BasicBolt) else "call what it needs, and return"
+            raise TopologyError(
+                f"bolt {name!r}: {type(bolt).__name__}.{called} is {kind}, and calling it runs nothing of it; {instead}",
+                component=name,
+            )
+        refuse_unfit_call(name, f"bolt {name!r}", method, given, "change its parameters")
+
+
+def refuse_unfit_function(name: str, function: object, *, taken: Collection[str], instead: str) -> str | None:
+    """Refuse a function of a kind that is not `taken`, where calling it runs nothing of it. Its kind: see `never_begins`.
+
+    Raises:
+        TopologyError: the function is of such a kind.
+    """
+    kind = never_begins(function)
+    if kind is not None and kind not in taken:
+        raise TopologyError(
+            f"component {name!r}: its function is {kind}, and calling it runs nothing of it; {instead}", component=name
+        )
+    return kind

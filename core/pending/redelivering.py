@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
@@ -20,7 +20,6 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.continuity import Look, Rules, with_looks
-from stormproof.core.pending.handles import Handles
 from stormproof.core.pending.journal import (
     INDEXED_MAX,
     Delivery,
@@ -40,6 +39,52 @@ from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.capabilities import REDELIVERS, Capabilities, StableIds
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.protocol import Backlog, Lease, Limit, Slice, SliceReader, SourcePreview
+
+# ---- the handles of a server's deliveries, by which they are confirmed
+
+
+class Handles:
+    """Handles by the number of their message. Most messages come once, so a handle that is alone stands without a list."""
+
+    __slots__ = ("_first", "_further")
+
+    def __init__(self) -> None:
+        self._first: dict[int, Any] = {}
+        self._further: dict[int, list[Any]] = {}
+
+    def __len__(self) -> int:
+        """How many messages have one."""
+        return len(self._first)
+
+    def add(self, numbers: Sequence[int], handles: Sequence[Any]) -> None:
+        """One more handle for each of these messages."""
+        added = dict(zip(numbers, handles, strict=True))
+        if len(added) == len(numbers) and self._first.keys().isdisjoint(added):
+            self._first.update(added)
+            return
+        for number, handle in zip(numbers, handles, strict=True):
+            if number in self._first:
+                self._further.setdefault(number, []).append(handle)
+            else:
+                self._first[number] = handle
+
+    def numbers(self) -> list[int]:
+        """The messages that have one."""
+        return list(self._first)
+
+    def pop(self, numbers: Iterable[int]) -> list[Any]:
+        """All handles of these messages; they are not kept."""
+        popped: list[Any] = []
+        for number in numbers:
+            popped.append(self._first.pop(number))
+            popped += self._further.pop(number, ())
+        return popped
+
+    def clear(self) -> None:
+        """Keep none."""
+        self._first.clear()
+        self._further.clear()
+
 
 log = logging.getLogger("stormproof.source")
 

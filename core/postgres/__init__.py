@@ -4,11 +4,9 @@
 | --- | --- |
 | `database` | which database does a URL name, how is it shown without secrets, how do we connect |
 | `session` | which settings does a session of ours need, whatever the role's or the database's defaults |
-| `pooler` | is pgbouncer allowed: only if it pools sessions; transaction pooling is refused |
-| `owned_connection` | why can a fork not use its parent's connection |
 | `store` | how does a source run statements, in its own transaction or in the ledger's |
 | `rights`, `role` | which right does the role lack, and which GRANT gives it; which kinds of roles are there |
 | `embedded` | how is the embedded server started by its first user, shared, and stopped by its last |
 | `server_folder`, `data_lock` | where are its data, log and socket; what keeps a second server off the same data |
-| `server_process`, `binaries` | does a server run there; where are Postgres's programs, and as which user do they run |
+| `binaries` | where are Postgres's programs, and as which user do they run |
 """

@@ -4,24 +4,115 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import psycopg
 import sqlalchemy
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import TupleRow
 
 from stormproof.core.dataset import DatasetName
 from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
+from stormproof.core.forks import process_life
 from stormproof.core.machine_faults import ADVICE
-from stormproof.core.postgres.owned_connection import OwnedConnection
-from stormproof.core.postgres.pooler import require_own_backend
 from stormproof.core.postgres.session import override_defaults, require_encoding, started
+
+# ---- A connection of one process: in a fork of that process every use raises, and closing does nothing
+#
+# A fork has the parent's socket: one byte of its own there (a ROLLBACK, or the goodbye of a close) would end up in the
+# middle of the parent's transaction.
+
+
+class OwnedConnection(psycopg.Connection[TupleRow]):
+    """A connection that only the process that made it can use."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self._owner = process_life()
+        super().__init__(*arguments, **keywords)
+
+    @property
+    def lock(self) -> Any:
+        """Psycopg's own lock, which every use of the connection takes first.
+
+        Raises:
+            UsageError: this process is a fork of the one that made the connection.
+        """
+        self._require_owner()
+        return self._own_lock
+
+    @lock.setter
+    def lock(self, lock: Any) -> None:
+        self._own_lock = lock
+
+    def wait(self, *arguments: Any, **keywords: Any) -> Any:
+        """Psycopg's own, in the process that made the connection."""
+        self._require_owner()
+        return super().wait(*arguments, **keywords)
+
+    def close(self) -> None:
+        """Close it, in the process that made it; nothing in a fork."""
+        if process_life() == self._owner:
+            super().close()
+
+    def _require_owner(self) -> None:
+        life = process_life()
+        if life != self._owner:
+            raise UsageError(
+                f"process {life.pid} is a fork of process {self._owner.pid}, whose connection to Postgres this is: a fork "
+                "must not use it; have it make its own (a PostgresQueue does so by itself), or end it by os._exit()",
+                process=life.pid,
+                owner=self._owner.pid,
+            )
+
+
+# ---- connection poolers such as pgbouncer: one that pools transactions or statements is refused at the first
+# connection
+
+_ROUNDS: Final = 4
+
+_session_pools = set[tuple[int, str]]()
+"""Poolers that this process has found to pool sessions, by process id and address."""
+
+
+def require_own_backend(
+    connection: psycopg.Connection[Any], again: Callable[[], psycopg.Connection[Any]], where: str
+) -> None:
+    """Refuse a pooler that gives another backend in each transaction: `connection` leads to it, `where` names it.
+
+    The server tells a client its backend's number when it connects; a pooler tells one that it made up. Only behind a
+    pooler a second connection is opened by `again`, once in each process, and both are asked in turn: a session that
+    is ours alone answers the same each time, and never the other's number.
+
+    Raises:
+        SettingsError: it pools transactions or statements.
+    """
+    if connection.info.backend_pid == _backend(connection) or (os.getpid(), where) in _session_pools:
+        return
+    with closing(again()) as other:
+        found = [(_backend(connection), _backend(other)) for _ in range(_ROUNDS)]
+    if len(set(found)) == 1 and found[0][0] != found[0][1]:
+        _session_pools.add((os.getpid(), where))
+        return
+    raise SettingsError(
+        f"{where} is a connection pooler that gives another backend in each transaction; Stormproof needs a session of its "
+        "own for its settings, locks and fencing. Set pool_mode = session there (pgbouncer), or name the server itself in "
+        "STORMPROOF_DATABASE_URL",
+        database=where,
+        pool_mode="transaction",
+    )
+
+
+def _backend(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
+    assert row is not None
+    return int(row[0])
+
 
 DATABASE_URL_FORM: Final = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 CONNECT_TIMEOUT_S: Final = 10

@@ -12,7 +12,6 @@ folder of its own, for the driver that takes over when it dies.
 | `record` | what does a task report; which messages are suspects |
 | `task` | what does a task call |
 | `protocol` | what does the driver ask of a job's pulse |
-| `folder` | what did tasks have in hand when their driver died |
 | `wire` | what do the two ends of a connection say to each other |
 | `connection` | a task's end of the connection: notes, heartbeats, and how it is made again |
 | `listener` | the driver's end: one thread for all tasks, and what strangers can do there |

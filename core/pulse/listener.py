@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 from stormproof.core.clock import Clock, SystemClock
 from stormproof.core.errors import FatalError, SettingsError, UsageError
 from stormproof.core.forks import process_life
-from stormproof.core.pulse.folder import job_folder
-from stormproof.core.pulse.heard import Heard, QuietFor, is_record, quiet_for
+from stormproof.core.pulse.heard import Heard, QuietFor, is_record, job_folder, quiet_for
 from stormproof.core.pulse.record import AWAITED, RECORD, AttemptKey
 from stormproof.core.pulse.wire import (
     CHALLENGE_BYTES,

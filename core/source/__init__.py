@@ -19,8 +19,6 @@
 | `metadata` | how does what a broker says of a message become fields |
 | `stored` | what is stored of a broker's message: its payload as it came, and all that the broker says of it |
 | `decode` | how does a payload become tuples, and when does it not decode |
-| `unreadable` | how is a message failed that lacks what its source needs: an id, a field |
 | `backoff` | how long does a failed message wait for its retry |
 | `dead_letter` | what is recorded of a dead letter; when a message becomes one, `stormproof.core.pending` decides |
-| `abilities` | what can only some sources do |
 """

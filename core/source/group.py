@@ -18,7 +18,7 @@ from stormproof.core.lineage import ShownIds
 from stormproof.core.message import MessageFailure, MessageId
 from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import Probe
-from stormproof.core.source.abilities import SupportsDeadLetters
+from stormproof.core.source.capabilities import SupportsDeadLetters
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind
 from stormproof.core.source.protocol import (

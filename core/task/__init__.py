@@ -3,11 +3,10 @@
 A job is `cut` into parts, one a stage. A `task` reads or receives record batches and takes each on a `passage` through the
 stage's `nodes` to their `ends`, where rows are written, combined, sent or kept. Its `account` has the messages, shares and
 failures. An `exchange` carries `chunk`s and control rows as rows of the `wire`, and each task's `report` to the driver. In
-per-message mode the last stage is an `acker_task`.
+per-message mode the last stage is an acker.
 
 | module | question that it answers |
 | --- | --- |
-| `in_turn` | how does one process run all tasks of a job |
 | `operate` | how is a user's function run over a record batch |
 | `waiting` | how are several calls of a function made at a time |
 | `router`, `keyhash` | which task does a tuple go to, by its grouping; by its key |
@@ -15,6 +14,5 @@ per-message mode the last stage is an `acker_task`.
 | `combine` | how are rows combined before the exchange, merged after it, and finished |
 | `reduce` | how is a column reduced by group: counts, sums, extremes, users' combiners |
 | `gather` | how are groups computed that do not combine: users' reducers and aggregators |
-| `join` | how are two streams joined within a batch |
 | `row_messages` | whose row is it that a sink's table refuses |
 """

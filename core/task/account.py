@@ -20,8 +20,8 @@ from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRo
 from stormproof.core.tracking.acker import acker_of
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.core.tracking.component_counts import ACKER, Counts
-from stormproof.core.tracking.report import ANY_KEY
 from stormproof.core.tracking.share import as_signed, mix64, xor_reduce
+from stormproof.core.tracking.verdict import ANY_KEY
 
 
 class Account:

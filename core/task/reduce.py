@@ -13,9 +13,8 @@ import pyarrow as pa
 from stormproof.core.arrays import Rows
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import JobFailed
-from stormproof.core.folds import End
+from stormproof.core.folds import End, row_of_groups, sets_of_groups
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
-from stormproof.core.ordered_rows import row_of_groups, sets_of_groups
 from stormproof.core.python_to_arrow import column_of
 from stormproof.core.task.groups import Members
 from stormproof.core.user_errors import CAUGHT, blame

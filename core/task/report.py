@@ -17,8 +17,8 @@ from stormproof.core.message import FailureReason, MessageFailure, MessageId, To
 from stormproof.core.sink import PreparedFile, files_to_json
 from stormproof.core.task.wire import SUMMARY, WireRow
 from stormproof.core.tracking.component_counts import Counts, total
-from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import signed, xor_signed
+from stormproof.core.tracking.verdict import JobReport
 
 
 @dataclass(slots=True)

@@ -19,12 +19,11 @@ from stormproof.core.errors import JobFailed
 from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import Entry, StagePlan
-from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
+from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.pulse.task import Pulse, running
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.source.protocol import READER_SCHEMA
 from stormproof.core.task.account import Account
-from stormproof.core.task.acker_task import judged
 from stormproof.core.task.chunk import Chunk
 from stormproof.core.task.combine import Combiner
 from stormproof.core.task.cut import StageJob
@@ -34,8 +33,10 @@ from stormproof.core.task.keyhash import hash_keys
 from stormproof.core.task.nodes import Nodes
 from stormproof.core.task.passage import Failed, Observer, Passage, Tuples
 from stormproof.core.task.report import TaskReport, summary
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.wire import INIT_SCHEMA, WireRow
+from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.anchors import Anchors
+from stormproof.core.tracking.component_counts import ACKER
 from stormproof.core.tracking.share import as_words, signed, xor_reduce
 
 BATCH_ROWS: Final = 10_000
@@ -264,3 +265,29 @@ class _Task:
 def _shown_payload(payload: object) -> str:
     head = payload[:INPUT_TEXT_MAX] if isinstance(payload, bytes) else payload
     return storable_text(repr(head), INPUT_TEXT_MAX)
+
+
+# ---- the task of an acker: it decides the messages whose notices came to it
+
+
+def judged(part: StageJob, task: int, incoming: Iterable[WireRow]) -> WireRow:
+    """The task's summary: it names the messages that are not complete."""
+    received = receive(incoming, part.stage, task, part.tasks[part.stage - 1], {}, tracked=part.tracked)
+    inits = pa.Table.from_batches(received.inits, INIT_SCHEMA)
+    ids, origins = inits.column("id").to_numpy(), inits.column("origin").to_numpy()
+    report = TaskReport(part.stage, task, violations=received.violations, heard=received.heard)
+    with report.counts.busy(ACKER):
+        acker = Acker(ids)
+        for notices in (*received.inits, *received.acks):
+            acker.tell(notices.column("id").to_numpy(), as_words(notices.column("value").to_numpy()))
+        bad = acker.incomplete()
+    named = np.isin(ids, bad)
+    known = dict(zip(ids[named].tolist(), origins[named].tolist(), strict=True))
+    error = "its ack val is not zero: a tuple of it was lost or doubled on the way"
+    named_max = len(bad) if part.named_max is None else part.named_max
+    report.unnamed = max(len(bad) - named_max, 0)
+    for id_ in bad[:named_max].tolist():
+        report.lost.append(
+            MessageFailure(MessageId(id_), known.get(id_, 0), Token(0), FailureReason.LOST, "acker", error)
+        )
+    return summary(part.stage, task, [*received.reports, report])

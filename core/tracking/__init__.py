@@ -11,9 +11,8 @@ The steps of the proof, in the order in which to read them:
 | --- | --- | --- |
 | 1. shares | `share` | the shares of a tuple's children XOR to its own, so a message's acked shares XOR to its token |
 | | `anchors` | a task keeps this for tuples of one message, of several and of none, beside their rows |
-| 2. verdict | `report` | what the tasks of an attempt report, taken together |
+| 2. verdict | `verdict` | a batch is complete only if reads, acks and failures account for every token and every count |
 | | `component_counts` | what each component did, and how many tuples went over each edge: beside the proof, no part of it |
-| | `verdict` | a batch is complete only if reads, acks and failures account for every token and every count |
 | 3. acker | `acker` | the same for each message by itself, after a batch whose own verdict was wrong |
 | 4. attempts | `attempts` | a batch is completed, run again, or divided down to one message, in boundedly many attempts |
 | | `outcome` | the ways in which a batch can end |

@@ -32,9 +32,8 @@ from stormproof.core.tracking.outcome import (
     Outcome,
 )
 from stormproof.core.tracking.partners import Meetings, Partners
-from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.together import by_key, touched_by
-from stormproof.core.tracking.verdict import mismatches, misread
+from stormproof.core.tracking.verdict import JobReport, mismatches, misread
 from stormproof.core.user_errors import lacked_in
 
 log = logging.getLogger("stormproof.attempts")

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 
 from stormproof.core.errors import TasksBroken
 from stormproof.core.message import MessageFailure
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 
 
 class AttemptEnd(StrEnum):

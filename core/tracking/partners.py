@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from stormproof.core.arrays import Rows
 from stormproof.core.message import FailureReason, MessageFailure, MessageId
-from stormproof.core.tracking.report import ANY_KEY, JobReport
 from stormproof.core.tracking.together import by_key, touched_by
+from stormproof.core.tracking.verdict import ANY_KEY, JobReport
 
 KEYS_KEPT_MAX: Final = 1_000_000
 """Of messages that come again, so many keys are kept in memory. Without its key, a message takes its whole batch along."""

@@ -53,7 +53,7 @@ from .core.pending.redelivering import RedeliveringSource as RedeliveringSource
 from .core.pending.registry import register_source as register_source
 from .core.pending.source import PendingSource as PendingSource
 from .core.postgres.database import Database as Database
-from .core.secrets import secret as secret
+from .core.settings import secret as secret
 from .core.settings import Settings as Settings
 from .core.sink import (
     PreparedFile as PreparedFile,

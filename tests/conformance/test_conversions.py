@@ -36,7 +36,7 @@ from stormproof.core.source.kestrel import source as kestrel
 from stormproof.core.source.nats import message_metadata as nats
 from stormproof.core.source.protocol import Decoder
 from stormproof.core.source.rabbitmq import message_metadata as rabbitmq
-from stormproof.core.source.redis_streams import entry_metadata as redis
+from stormproof.core.source.redis_streams import entries as redis
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
 

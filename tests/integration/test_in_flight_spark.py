@@ -23,7 +23,7 @@ from stormproof.core.failpoint import armed, watched
 from stormproof.core.job import Job, JobKey
 from stormproof.core.message import FailureReason
 from stormproof.core.sink import PreparedFile, SinkInput, TaskContext
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import MemorySession
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.writer import FileWriter, ParquetTaskWriter

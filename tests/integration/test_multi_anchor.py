@@ -35,7 +35,7 @@ from stormproof.core.sink import SinkSpec
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.protocol import Source
 from stormproof.core.tracking import attempts, partners
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.audit import AuditLedger, replays
 from stormproof.trident.ledger import tables as t
 

@@ -15,7 +15,7 @@ from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.component_counts import ACKER, Counts
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.testing import Faults, simulate, simulation
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.job_runners import Flight

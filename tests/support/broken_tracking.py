@@ -21,9 +21,8 @@ from stormproof.core.tracking import attempts
 from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.outcome import Complete
-from stormproof.core.tracking.report import JobReport
 from stormproof.core.tracking.share import mix64, unsigned
-from stormproof.core.tracking.verdict import mismatches, misread
+from stormproof.core.tracking.verdict import JobReport, mismatches, misread
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

@@ -17,8 +17,7 @@ from stormproof.core.pending.slice_position import expectation_of
 from stormproof.core.sink import SinkWriter, files_of
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit, SliceReader
-from stormproof.core.tracking.report import JobReport
-from stormproof.core.tracking.verdict import mismatches
+from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.staging import prepared_batches

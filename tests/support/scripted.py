@@ -19,7 +19,7 @@ from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import AttemptEnd, Outcome
 from stormproof.core.tracking.partners import Meetings
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 
 
 def failure(

@@ -22,7 +22,7 @@ from stormproof.core.message import FailureReason, MessageFailure, MessageId, To
 from stormproof.core.pulse.heard import Heard
 from stormproof.core.source import memory
 from stormproof.core.source.protocol import Lease, Slice
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.transaction_states import EventKind

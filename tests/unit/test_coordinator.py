@@ -15,7 +15,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.message import FailureReason
 from stormproof.core.task.wire import WireRow
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.ledger import other_lives, txns
 from stormproof.trident.ledger import tables as t

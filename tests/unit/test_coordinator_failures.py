@@ -27,7 +27,7 @@ from stormproof.core.message import FailureReason
 from stormproof.core.sink import SinkInput
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.tracking import attempts, partners
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit import AuditLedger, message, replays, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow

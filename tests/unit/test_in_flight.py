@@ -30,7 +30,7 @@ from stormproof.core.pulse.task import Pulse
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.task.wire import WireRow
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import FaultPoint, MemorySession
 from stormproof.sinks.protocol import CommitResult, PreparedTransaction
 from stormproof.trident.job_runners import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work

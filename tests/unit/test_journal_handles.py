@@ -8,8 +8,8 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.core.pending.handles import Handles
 from stormproof.core.pending.journal import _ranges  # pyright: ignore[reportPrivateUsage]
+from stormproof.core.pending.redelivering import Handles
 
 NUMBERS = st.lists(st.integers(0, 40), max_size=30)
 

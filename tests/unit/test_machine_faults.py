@@ -33,7 +33,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
 from stormproof.core.source.protocol import SliceReader
 from stormproof.core.tracking.breaker import LIMIT, Breaker, Breaks
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.transaction_states import EventKind

@@ -17,7 +17,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.task import account, cut
 from stormproof.core.tracking import attempts as module
 from stormproof.core.tracking.outcome import AttemptEnd, Complete, Divided
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident import coordinator
 
 MESSAGES, AT_ONCE = 60, 8

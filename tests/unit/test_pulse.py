@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from support.pulses import hearing, listening, note, published, until
 
-from stormproof.core.pulse.folder import suspects_of_dead, sweep
-from stormproof.core.pulse.heard import Heard
+from stormproof.core.pulse.heard import Heard, suspects_of_dead, sweep
 from stormproof.core.pulse.record import (
     BEFORE,
     DONE,

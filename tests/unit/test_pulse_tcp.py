@@ -25,8 +25,7 @@ from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.pulse import connection as connection_module
 from stormproof.core.pulse.connection import Connection
-from stormproof.core.pulse.folder import suspects_of_dead
-from stormproof.core.pulse.heard import GRACE_S, SILENT_S, Heard, quiet_for
+from stormproof.core.pulse.heard import GRACE_S, SILENT_S, Heard, quiet_for, suspects_of_dead
 from stormproof.core.pulse.listener import HELLO_S, RESTARTS_MAX, STRANGERS_MAX, DriverAddress, PulseListener
 from stormproof.core.pulse.record import NOTHING, RECORD, STATE, Progress, Record
 from stormproof.core.pulse.task import Pulse

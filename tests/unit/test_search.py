@@ -14,7 +14,7 @@ from stormproof.core.message import FailureReason
 from stormproof.core.tracking.attempts import Attempt, JobDied
 from stormproof.core.tracking.outcome import AllFailed, Complete, GivenUp
 from stormproof.core.tracking.partners import Meetings
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 
 MESSAGES = 12
 MEET = Meetings(frozenset({"split"}))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from stormproof.core.engine.small_jobs import TASKS_MAX, SmallJobs
+from stormproof.core.engine.spark import TASKS_MAX, SmallJobs
 from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.sink import TaskContext
 from stormproof.core.task.cut import StageJob
 from stormproof.core.tracking.component_counts import ComponentCounts, Counts
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 
 PLAN = Plan("t", Guarantee.EXACTLY_ONCE, {}, ())
 JOB = Job(PLAN, (), {}, "life", 1, 1, 1, tracked=True, messages=1_000)

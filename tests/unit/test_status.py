@@ -15,7 +15,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import watched
 from stormproof.core.job import Job
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow

@@ -20,8 +20,8 @@ from stormproof.core.errors import JobFailed, TopologyError
 from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.task import join as join_module
 from stormproof.core.task import nodes
+from stormproof.core.task import nodes as join_module
 from stormproof.core.task.gather import evaluate as evaluate_rightly
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.anchors import Anchors, overlaid

@@ -21,7 +21,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.failpoint import watched
 from stormproof.core.job import Job
 from stormproof.core.source.protocol import Limit
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident import latency_tuner
 from stormproof.trident.latency_tuner import KNEE, LatencyTuner
 from stormproof.trident.statistics import BatchResult

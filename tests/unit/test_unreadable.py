@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.source.decode import Unit, decoder_for
-from stormproof.core.source.unreadable import MarkedDecoder
+from stormproof.core.source.stable_ids import MarkedDecoder
 
 
 class Lacking(MarkedDecoder):

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.pending.tables import metadata as pending
 from stormproof.core.pending.tables import pending_subscription
-from stormproof.core.source.files.tables import metadata as files
+from stormproof.core.source.files.entries import metadata as files
 from stormproof.trident.ledger import control, events, handed_in
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run

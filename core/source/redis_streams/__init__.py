@@ -6,7 +6,6 @@
 | `group` | what is asked of the server; what do its errors mean |
 | `counted` | how many of the stream's entries are accounted for |
 | `entries` | how do an entry's fields become a payload |
-| `entry_metadata` | what does an entry say of itself besides its payload |
 """
 
 from stormproof.core.source.redis_streams.source import RedisStreamSource

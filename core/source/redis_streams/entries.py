@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
+from stormproof.core.source.redis_streams.group import Entry
+from stormproof.core.source.stable_ids import MarkedDecoder
 from stormproof.core.source.stored import bytes_of
-from stormproof.core.source.unreadable import MarkedDecoder
 
 _UNREADABLE: Final = b"\0stormproof: no such field\0"
 """Begins the payload of an entry that has not the field; what follows are the names of those that it has."""
@@ -126,3 +127,37 @@ class EntryDecoder(MarkedDecoder):
     def error(self, rest: bytes) -> str:
         """Names the field, and those that the entry has."""
         return f"the entry has no field {self.wanted}; it has: {rest.decode()}"
+
+
+# ---- what Redis knows of an entry beside its payload
+
+ENTRY: Final[Mapping[str, pa.DataType]] = {
+    "id": pa.string(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "fields": pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])),
+}
+"""`timestamp` is the first part of the id: the server's time in milliseconds, where the producer gave no id of its own."""
+
+_YEAR_10000_MS: Final = 253_402_300_800_000
+
+
+def _timestamp(entry: Entry) -> int | None:
+    """Microseconds; None where an id of the producer's own is no time."""
+    found = int(entry.id.partition("-")[0])
+    return found * 1_000 if found < _YEAR_10000_MS else None
+
+
+def _fields(entry: Entry) -> list[dict[str, str | bytes]]:
+    return [{"name": name.decode("utf-8", "replace"), "value": value} for name, value in entry.fields.items()]
+
+
+_OF: Final[Mapping[str, Callable[[Entry], object]]] = {
+    "id": lambda entry: entry.id,
+    "timestamp": _timestamp,
+    "fields": _fields,
+}
+
+
+def columns_of(names: Sequence[str], entries: Sequence[Entry]) -> list[list[object]]:
+    """A column for each name."""
+    return [[_OF[name](entry) for entry in entries] for name in names]

@@ -26,8 +26,15 @@ from stormproof.core.source.capabilities import REDIS_STREAM, Capabilities
 from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.redis_streams.counted import Counted, Facts
-from stormproof.core.source.redis_streams.entries import EntryDecoder, Payload, fields_in, payload_by, stored_entry
-from stormproof.core.source.redis_streams.entry_metadata import ENTRY, columns_of
+from stormproof.core.source.redis_streams.entries import (
+    ENTRY,
+    EntryDecoder,
+    Payload,
+    columns_of,
+    fields_in,
+    payload_by,
+    stored_entry,
+)
 from stormproof.core.source.redis_streams.group import ANEW, CONSUMER, Entry, Group, dataset_at
 from stormproof.core.source.stored import all_sealed, all_unsealed, sealed, unsealed
 

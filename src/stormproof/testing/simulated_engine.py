@@ -25,7 +25,7 @@ from stormproof.core.source.protocol import SliceReader
 from stormproof.core.task.cut import StageJob
 from stormproof.core.task.passage import Observer
 from stormproof.core.task.wire import WireRow
-from stormproof.core.tracking.report import JobReport
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.testing.faults import Chance, FaultKind
 from stormproof.trident.lease_keeper import LeaseKeeper
 

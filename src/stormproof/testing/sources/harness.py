@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.source.abilities import SupportsDeadLetters
+from stormproof.core.source.capabilities import SupportsDeadLetters
 from stormproof.core.source.protocol import Lease, Limit, Slice, Source
 from stormproof.core.source.stored import payload_in
 
