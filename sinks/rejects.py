@@ -115,18 +115,19 @@ class RowMessages:
     """The messages of each row of a transaction's prepared files, as pairs of a row and a message.
 
     Rows are counted through the files in path order, `superseded` ones among them. A row that stands for messages which are
-    not known one by one is `unnamed`; so is every row of a file without `MESSAGE_COLUMNS`.
+    not known one by one is `unnamed`; so is every row where a file is without `MESSAGE_COLUMNS`.
     """
 
     def __init__(self, directory: str, files: Sequence[PreparedFile]) -> None:
         self.starts: dict[str, int] = {}
         superseded = list[npt.NDArray[np.bool_]]()
         rows, numbers, origins, unnamed = list[Rows](), list[Rows](), list[Rows](), list[npt.NDArray[np.bool_]]()
-        self.rows = 0
+        self.rows, names_all = 0, True
         for file in sorted(files, key=lambda f: f.path):
             self.starts[file.path] = first = self.rows
             for batch in _message_columns(os.path.join(directory, file.path)):
                 found = pairs_of(batch)
+                names_all &= batch.num_columns > 1 or not batch.num_rows
                 rows.append(found[0] + self.rows)
                 numbers.append(found[1])
                 origins.append(found[2])
@@ -138,6 +139,7 @@ class RowMessages:
         self.number = _joined(numbers)
         self.origin = _joined(origins)
         self.unnamed: npt.NDArray[np.bool_] = np.concatenate(unnamed) if unnamed else np.empty(0, np.bool_)
+        self.unnamed |= not names_all  # the messages of the others may have rows in such a file
 
     def place(self, file: str, row: int) -> int:
         """The place of a file's row among all rows."""
@@ -335,7 +337,8 @@ class Rejects:
 
     def _raise_unnamed(self, row: RefusedRow) -> NoReturn:
         raise SinkRefused(
-            f"{self._where}: the table refuses a row that stands for several messages, or for a whole micro-batch: "
+            f"{self._where}: the table refuses a row that stands for several messages, or for a whole micro-batch, "
+            "or that was prepared before the table had the rule: "
             f"{_reason(row)}: {row.text}. Nothing was written",
             problem=SinkProblem.MESSAGES_UNKNOWN,
             sqlstate=row.sqlstate,

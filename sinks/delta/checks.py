@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -18,14 +18,12 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.folds import Fold
-from stormproof.core.message import storable_text
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.merge_sql import FITS, Quoted, quoted
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.partitions import partition_values
-from stormproof.sinks.protocol import PROBLEM, SinkProblem
 
 CONSTRAINT: Final = "delta.constraints."
 
@@ -86,31 +84,6 @@ def lacking(table: TableHead, file: PreparedFile) -> list[str]:
     return [field.name for field in table.schema().fields if not field.nullable and field.name in found]
 
 
-def require_checks(
-    table: TableHead,
-    directory: str,
-    files: Sequence[PreparedFile],
-    where: str,
-    problem: SinkProblem | None = None,
-) -> None:
-    """Refuse prepared files of which a row violates a CHECK constraint: its expression is not true, NULL included.
-
-    `problem` goes into the refusal.
-
-    Raises:
-        SinkRefused: names the constraint, how many rows violate it and one of them; or the expression that delta-rs cannot
-            evaluate.
-        StoreUnavailable: the machine lacks what the question takes.
-    """
-    for rule, counted, first in _violated(table, directory, files, where):
-        raise SinkRefused(
-            f"{where}: {counted} rows violate {rule.text}, for example {first}; nothing was written",
-            constraint=rule.name,
-            rows=counted,
-            **({} if problem is None else {PROBLEM: problem.value}),
-        )
-
-
 def violates(table: TableHead, directory: str, files: Sequence[PreparedFile], where: str) -> bool:
     """Whether a row of prepared files violates a rule, be it one that a later row of its key supersedes.
 
@@ -118,7 +91,18 @@ def violates(table: TableHead, directory: str, files: Sequence[PreparedFile], wh
         SinkRefused: delta-rs cannot evaluate a constraint.
         StoreUnavailable: the machine lacks what the question takes.
     """
-    return next(_violated(table, directory, files, where), None) is not None
+    rules = rules_of(table, files)
+    if not rules or not any(file.rows for file in files):
+        return False
+    # The files are read through a table of their own, in a folder that lasts as long as the question.
+    with tempfile.TemporaryDirectory(prefix="stormproof-check-") as folder:
+        asked = QueryBuilder().register("t", _table_of(table, directory, files, folder))
+        for rule in rules:
+            with asking(rule, where):
+                counted = pa.table(asked.execute(f"SELECT count(*) AS n FROM t WHERE ({rule.expression}) IS NOT TRUE"))
+            if counted.column("n")[0].as_py():
+                return True
+    return False
 
 
 def may_reject(table: TableHead, input_: SinkInput) -> bool:
@@ -126,25 +110,6 @@ def may_reject(table: TableHead, input_: SinkInput) -> bool:
     row is the result of several.
     """
     return input_.mode in (SinkMode.APPEND, SinkMode.UPSERT) and bool(checks_of(table.metadata().configuration))
-
-
-def _violated(
-    table: TableHead, directory: str, files: Sequence[PreparedFile], where: str
-) -> Iterator[tuple[TableRule, int, str]]:
-    """Each rule that rows violate, how many they are, and one of them.
-
-    The files are read through a table of their own, in a folder that lasts as long as the question.
-    """
-    rules = rules_of(table, files)
-    if not rules or not any(file.rows for file in files):
-        return
-    with tempfile.TemporaryDirectory(prefix="stormproof-check-") as folder:
-        asked = _table_of(table, directory, files, folder)
-        for rule in rules:
-            with asking(rule, where):
-                counted, first = _violations(asked, rule.expression)
-            if counted:
-                yield rule, counted, first
 
 
 @contextmanager
@@ -187,12 +152,3 @@ def _table_of(table: TableHead, directory: str, files: Sequence[PreparedFile], f
 def plain_schema(table: TableHead) -> Schema:
     """A table's columns, without what its log says of them beyond their types."""
     return Schema([Field(f.name, f.type) for f in table.schema().fields])
-
-
-def _violations(table: DeltaTable, expression: str) -> tuple[int, str]:
-    """How many rows violate it, and one of them."""
-    wrong = f"FROM t WHERE ({expression}) IS NOT TRUE"
-    asked = QueryBuilder().register("t", table)
-    counted = int(pa.table(asked.execute(f"SELECT count(*) AS n {wrong}")).column("n")[0].as_py())
-    first = pa.table(asked.execute(f"SELECT * {wrong} LIMIT 1")).to_pylist() if counted else []
-    return counted, storable_text(first[0], 200) if first else ""

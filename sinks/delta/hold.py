@@ -260,7 +260,9 @@ class TableHold(StoreRecord):
             if whole.transaction_version(self._application) != seen:  # another driver has committed meanwhile
                 return self._commit(transaction, committer, checked=checked, here=here)
         self._rows.check(table, transaction, where)
-        left_out = None if whole is None else self._rows.left_out(whole, transaction, where)
+        spark = self.committers.spark if committer is Committer.SPARK else None
+        judge = None if whole is None else self._rows.judge(whole, transaction, spark, where)
+        left_out = None if judge is None else judge.refused()
         failpoint("delta.after_check")
         read_version = table.version()
         if whole is not None:
@@ -276,12 +278,11 @@ class TableHold(StoreRecord):
             refusal = self._refusal(problem, where)
             if isinstance(refusal, StoreUnavailable) or whole is None:
                 raise refusal from problem
-            spark = self.committers.spark if committer is Committer.SPARK else None
-            left_out = self._rows.refused(whole, transaction, spark, where)
+            left_out = None if judge is None else judge.refused_since()
             if left_out is not None:
                 commit, problem = self._put(committer, whole, transaction, left_out, position, checked=checked)
             if commit is None:
-                hint = self._rows.untold(whole, transaction, spark, where)
+                hint = "" if judge is None else judge.untold()
                 raise self._refusal(problem, where, hint) from problem
         synced = read_version if whole is None else _last_of_ours(position, read_version)
         self._sync(commit, after=min(synced, commit.version - 1))

@@ -21,9 +21,9 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +34,8 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.message import storable_text
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, TaskContext
-from stormproof.core.storage.files import files_at
-from stormproof.sinks.delta.checks import TableRule, asking, plain_schema, ranges, rules_of
+from stormproof.core.sink import PreparedFile, SinkInput, TaskContext
+from stormproof.sinks.delta.checks import TableRule, asking, may_reject, plain_schema, ranges, rules_of, violates
 from stormproof.sinks.delta.features import DEFAULT, GENERATED, IDENTITY
 from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
 from stormproof.sinks.delta.merge_sql import (
@@ -51,6 +50,7 @@ from stormproof.sinks.delta.merge_sql import (
     spark_quoted,
 )
 from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
+from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.rejects import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
@@ -61,41 +61,37 @@ from stormproof.sinks.writer import ParquetTaskWriter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Ask: TypeAlias = Callable[[Rejects], Iterator[RefusedRow]]
-"""Which rows the table refuses of those that are not left out yet, each once, by the first rule that it violates."""
-
 FILE: Final = "_stormproof_file"
 ROW: Final = "_stormproof_row"
 """Where a row lies: the place of its prepared file among all in path order, and its number in it."""
 
 
-def ask_delta_rs(
-    table: DeltaTable, transaction: PreparedTransaction, input_: SinkInput, where: str, rejects: Rejects
-) -> Iterator[RefusedRow]:
-    """See `Ask`. The rows are read through a table of their own, in a folder that lasts as long as the question.
+def _told_by_delta_rs(judge: Judge, rejects: Rejects) -> Iterator[RefusedRow]:
+    """The rows that the table refuses of those that are not left out yet, each once, by the first rule that it violates.
+    They are read through a table of their own, in a folder that lasts as long as the question.
 
     Raises:
         SinkRefused: delta-rs cannot evaluate a constraint.
         StoreUnavailable: the machine lacks what the question takes.
     """
+    transaction, input_ = judge.transaction, judge.input
     names = sorted(file.path for file in transaction.files)
     found = set[tuple[int, int]]()
     with tempfile.TemporaryDirectory(prefix="stormproof-check-") as folder:
-        asked = _Asked(table, input_, where)
-        query = QueryBuilder().register("added", asked.numbered(transaction, rejects.kept(), folder))
+        query = QueryBuilder().register("added", _numbered(judge, rejects.kept(), folder))
         rows = "added"
         if input_.is_by_key:
-            query = query.register("held", table)
-            rows = f"({_merged(table, input_)}) AS merged"
-        for rule in (*ranges(input_, quoted), *rules_of(table, transaction.files)):
-            for file, number, row in _violations(query, rows, rule, where):
+            query = query.register("held", judge.table)
+            rows = f"({_merged(judge.table, input_)}) AS merged"
+        for rule in (*ranges(input_, quoted), *rules_of(judge.table, transaction.files)):
+            for file, number, row in _violations(query, rows, rule, judge.where):
                 if (file, number) in found:
                     continue
                 found.add((file, number))
-                yield refused_by(rule, names[file], number, row)
+                yield _refused_by(rule, names[file], number, row)
 
 
-def refused_by(rule: TableRule, file: str, number: int, row: Mapping[str, object]) -> RefusedRow:
+def _refused_by(rule: TableRule, file: str, number: int, row: Mapping[str, object]) -> RefusedRow:
     """A row that violates a rule of the table."""
     shown = {name: value for name, value in row.items() if not name.startswith(FITS)}
     text = json.dumps(shown, default=str, ensure_ascii=True)[:ROW_TEXT_MAX]
@@ -118,32 +114,24 @@ def _violations(
             yield int(row.pop(FILE)), int(row.pop(ROW)), row
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is asked about: rows for this table."""
-
-    table: DeltaTable
-    input: SinkInput
-    where: str
-
-    def numbered(self, transaction: PreparedTransaction, parts: Iterator[Part], folder: str) -> DeltaTable:
-        """A table in `folder` that has these rows, each with its file and its number in it."""
-        columns = self.table.metadata().partition_columns if any(file.partition for file in transaction.files) else []
-        numbers = [Field(name, PrimitiveType("long")) for name in (FILE, ROW)]
-        made = DeltaTable.create(folder, Schema([*plain_schema(self.table).fields, *numbers]), partition_by=columns)
-        files = sorted(transaction.files, key=lambda file: file.path)
-        place = {file.path: number for number, file in enumerate(files)}
-        added = list[AddAction | RemoveAction]()
-        for at, part in enumerate(parts):
-            rows = pa.Table.from_batches([part.rows])
-            file = pa.array(np.full(rows.num_rows, place[part.file], np.int64))
-            rows = rows.append_column(FILE, file).append_column(ROW, pa.array(part.numbers))
-            path = os.path.join(folder, f"{at}.parquet")
-            pq.write_table(rows, path, coerce_timestamps="us")
-            values = partition_values(files[place[part.file]])
-            added.append(AddAction(f"{at}.parquet", os.path.getsize(path), values, 0, data_change=True, stats="{}"))
-        made.create_write_transaction(added, "append", made.schema(), columns)
-        return DeltaTable(folder)
+def _numbered(judge: Judge, parts: Iterator[Part], folder: str) -> DeltaTable:
+    """A table in `folder` that has these rows, each with its file and its number in it."""
+    files = sorted(judge.transaction.files, key=lambda file: file.path)
+    columns = judge.table.metadata().partition_columns if any(file.partition for file in files) else []
+    numbers = [Field(name, PrimitiveType("long")) for name in (FILE, ROW)]
+    made = DeltaTable.create(folder, Schema([*plain_schema(judge.table).fields, *numbers]), partition_by=columns)
+    place = {file.path: number for number, file in enumerate(files)}
+    added = list[AddAction | RemoveAction]()
+    for at, part in enumerate(parts):
+        rows = pa.Table.from_batches([part.rows])
+        file = pa.array(np.full(rows.num_rows, place[part.file], np.int64))
+        rows = rows.append_column(FILE, file).append_column(ROW, pa.array(part.numbers))
+        path = os.path.join(folder, f"{at}.parquet")
+        pq.write_table(rows, path, coerce_timestamps="us")
+        values = partition_values(files[place[part.file]])
+        added.append(AddAction(f"{at}.parquet", os.path.getsize(path), values, 0, data_change=True, stats="{}"))
+    made.create_write_transaction(added, "append", made.schema(), columns)
+    return DeltaTable(folder)
 
 
 def _merged(table: DeltaTable, input_: SinkInput) -> str:
@@ -168,25 +156,12 @@ log = logging.getLogger("stormproof.sink")
 _RULE: Final = "_stormproof_rule"
 
 
-class AskSpark:
-    """See `Ask`. All rows of the batch are asked at the first call, which is one job."""
+class _ToldBySpark:
+    """As `_told_by_delta_rs`. All rows of the batch are asked at the first call, which is one job."""
 
-    def __init__(
-        self,
-        spark: SparkCommitter,
-        table: DeltaTable,
-        directory: str,
-        transaction: PreparedTransaction,
-        input_: SinkInput,
-        where: str,
-    ) -> None:
-        self._spark = spark
-        self._table = table
-        self._directory = directory
-        self._transaction = transaction
-        self._input = input_
-        self._where = where
-        self._told: set[tuple[str, int]] = set()
+    def __init__(self, judge: Judge, spark: SparkCommitter) -> None:
+        self._judge, self._spark, self._told = judge, spark, set[tuple[str, int]]()
+        self._table, self._input = judge.table, judge.input
 
     def __call__(self, rejects: Rejects) -> Iterator[RefusedRow]:
         """The rows that the table refuses of those that are given.
@@ -206,12 +181,13 @@ class AskSpark:
         """Each row that violates a rule, superseded ones among them, by its file and its number."""
         from pyspark.sql.functions import col, expr, struct, to_json
 
-        files, names = self._transaction.files, self._input.schema.names
+        judge, names = self._judge, self._input.schema.names
+        files = judge.transaction.files
         paths = {os.path.basename(file.path): file.path for file in files}
         found: dict[str, dict[int, RefusedRow]] = {}
         try:
             with spark_errors():
-                added = self._spark.prepared_rows(self._directory, files, names, numbered=(FILE, ROW))
+                added = self._spark.prepared_rows(judge.directory, files, names, numbered=(FILE, ROW))
                 frame = self._computed(self._merged(added))
                 rules = self._rules()
                 cases = " ".join(
@@ -224,15 +200,15 @@ class AskSpark:
                 asked = frame.withColumn(_RULE, expr(f"CASE {cases} END")).where(col(_RULE).isNotNull())
                 rows = asked.select(FILE, ROW, _RULE, shown).limit(LEFT_OUT_MAX + 1).collect()
         except OSError as error:
-            raise StoreUnavailable(f"{self._where}: its constraints cannot be asked: {error}") from error
+            raise StoreUnavailable(f"{judge.where}: its constraints cannot be asked: {error}") from error
         except ValueError as error:
             # The commit's own refusal, which names no row, is what the caller then has.
-            log.warning("%s: which rows the table refuses cannot be told: %s", self._where, error)
+            log.warning("%s: which rows the table refuses cannot be told: %s", judge.where, error)
             return {}
         for file, number, rule, text in rows:
             path = paths[file]
             row = json.loads(text) if len(text) < ROW_TEXT_MAX else {"row": text[:ROW_TEXT_MAX]}
-            found.setdefault(path, {})[number] = refused_by(rules[rule], path, number, row)
+            found.setdefault(path, {})[number] = _refused_by(rules[rule], path, number, row)
         return found
 
     def _rules(self) -> list[TableRule]:
@@ -259,7 +235,7 @@ class AskSpark:
         untold += [field.name for field in fields if _names(str(field.metadata.get(GENERATED, "")), untold)]
         return [
             (rule, not _names(rule.expression, untold))
-            for rule in rules_of(self._table, self._transaction.files, spark_quoted)
+            for rule in rules_of(self._table, self._judge.transaction.files, spark_quoted)
         ]
 
     def _merged(self, added: DataFrame) -> DataFrame:
@@ -341,55 +317,80 @@ class LeftOut:
         }
 
 
-def name_messages(directory: str, transaction: PreparedTransaction) -> bool:
-    """Whether each prepared file names the messages of its rows."""
-    return all(_names_messages(os.path.join(directory, file.path)) for file in transaction.files)
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Tells which rows of a transaction its table refuses, and what is to be put instead. `spark` commits to the table;
+    None: delta-rs.
 
-
-def leave_out(
-    directory: str, transaction: PreparedTransaction, input_: SinkInput, where: str, ask: Ask, *, adopted: bool
-) -> LeftOut | None:
-    """Reject the messages of misfits and of the rows that the table refuses; None where there are none.
-
-    The rows that are left are written and synced, into files to be `adopted` or to be read. Where the commit fails, these go
-    with the dead attempts'.
-
-    Raises:
+    Both answers are None where no row is to be left out, and raise:
         GroupsRefused: the rows are groups, whose messages have parts in others.
         SinkRefused: more messages are refused than may be rejected, they are not known, or a rule cannot be evaluated.
         StoreUnavailable: the machine lacks what the question takes.
     """
-    rejects = Rejects(directory, transaction, transaction.rejects_max, where, input_)
-    again = True
-    while again:
-        for row in ask(rejects):
-            rejects.add(row)
-        again = rejects.close()
-    refused = tuple(replace(row, text=row.text[:TEXT_MAX]) for row in rejects.rows())
-    if not refused:
+
+    table: DeltaTable
+    directory: str
+    transaction: PreparedTransaction
+    input: SinkInput
+    spark: SparkCommitter | None
+    where: str
+
+    def refused(self) -> LeftOut | None:
+        """Before the rows are put: misfits, and where files are adopted the rows that violate a CHECK constraint, or a NOT
+        NULL made since they were checked. A MERGE, and Spark, ask the table themselves, and `refused_since` comes after.
+        """
+        files = self.transaction.files
+        asks = self._adopts and may_reject(self.table, self.input)
+        if Misfits.of(files) or (asks and violates(self.table, self.directory, files, self.where)):
+            return self._left_out()
         return None
-    record = recorded(refused)
-    if len(record) > RECORD_BYTES_MAX:
-        raise SinkRefused(
-            f"{where}: the table refuses {len(refused)} rows, which is more than a log entry records; the last for: "
-            f"{refused[-1].error}. Nothing was written",
-            rows=len(refused),
+
+    def refused_since(self) -> LeftOut | None:
+        """The same for a table that has just refused the rows as a whole; None, too, where it cannot be told which."""
+        return None if self._adopts else self._left_out()
+
+    def untold(self) -> str:
+        """Which of the table's rules cannot be asked, and the remedy, for the error of a refusal; "": none."""
+        return "" if self.spark is None else _ToldBySpark(self, self.spark).untold()
+
+    @property
+    def _adopts(self) -> bool:
+        return self.spark is None and not self.input.is_by_key
+
+    def _left_out(self) -> LeftOut | None:
+        """The rows that are left are written and synced, into files to be adopted or to be read. Where the commit fails,
+        these go with the dead attempts'.
+        """
+        transaction, input_ = self.transaction, self.input
+        ask = functools.partial(_told_by_delta_rs, self) if self.spark is None else _ToldBySpark(self, self.spark)
+        rejects = Rejects(self.directory, transaction, transaction.rejects_max, self.where, input_)
+        again = True
+        while again:
+            for row in ask(rejects):
+                rejects.add(row)
+            again = rejects.close()
+        refused = tuple(replace(row, text=row.text[:TEXT_MAX]) for row in rejects.rows())
+        if not refused:
+            return None
+        record = recorded(refused)
+        if len(record) > RECORD_BYTES_MAX:
+            raise SinkRefused(
+                f"{self.where}: the table refuses {len(refused)} rows, which is more than a log entry records; the last "
+                f"for: {refused[-1].error}. Nothing was written",
+                rows=len(refused),
+            )
+        changed = {row.file for row in refused} if not input_.is_by_key else {f.path for f in transaction.files}
+        old = {file.path: file for file in transaction.files if file.path in changed}
+        written = _Rewritten(self.directory, old, input_, self._adopts).written(rejects.kept())
+        files = written + tuple(file for file in transaction.files if file.path not in changed)
+        return LeftOut(
+            replace(transaction, files=files, rows=sum(file.rows for file in files)),
+            refused,
+            transaction.superseded - rejects.reinstated,
+            rejects.reinstated,
+            record,
+            written if self._adopts else (),
         )
-    changed = {row.file for row in refused} if not input_.is_by_key else {file.path for file in transaction.files}
-    new = _Rewritten(
-        directory, {file.path: file for file in transaction.files if file.path in changed}, input_, adopted
-    )
-    written = new.written(rejects.kept())
-    files = written
-    files += tuple(file for file in transaction.files if file.path not in changed)
-    return LeftOut(
-        replace(transaction, files=files, rows=sum(file.rows for file in files)),
-        refused,
-        transaction.superseded - rejects.reinstated,
-        rejects.reinstated,
-        record,
-        written if adopted else (),
-    )
 
 
 def recorded(rows: tuple[RefusedRow, ...]) -> str:
@@ -455,8 +456,3 @@ class _Rewritten:
 
 def _closed(writers: dict[str, ParquetTaskWriter]) -> list[PreparedFile]:
     return [file for key in list(writers) for file in writers.pop(key).close()]
-
-
-def _names_messages(path: str) -> bool:
-    with files_at(path).open_native(path) as opened, pq.ParquetFile(opened) as parquet:
-        return MESSAGE_COLUMNS.names[0] in parquet.schema_arrow.names

@@ -15,7 +15,7 @@ from stormproof.core.errors import UsageError
 from stormproof.core.sink import SinkInput
 from stormproof.core.task.keyhash import hash_keys, is_hashable
 from stormproof.sinks.content import Content
-from stormproof.sinks.delta.judge import LeftOut
+from stormproof.sinks.delta.judge import Judge
 from stormproof.sinks.delta.log import SUPERSEDED, DeltaLog, Label
 from stormproof.sinks.delta.merge_sql import fold_expression, later_condition, quoted, same_key, written_where_held
 from stormproof.sinks.delta.newest_version import TableHead
@@ -38,34 +38,15 @@ class RowsToPut(Protocol):
         """
         ...
 
-    def left_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
-        """The rows that the table refuses, with their messages' other rows; None: every row is to be put.
-
-        Raises:
-            SinkRefused: they cannot be left out.
-        """
-        del table, transaction, where
-        return None
-
-    def refused(
+    def judge(
         self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
-    ) -> LeftOut | None:
-        """The same for a table that has just refused the rows as a whole, as it was loaded; None: it cannot be told which.
+    ) -> Judge | None:
+        """Who tells which of them the table refuses; None: nobody, and the table takes all or none.
 
-        `spark` is who wrote to it; None: delta-rs.
-
-        Raises:
-            SinkRefused: they cannot be left out; `GroupsRefused` names them where they are groups.
+        `spark` is who writes to it; None: delta-rs.
         """
         del table, transaction, spark, where
         return None
-
-    def untold(
-        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
-    ) -> str:
-        """Which of the table's rules `refused` cannot ask, and the remedy, for the error of a refusal; "": none."""
-        del table, transaction, spark, where
-        return ""
 
     def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
         """What they add to the content of a table by key, less what they replace in it; None: it is not known."""

@@ -26,13 +26,13 @@ from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.content import NOTHING, Content, content_of, kinds_of
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.care import commits_since_compaction, compact, settle_compactions, vacuum
-from stormproof.sinks.delta.checks import lacking, may_reject, require_checks, violates
+from stormproof.sinks.delta.checks import lacking, may_reject
 from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.entries import put_next
 from stormproof.sinks.delta.failures import is_conflict, may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
-from stormproof.sinks.delta.judge import AskSpark, LeftOut, ask_delta_rs, leave_out, name_messages, refused_rows
+from stormproof.sinks.delta.judge import Judge, refused_rows
 from stormproof.sinks.delta.log import GIVEN_UP, DeltaLog, Label, Undo, undo_metadata
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.position import find_position
@@ -42,7 +42,6 @@ from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.folding import fold_tables
 from stormproof.sinks.latest import put_rows
-from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, SinkIdentity, SinkProblem, SinkSession
 from stormproof.sinks.row_rule import SchemaContract
@@ -294,43 +293,15 @@ class _PreparedRows(RowsToPut):
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
         if adopts and not may_reject(table, self.input):
             self._require_no_nulls(table, transaction, where)
-            require_checks(table, self.directory, transaction.files, where)
         if self.input.is_by_key:
             read = partial(prepared_batches, self.directory, transaction.files, self.input.keys)
             require_unique_keys(read, transaction.rows, self.input.keys, where)
 
-    def left_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
-        """Misfits, and where files are adopted the rows that violate a CHECK constraint, or a NOT NULL made since they were
-        checked: nobody else asks. A MERGE, and Spark, ask the table themselves, and `refused` comes after them.
-        """
-        files = transaction.files
-        if Misfits.of(files):
-            return self._leave_out(table, transaction, where)
-        by = require_table(table, self.input, where, self.committer)
-        if self.input.is_by_key or by is Committer.SPARK or not may_reject(table, self.input):
-            return None
-        if not name_messages(self.directory, transaction):  # the table had no constraint when their writer was made
-            require_checks(table, self.directory, files, where, SinkProblem.MESSAGES_UNKNOWN)
-            return None
-        if not violates(table, self.directory, files, where):
-            return None
-        return self._leave_out(table, transaction, where)
-
-    def refused(
+    def judge(
         self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
-    ) -> LeftOut | None:
-        """The rows to leave out, each as it would be in the table."""
-        if spark is None:
-            return self._leave_out(table, transaction, where) if self.input.is_by_key else None
-        ask = AskSpark(spark, table, self.directory, transaction, self.input, where)
-        return leave_out(self.directory, transaction, self.input, where, ask, adopted=False)
-
-    def untold(
-        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
-    ) -> str:
-        if spark is None:
-            return ""
-        return AskSpark(spark, table, self.directory, transaction, self.input, where).untold()
+    ) -> Judge:
+        """By the table's rules."""
+        return Judge(table, self.directory, transaction, self.input, spark, where)
 
     def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
         """By the rules of an upsert and a fold in memory, from the rows that the table has of these keys."""
@@ -350,10 +321,6 @@ class _PreparedRows(RowsToPut):
         except SinkRefused:  # a sum does not fit: the MERGE refuses it, too, and is asked for which groups
             return None
         return content_of(after, kinds) + -content_of(held, kinds)
-
-    def _leave_out(self, table: DeltaTable, transaction: PreparedTransaction, where: str) -> LeftOut | None:
-        ask = partial(ask_delta_rs, table, transaction, self.input, where)
-        return leave_out(self.directory, transaction, self.input, where, ask, adopted=not self.input.is_by_key)
 
     def _require_partitions(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         columns = sorted(table.metadata().partition_columns)
