@@ -5,7 +5,7 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 
 | module | question that it answers |
 | --- | --- |
-| `sink`, `session` | how does a topology name a table, and how does a driver write to it |
+| `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
 | `hold`, `position` | the commit: at which txid is the table, and may this driver write the next |
 | `rows`, `merge_sql` | how do rows get into the table: adoption, or one MERGE that upserts or folds |
 | `judge`, `checks` | which rows does the table refuse, as the commit would leave them; what is left out instead |
@@ -15,14 +15,13 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `log`, `evidence` | what does the log say of our txids; what has become of their rows |
 | `newest_version` | which version is the newest, and what is known of it, without reading all of the log again |
 | `compare` | do its files have the rows that were written |
-| `committers`, `spark`, `exclusion` | who writes, and alone where Spark does |
+| `committers`, `spark` | who writes, and alone where Spark does |
 | `care`, `rewrite` | how do small files become few large ones, what if a power loss takes those, which files go |
 | `claims` | which topology has claimed the table |
 | `evolve` | how does a table get the columns that its rows have |
 | `stores` | how is delta-rs given an address; can a store hold a table that is written once |
 | `catalog` | where is the table of a name, by Spark's catalog |
 | `opening`, `table` | how is a table made and opened; is it fit; do two paths mean one |
-| `preview` | what would a start do with the table, for a dry run |
 | `features` | which committer serves which table, as data |
 | `power_loss` | what is synced, and what did a power loss leave: see above |
 | `failures` | is an error the machine's, or does the table refuse |

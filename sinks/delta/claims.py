@@ -7,8 +7,7 @@ table at the same instant, one of them has to look again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from deltalake import DeltaTable
@@ -16,11 +15,12 @@ from deltalake.exceptions import DeltaError
 
 from stormproof.core.errors import StoreUnavailable
 from stormproof.sinks.delta import power_loss
+from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.entries import entry_of
 from stormproof.sinks.delta.failures import shown
+from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.newest_version import NewestTable
-from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.protocol import SinkIdentity
 
 CLAIM_TRIES_MAX: Final = 20
@@ -61,15 +61,13 @@ class Claims:
         newest: NewestTable,
         identity: SinkIdentity,
         where: str,
-        spark: Callable[[], SparkCommitter | None],
-        alone: Callable[[], AbstractContextManager[None]],
+        committers: Committers,
     ) -> None:
         self._log = log
         self._newest = newest
         self._identity = identity
         self._where = where
-        self._spark = spark
-        self._alone = alone
+        self._committers = committers
 
     def put(self, accepted: Collection[str]) -> tuple[str, ...]:
         """Claim the table for this life; where lives that are not `accepted` have claimed it, they are returned instead.
@@ -105,7 +103,7 @@ class Claims:
         """Whether it was written, in a version of its own; False: another writer's change came first."""
         seen = table.version()  # before anything else loads the newest version, which brings `table` up to date
         try:
-            with self._alone():
+            with self._committers.alone(self._committers.of(self._newest.head())):
                 if self._newest.load().version() != seen:
                     return False
                 self.set_property(table, _name(self._identity), value)
@@ -122,10 +120,10 @@ class Claims:
             FileExistsError: another writer's version came first.
             OSError, ValueError: the table cannot be changed.
         """
-        spark = self._spark()
+        by = self._committers.of(self._newest.head())
         try:
-            if spark is not None:
-                spark.set_property(name, value)
+            if by is Committer.SPARK:
+                self._committers.spark.set_property(name, value)
             else:
                 power_loss.sync_tail(self._log, table.version())
                 entry = self._entry(table, {name: value})

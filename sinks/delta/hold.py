@@ -40,7 +40,6 @@ from stormproof.sinks.delta.newest_version import NewestTable, TableAhead, Table
 from stormproof.sinks.delta.position import Position, find_commit, find_position, require_not_given_up, totals_with
 from stormproof.sinks.delta.power_loss import put_torn_aside
 from stormproof.sinks.delta.rows import RowsToPut
-from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.stores import load_table
 from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
 from stormproof.sinks.misfits import Misfits
@@ -93,14 +92,7 @@ class TableHold(StoreRecord):
         self._application = identity.application_id
         self._newest = NewestTable(self.log, self.where)
         self.committers = Committers(self.log, self.where, input_, committer)
-        self._claims = Claims(
-            self.log,
-            self._newest,
-            identity,
-            self.where,
-            self._property_writer,
-            lambda: self.committers.alone(self.committer()),
-        )
+        self._claims = Claims(self.log, self._newest, identity, self.where, self.committers)
         table = load_table(path)
         if not reading:
             evolves = contract is SchemaContract.EVOLVE
@@ -544,10 +536,6 @@ class TableHold(StoreRecord):
             put = transaction if left_out is None else left_out.put
             metadata |= totals_with(self.log, table, position, put, self.input, self._application, change)
         return Label(self._application, version, metadata, known=table.transaction_version(self._application))
-
-    def _property_writer(self) -> SparkCommitter | None:
-        """Who sets a table property; None: delta-rs."""
-        return self.committers.spark if self.committer() is Committer.SPARK else None
 
     def _known(
         self, table: DeltaTable | None, transaction: PreparedTransaction, position: Position | None

@@ -4,10 +4,10 @@
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, and how does a driver write to it |
 | `guard` | which txid does the table hold: commits a txid once |
-| `fence` | how is an older driver kept from writing |
 | `hold` | what does one driver hold: its commits, its evidence, the rows that an audit counts |
 | `compare` | does it have the rows that were written |
-| `connection`, `bookkeeping` | its connection, and whether two names mean one table; the sink's own tables |
+| `connection` | its connection; how is an older driver kept from writing; do two names mean one table |
+| `bookkeeping` | the sink's own tables |
 | `rows` | how do rows get into the table: COPY, upsert, fold |
 | `refusals` | what of the table, beside its columns, can refuse a row or lose one; what a commit asks of it at once |
 | `judge` | which rows does the table refuse, and in which order are they put where they exclude each other |

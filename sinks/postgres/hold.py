@@ -17,9 +17,8 @@ from stormproof.sinks.abilities import warning_of
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import hashed_columns
-from stormproof.sinks.postgres.connection import Link
+from stormproof.sinks.postgres.connection import Fence, Link
 from stormproof.sinks.postgres.evolve import as_changed, change, changes_for, changes_of
-from stormproof.sinks.postgres.fence import Fence
 from stormproof.sinks.postgres.guard import Guard
 from stormproof.sinks.postgres.refusals import (
     require_deterministic_keys,

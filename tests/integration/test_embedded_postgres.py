@@ -18,7 +18,7 @@ from support.processes import Child
 from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.sinks.postgres.fence import backend_identity, terminate_backends
+from stormproof.sinks.postgres.connection import backend_identity, terminate_backends
 
 pytestmark = pytest.mark.postgres
 

@@ -23,9 +23,9 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.postgres import fence as fence_module
+from stormproof.sinks.postgres import connection as connection_module
 from stormproof.sinks.postgres import session as session_module
-from stormproof.sinks.postgres.fence import Fence
+from stormproof.sinks.postgres.connection import Fence
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction
 
 pytestmark = pytest.mark.postgres
@@ -106,8 +106,8 @@ def test_a_take_over_does_not_wait_for_a_driver_that_stands_still(
 def test_control_without_ending_its_connection_the_take_over_waits(
     harness: SinkHarness, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fence_module, "terminate_backends", lambda *_: 0)
-    monkeypatch.setattr(fence_module, "TAKE_OVER_LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(connection_module, "terminate_backends", lambda *_: 0)
+    monkeypatch.setattr(connection_module, "TAKE_OVER_LOCK_TIMEOUT_MS", 50)
     with closing(harness.open(1)) as stale:
 
         def take_over() -> None:

@@ -24,7 +24,7 @@ from stormproof.sinks.delta import opening, power_loss
 from stormproof.sinks.delta.log import Label
 from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
-from stormproof.sinks.postgres.fence import Fence
+from stormproof.sinks.postgres.connection import Fence
 from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident import recovery
 from stormproof.trident.ledger import txns

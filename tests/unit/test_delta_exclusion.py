@@ -13,8 +13,8 @@ from support.processes import Child
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import StoreUnavailable
-from stormproof.sinks.delta.exclusion import IN_PROCESS, NAME, alone
 from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.spark import IN_PROCESS, NAME, alone
 
 HOLDER = """
 import fcntl, sys
