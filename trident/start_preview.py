@@ -21,7 +21,7 @@ from stormproof.trident.ledger import bindings, handed_in, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.graphs import Graph, compared
-from stormproof.trident.ledger.rights import lacking_rights
+from stormproof.trident.ledger.ledger import lacking_rights
 from stormproof.trident.ledger.rows import NO_LIFE, Run, Txn
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import TxnState

@@ -2,7 +2,7 @@
 
 | module | question that it answers |
 | --- | --- |
-| `ledger`, `tx` | how does a driver begin a transaction in the ledger; statements made into SQL once |
+| `ledger`, `tx` | how does a driver begin a transaction in the ledger; may its role; statements made into SQL once |
 | `fence` | how does a newer driver fence the older one: one row a topology, with its epoch |
 | `txns` | the batches, their attempts, states and files: open, prepare, commit, abort |
 | `events` | what happened, in order: failures, replays, take-overs, operators' decisions |
@@ -13,7 +13,6 @@
 | `streams` | where does a streaming query stand; which micro-batch may come next |
 | `in_memory` | which ledger has a topology that keeps nothing beyond its process |
 | `confirmations` | which forms of the page were acted on |
-| `rights` | may this role record a batch |
 | `control` | what did an operator ask of a running driver; when did that give its last sign of life |
 | `repair` | how is a batch recorded that a sink skips, or holds against expectation |
 | `rows`, `tables`, `database` | as which types are rows read; which tables are there; how is the database reached |

@@ -2,13 +2,13 @@
 
 | module | question that it answers |
 | --- | --- |
-| `protocol`, `abilities` | what must a state do; what may it do besides |
+| `protocol` | what must a state do |
 | `query` | how does a bolt read a state while a batch runs |
 | `map` | what is stored for each key, and what does a replayed txid find: the three kinds of maps |
 | `key_value`, `stores` | a map over a user's own key-value store, with values as JSON; the store's contract and cache |
 | `delta`, `postgres` | a map in a Delta table or in a Postgres table |
 | `merge` | how are values folded |
 | `sink` | how is a state committed like a sink; what becomes of a txid's rows |
-| `matrix` | which source with which state gives exactly-once |
+| `matrix` | what may a state do besides; which source with which state gives exactly-once |
 | `checks` | what is refused when a state is named |
 """

@@ -20,9 +20,9 @@ from stormproof.core.sink import TableKey, shared_table
 from stormproof.core.user_functions import refuse_unfit_call
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, StoreRecord
-from stormproof.trident.state.abilities import SupportsStoreIdentity
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
+from stormproof.trident.state.matrix import SupportsStoreIdentity
 from stormproof.trident.state.protocol import StateContext, StateKind
 from stormproof.trident.state.stores import CachedStore, KeyValueStore, MemoryStore, OpenStore
 

@@ -43,16 +43,16 @@ from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
-from stormproof.trident.state.abilities import (
+from stormproof.trident.state.checks import require_state
+from stormproof.trident.state.map import Backing, check_map_columns
+from stormproof.trident.state.matrix import (
     SupportsBacking,
     SupportsEvidence,
     SupportsLastTxid,
     SupportsRowCheck,
     SupportsTable,
+    require_served,
 )
-from stormproof.trident.state.checks import require_state
-from stormproof.trident.state.map import Backing, check_map_columns
-from stormproof.trident.state.matrix import require_served
 from stormproof.trident.state.merge import MERGES
 from stormproof.trident.state.protocol import (
     MapState,

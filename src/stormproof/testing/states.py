@@ -26,8 +26,8 @@ import pytest
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
 from stormproof.sinks.protocol import Held, PreparedTransaction, SinkIdentity
-from stormproof.trident.state.abilities import SupportsEvidence, SupportsLastTxid
 from stormproof.trident.state.key_value import POSITION_KEY, KeyValueMap
+from stormproof.trident.state.matrix import SupportsEvidence, SupportsLastTxid
 from stormproof.trident.state.merge import maximum, minimum, total
 from stormproof.trident.state.protocol import (
     MapState,
