@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from decimal import Decimal
 from typing import Final
 
 import numpy as np
@@ -271,7 +272,7 @@ def _violations(limit: ColumnLimit, column: pa.Array) -> Iterator[tuple[int, str
         for row in _invalid(column):
             yield row, f"{_value(column, row)} has too many digits for {limit.type_name}"
         if limit.path_bytes_max is not None and kind.scale > 0:
-            for row in _true(pc.less(column, pa.scalar(0, pa.int8()))):
+            for row in _true(pc.less(column, pa.scalar(Decimal(0), kind))):
                 yield row, f"{_value(column, row)} is below zero: delta-rs cannot read that as {limit.type_name}"
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         yield from _year_violations(limit, column)

@@ -44,6 +44,8 @@ def test_a_decimal_below_zero_that_delta_rs_cannot_read_is_no_partition() -> Non
     values = [Decimal("-0.5"), Decimal(0), None, Decimal("1.25"), Decimal(-9)]
     assert [row for row, _ in check(limit, pa.array(values, pa.decimal128(38, 30)))] == [0, 4]
     assert check(limit, pa.array([Decimal(-9), None], pa.decimal128(38, 0))) == []
+    no_whole_digit = pa.array([Decimal("-0.5"), Decimal(0), Decimal("0.5")], pa.decimal128(38, 38))
+    assert [row for row, _ in check(limit, no_whole_digit)] == [0]
     assert check(ColumnLimit("x", "decimal"), pa.array(values, pa.decimal128(9, 2))) == []
 
 
