@@ -83,8 +83,8 @@ def filter_of(where: Sequence[str], **given: object) -> LetterFilter:
         if name in found:
             raise UsageError(f"--where {one}: {key.strip()} is given twice", where=one)
         found[name] = value.strip()
-    read: dict[str, Any] = {name: _READ[name](name, text) for name, text in found.items() if name in _READ}
-    return LetterFilter(**{**found, **read})
+    values: dict[str, Any] = {name: _READ[name](name, text) if name in _READ else text for name, text in found.items()}
+    return LetterFilter(**values)
 
 
 def _txid(name: str, text: str) -> int:
