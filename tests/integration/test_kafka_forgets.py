@@ -20,7 +20,7 @@ from stormproof.core.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
-from stormproof.core.source.kafka.scout import SAMPLE
+from stormproof.core.source.kafka.lookahead import SAMPLE
 from stormproof.core.source.protocol import Lease, Limit
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sampled(0.05), pytest.mark.timeout(300)]

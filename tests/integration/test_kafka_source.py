@@ -33,9 +33,9 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
 from stormproof.core.source.kafka.cluster import Cluster, GapsFound
+from stormproof.core.source.kafka.lookahead import SAMPLE
 from stormproof.core.source.kafka.offsets import OffsetRange, ranges_of
 from stormproof.core.source.kafka.reader import KafkaSliceReader
-from stormproof.core.source.kafka.scout import SAMPLE
 from stormproof.core.source.metadata import Metadata
 from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.core.source.stored import payload_in
@@ -520,7 +520,7 @@ def test_a_gap_far_behind_the_sample_loses_and_doubles_nothing(
 ) -> None:
     prepared_database(database)
     topic = kafka.topic()
-    words = [f"{number}" for number in range(12_000)]  # more than the scout takes at once
+    words = [f"{number}" for number in range(12_000)]  # more than the lookahead takes at once
     kafka.put(topic, map(str.encode, words))
     with kafka.transaction(commit=False) as producer:
         producer.produce(topic, b"never", partition=0)

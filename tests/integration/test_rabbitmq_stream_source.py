@@ -44,9 +44,9 @@ from stormproof.core.source.metadata import Metadata
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.source.rabbitmq.broker import BrokerQueue
 from stormproof.core.source.rabbitmq.stream_feed import let_go
+from stormproof.core.source.rabbitmq.stream_lookahead import StreamLookahead
 from stormproof.core.source.rabbitmq.stream_position import whole
 from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
-from stormproof.core.source.rabbitmq.stream_scout import StreamScout
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("rabbitmq"), pytest.mark.sampled(0.5)]
@@ -280,7 +280,7 @@ def test_a_stream_that_was_set_back_below_what_retention_took_unread_is_refused_
         first, later = (stream.view(epoch=2) for stream in streams)
         assert opened(first, Lease("b", 2))
         with monkeypatch.context() as patched:
-            patched.setattr(StreamScout, "behind", lambda *_: [])
+            patched.setattr(StreamLookahead, "behind", lambda *_: [])
             assert opened(later, Lease("b", 2)) == []
         server.set_back("five")
         for stream in streams:

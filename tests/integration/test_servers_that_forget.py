@@ -13,11 +13,11 @@ from support.forgetful import KINDS, SEEDS, chaos
 
 from stormproof.core.pending.continuity import CONTINUOUS
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.kafka.lookout import Lookout
+from stormproof.core.source.kafka.partitions import Partitions
 from stormproof.core.source.nats.sequences import Sequences
 from stormproof.core.source.nats.source import NatsSource
 from stormproof.core.source.rabbitmq.stream_feed import StreamMessage
-from stormproof.core.source.rabbitmq.stream_scout import Seen
+from stormproof.core.source.rabbitmq.stream_lookahead import Seen
 from stormproof.core.source.redis_streams.counted import Counted
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(1_200)]
@@ -43,7 +43,7 @@ def _blind_redis(self: Counted, facts: Any, ids: Any, *, is_all: bool) -> tuple[
     return CONTINUOUS, self.given(ids or ())
 
 
-def _blind_kafka(self: Lookout, marked: Any) -> list[Any]:
+def _blind_kafka(self: Partitions, marked: Any) -> list[Any]:
     del self, marked
     return []
 
@@ -55,7 +55,7 @@ def _blind_stream(cls: type[Seen], message: StreamMessage) -> Seen:
 BLIND: Final[Mapping[str, tuple[type, str, Any]]] = {
     "nats": (NatsSource, "_counted", _blind_nats),
     "redis": (Counted, "looked", _blind_redis),
-    "kafka": (Lookout, "_told", _blind_kafka),
+    "kafka": (Partitions, "_told", _blind_kafka),
     "rabbitmq": (Seen, "of", classmethod(_blind_stream)),
 }
 

@@ -39,7 +39,7 @@ from stormproof.core.source.kafka.arguments import (
 )
 from stormproof.core.source.kafka.audit import KafkaAudit
 from stormproof.core.source.kafka.cluster import ANSWER_S, Asking, Cluster
-from stormproof.core.source.kafka.lookout import Lookout
+from stormproof.core.source.kafka.lookahead import count
 from stormproof.core.source.kafka.offsets import (
     OFFSET_BITS,
     PLACES_MAX,
@@ -52,9 +52,9 @@ from stormproof.core.source.kafka.offsets import (
     place_and_offset,
     ranges_of,
 )
+from stormproof.core.source.kafka.partitions import Partitions
 from stormproof.core.source.kafka.position import NOTHING, KafkaPosition, Place
 from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, columns_of, messages_in
-from stormproof.core.source.kafka.scout import count
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
 
@@ -161,7 +161,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
 
     def _begin(self) -> None:
         """Forget what was seen, and hold no connection."""
-        self._lookout = Lookout(
+        self._partitions = Partitions(
             self.name,
             self._cluster,
             self._topics,
@@ -189,7 +189,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
 
     def drop_connections(self) -> None:
         """Let connections go, to the store and to the cluster; the next call makes others."""
-        self._lookout.close()
+        self._partitions.close()
         self._advice.close()
         super().drop_connections()
 
@@ -224,7 +224,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
             PositionMismatch: its topics are not those that it was made for.
             UsageError: a topic is not there.
         """
-        self._lookout.search()
+        self._partitions.search()
         super().subscribe(subscription, epoch)
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
@@ -244,8 +244,8 @@ class KafkaSource(KeepsMetadata, PendingSource):
         if position is None:
             return
         known = KafkaPosition.of(position)
-        self._lookout.look(known, self._limit)
-        seen = self._lookout.marks(replace(self._lookout.as_found(known), waits=self._lookout.waits(known)))
+        self._partitions.look(known, self._limit)
+        seen = self._partitions.marks(replace(self._partitions.as_found(known), waits=self._partitions.waits(known)))
         if (seen.waits, seen.looks, seen.places) != (known.waits, known.looks, known.places):
             who = self._who()
             with self.rows() as rows:
@@ -259,10 +259,10 @@ class KafkaSource(KeepsMetadata, PendingSource):
     def _unopened(self, who: Subscriber, limit: Limit) -> SourcePreview:
         self._begin()
         self._limit = limit
-        self._lookout.search()
+        self._partitions.search()
         with self._store.rows(who) as rows:
             position = rows.position() or self.start(rows.cursor)
-        self._lookout.look(KafkaPosition.of(position), self._limit)
+        self._partitions.look(KafkaPosition.of(position), self._limit)
         return super()._unopened(who, limit)
 
     # ---- the connector
@@ -270,20 +270,20 @@ class KafkaSource(KeepsMetadata, PendingSource):
     def start(self, cursor: Any) -> At:
         """Where `start` says."""
         del cursor
-        return self._lookout.start().to_json()
+        return self._partitions.start().to_json()
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Refuse a position of other topics; gives it with partitions that are new, and the ends as they were seen."""
         del who, cursor
-        found = self._lookout.as_found(KafkaPosition.of(position))
-        ends = tuple(self._lookout.ends.get((place.topic, place.partition), place.next) for place in found.places)
+        found = self._partitions.as_found(KafkaPosition.of(position))
+        ends = tuple(self._partitions.ends.get((place.topic, place.partition), place.next) for place in found.places)
         return replace(found, ends=ends).to_json()
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
         """What was counted behind the position, from each partition a fair share."""
         del cursor
         at = KafkaPosition.of(position)
-        ranges = self._lookout.scout.slice(at.places, limit, at.slices) if at.places else []
+        ranges = self._partitions.lookahead.slice(at.places, limit, at.slices) if at.places else []
         if not ranges:
             return None
         if any(one.stop >> OFFSET_BITS for one in ranges):
@@ -296,8 +296,8 @@ class KafkaSource(KeepsMetadata, PendingSource):
     def _behind(self, place: Place, opened: OffsetRange) -> Place:
         """A place behind messages that are opened."""
         partition = place.topic, place.partition
-        epoch = self._lookout.asking.epochs.get(partition, NOTHING)
-        newest = self._lookout.newest.get(partition, NOTHING)
+        epoch = self._partitions.asking.epochs.get(partition, NOTHING)
+        newest = self._partitions.newest.get(partition, NOTHING)
         return replace(place, next=opened.stop, last=opened.last, checksum=NOTHING, epoch=epoch, empty=0, newest=newest)
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
@@ -313,7 +313,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
             offsets, total = offsets[known], np.cumsum(sizes[known])
             gone += one.messages - len(offsets)
             if one.assumed and len(offsets) < one.messages:
-                self._lookout.scout.found_gaps((one.topic, one.partition))
+                self._partitions.lookahead.found_gaps((one.topic, one.partition))
             now = OffsetRange.of(one, offsets, int(total[-1]) if len(total) else 0)
             fits = min(messages_left, int(np.searchsorted(total, bytes_left, side="right")))
             if not fits and len(offsets) and not any(before.messages for before in kept):
@@ -371,7 +371,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """The lag: offsets up to the partitions' ends. Where it is small, those that have no message are left out."""
         del cursor
-        return self._lookout.left(KafkaPosition.of(position)), None
+        return self._partitions.left(KafkaPosition.of(position)), None
 
     def maintain(self) -> None:
         """Forget leases that ran out long ago, and tell the consumer group how far everything is applied."""

@@ -5,7 +5,7 @@
 | `source` | of a queue: what is a message's id; what is received and confirmed |
 | `consumer` | what is asked of the broker over one connection that consumes a queue |
 | `stream_source` | of a stream: which offsets are a slice, and what becomes of offsets that are gone |
-| `stream_scout` | which offsets have a message behind a position; is it still the same stream |
+| `stream_lookahead` | which offsets have a message behind a position; is it still the same stream |
 | `stream_reader` | the messages of a slice, in an executor |
 | `stream_feed` | what is asked of the broker over one connection that reads a stream |
 | `stream_position` | how position and slices are written down; what does the audit make of them |

@@ -32,6 +32,7 @@ from stormproof.core.source.protocol import Expectation, Limit, SliceReader, Sou
 from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
 from stormproof.core.source.rabbitmq.message_metadata import STREAM, columns_of
 from stormproof.core.source.rabbitmq.source import URL, require_queue
+from stormproof.core.source.rabbitmq.stream_lookahead import StreamLookahead
 from stormproof.core.source.rabbitmq.stream_position import (
     Mark,
     StreamAudit,
@@ -41,7 +42,6 @@ from stormproof.core.source.rabbitmq.stream_position import (
     whole,
 )
 from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
-from stormproof.core.source.rabbitmq.stream_scout import StreamScout
 
 OnGap = Literal["fail", "record"]
 Start = Literal["earliest", "latest"] | int | datetime
@@ -129,7 +129,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         return (dataset_at(self._broker.url, self._broker.name),)
 
     def _begin(self) -> None:
-        self._scout = StreamScout(self._broker)
+        self._lookahead = StreamLookahead(self._broker)
         self._limit = Limit()
         self._noted: list[Look] = []
 
@@ -146,13 +146,13 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
 
     def drop_connections(self) -> None:
         """Let connections go, to the store and to the broker; the next call makes others."""
-        self._scout.close()
+        self._lookahead.close()
         super().drop_connections()
 
     def maintain(self) -> None:
         """Also answer the broker's heartbeats."""
         super().maintain()
-        self._scout.pump()
+        self._lookahead.pump()
 
     # ---- what there is
 
@@ -172,7 +172,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     def _look(self, known: StreamPosition) -> None:
         self._noted = []  # what is not stored yet is looked at again: behind what was removed, nothing is there to compare
         while True:
-            look = self._scout.look(known.noted(self._noted), self._limit)
+            look = self._lookahead.look(known.noted(self._noted), self._limit)
             if look is CONTINUOUS:
                 return
             self._noted += self._rules.decided([look])
@@ -196,14 +196,14 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         del cursor
         mark: Mark | None = None
         if self._start == "latest":
-            first, mark = self._scout.end()
+            first, mark = self._lookahead.end()
         elif self._start == "earliest":
-            first = self._scout.first()
+            first = self._lookahead.first()
         elif isinstance(self._start, datetime):
-            first = self._scout.at_time(self._start)
+            first = self._lookahead.at_time(self._start)
         else:
             assert isinstance(self._start, int)
-            end, _ = self._scout.end()
+            end, _ = self._lookahead.end()
             if self._start > end:
                 raise UsageError(
                     f"{self.where}: start names offset {self._start}, and the stream ends at {end}", argument="start"
@@ -220,7 +220,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         """What was seen behind the position."""
         del cursor
         at = StreamPosition.of(position)
-        seen = self._scout.behind(at)
+        seen = self._lookahead.behind(at)
         if not seen:
             return None
         offsets = np.array([one.offset for one in seen], np.int64)
@@ -279,9 +279,9 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         del cursor
         at = StreamPosition.of(position)
         try:
-            end, _ = self._scout.end()
+            end, _ = self._lookahead.end()
         except StoreUnavailable:
-            return len(self._scout.behind(at)), None
+            return len(self._lookahead.behind(at)), None
         return max(0, end - at.next), None
 
     @classmethod

@@ -15,10 +15,10 @@ from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageErro
 from stormproof.core.pending.continuity import Continuity, Look, Rules, at_least
 from stormproof.core.source.kafka.arguments import Start, Topics, start_offset
 from stormproof.core.source.kafka.cluster import Asking, Cluster, Feed, OffsetGone, Partition, Topic
+from stormproof.core.source.kafka.lookahead import Lookahead
 from stormproof.core.source.kafka.offsets import PLACES_MAX, OffsetRange
 from stormproof.core.source.kafka.position import GONE, NOTHING, KafkaPosition, Place, Waits
 from stormproof.core.source.kafka.reader import messages_in, runs_of
-from stormproof.core.source.kafka.scout import Scout
 from stormproof.core.source.protocol import Limit
 
 log = logging.getLogger("stormproof.kafka")
@@ -40,7 +40,7 @@ class _Open:
     is_told: bool = False
 
 
-class Lookout:
+class Partitions:
     """Looks at a source's topics for its driver. It connects at its first use, and a fork makes connections of its own.
 
     `name` is the source's, `clock` None the system's, and `group` the consumer group that is told how far it is.
@@ -67,7 +67,7 @@ class Lookout:
         self._interval_s = interval_s
         self._clock: Clock | None = clock
         self.asking = Asking(cluster)
-        self.scout = Scout(cluster)
+        self.lookahead = Lookahead(cluster)
         self.ends: dict[Partition, int] = {}
         """The partitions' ends as they were last seen."""
         self.newest: dict[Partition, int] = {}
@@ -84,7 +84,7 @@ class Lookout:
 
     def close(self) -> None:
         """Let connections go; the next call makes others."""
-        self.scout.close()
+        self.lookahead.close()
         self.asking.close()
 
     def left(self, position: KafkaPosition) -> int:
@@ -92,7 +92,7 @@ class Lookout:
         active = self.active(position)
         try:
             ends = self.asking.ends((place.topic, place.partition) for place in active)
-            return self.scout.left(active, ends)
+            return self.lookahead.left(active, ends)
         except (StoreUnavailable, OffsetGone):
             left = (self.ends.get((place.topic, place.partition), place.next) - place.next for place in active)
             return sum(max(0, one) for one in left)
@@ -178,10 +178,10 @@ class Lookout:
             self.search()  # a topic that was made again has other messages at the same offsets
             self.as_found(known)
             try:
-                self._require_there(self.scout.assumed(active))
-                self.scout.look(active, self.ends, limit)
+                self._require_there(self.lookahead.assumed(active))
+                self.lookahead.look(active, self.ends, limit)
             except OffsetGone as error:
-                self.scout.close()
+                self.lookahead.close()
                 self._missing(next(p for p in position.places if (p.topic, p.partition) == error.partition), position)
             else:
                 self._require_within({position.places.index(place): place for place in active})
@@ -366,7 +366,7 @@ class Lookout:
                 )
                 for n, place in enumerate(position.places)
                 if (end := self.ends.get(partition := (place.topic, place.partition), 0)) > place.next
-                and self.scout.is_empty(place, end)
+                and self.lookahead.is_empty(place, end)
             }
         )
         missing = {

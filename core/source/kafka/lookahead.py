@@ -120,19 +120,19 @@ def count(cluster: Cluster, ranges: Sequence[OffsetRange]) -> dict[int, tuple[Ro
         StoreUnavailable: the cluster is away.
     """
     wanted = {(one.topic, one.partition): one for one in ranges if one.messages}
-    scout = Scout(cluster)
+    lookahead = Lookahead(cluster)
     try:
         places = [Place(one.topic, one.partition, one.first, one.first) for one in wanted.values()]
         every = Limit(messages=sum(one.stop - one.start for one in wanted.values()) + len(places) * _MOST, certain=True)
-        scout.look(places, {partition: one.stop for partition, one in wanted.items()}, every, patient=True)
-        return {one.place: scout.counted(partition, one.stop) for partition, one in wanted.items()}
+        lookahead.look(places, {partition: one.stop for partition, one in wanted.items()}, every, patient=True)
+        return {one.place: lookahead.counted(partition, one.stop) for partition, one in wanted.items()}
     except OffsetGone as error:
         raise gone(wanted[error.partition]) from error
     finally:
-        scout.close()
+        lookahead.close()
 
 
-class Scout:
+class Lookahead:
     """Counts ahead of the position. It reads each message once, as long as the position only moves on."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -37,7 +37,7 @@ class Seen(NamedTuple):
         return cls(message.offset, len(message.payload), zlib.crc32(message.payload, zlib.crc32(known)))
 
 
-class StreamScout:
+class StreamLookahead:
     """Looks ahead of the position. It reads each message once, as long as the position only moves on."""
 
     def __init__(self, broker: BrokerQueue) -> None:
