@@ -461,18 +461,12 @@ def compare_by_key(
     column = None if lineage is None else lineage.txid
     _foreign_versions(hold.log, application, entries, span, found)
     if span[1] is None:
-        _against_totals(hold, table, found, others_changed=_others_changed(entries, application))
+        _against_totals(hold, table, found, entries)
     else:
         found.not_in_part(hold.input)
     if column is None:
         return
-    if any(
-        entry.is_stormproofs
-        and entry.ours(application) is None
-        and entry.undo(application) is None
-        and entry.info.get(REPAIRS) != application
-        for entry in entries
-    ):
+    if any(_is_another_lifes(entry, application) for entry in entries):
         found.left_out.append("its table holds rows of other lives, too")
         return
     name = '"' + column.replace('"', '""') + '"'
@@ -506,15 +500,30 @@ def compare_by_key(
     found.compared.append(f"that no txid has more rows than it wrote, by the lineage column of {rows} rows")
 
 
-def _against_totals(hold: TableHold, table: DeltaTable, found: Compared, *, others_changed: bool) -> None:
-    """The table's keys, its number of rows and its sums, with the record of its commits."""
+def _is_another_lifes(entry: LogEntry, application: str) -> bool:
+    """Whether Stormproof wrote the version, and neither for this sink nor to mend what it wrote."""
+    return (
+        entry.is_stormproofs
+        and entry.ours(application) is None
+        and entry.undo(application) is None
+        and entry.info.get(REPAIRS) != application
+    )
+
+
+def _against_totals(hold: TableHold, table: DeltaTable, found: Compared, entries: Sequence[LogEntry]) -> None:
+    """The table's keys, its number of rows and its sums, with the record of its commits. Where this sink was renamed, the
+    record that goes on is that of its newest name.
+    """
     keys, schema, there_now = hold.input.keys, hold.input.schema, table.schema().to_arrow().names
     sums = [name for name in summed_columns(hold.input.folds) if name in there_now]
     application = hold.identity.application_id
     expected = totals_at(hold.log, table, find_position(hold.log, table, application), application)
+    newest = max((entry.version for entry in entries if entry.ours(application) is not None), default=-1)
+    if any(entry.version > newest and _is_another_lifes(entry, application) for entry in entries):
+        expected = None
     if expected is not None and expected.content is not None:
         known = {name for name, _ in expected.content.kinds}
-        if others_changed or not known.issubset(schema.names) or not known.issubset(there_now):
+        if _others_changed(entries, application) or not known.issubset(schema.names) or not known.issubset(there_now):
             expected = replace(expected, content=None)
     kinds = () if expected is None or expected.content is None else expected.content.kinds
     there, content = Totals(0, dict.fromkeys(sums, Sum())), ContentSum(kinds)

@@ -68,7 +68,7 @@ def compare(
     with hold.link.snapshot() as connection:
         if not bookkeeping.is_made(connection):
             return found.comparison
-        contents = hold.guard.contents(connection)
+        contents = hold.guard.contents(connection, hold.table_id)
         entries = {txid: _Entry.of(rows, text) for txid, rows, text, _ in contents}
         oid = find_oid(connection, hold.name)
         why = "its table is gone" if oid is None else why_uncounted(connection, oid)

@@ -415,11 +415,16 @@ class Guard:
             for txid, digest, count, dropped, at in rows
         )
 
-    def contents(self, connection: psycopg.Connection) -> list[tuple[int, int, str | None, datetime]]:
-        """Txid, rows, content and time of all evidence."""
+    def contents(self, connection: psycopg.Connection, table_id: str) -> list[tuple[int, int, str | None, datetime]]:
+        """Txid, rows, content and time of all evidence, with that of this life's sinks of other names that wrote to the
+        table: it is one sink, which was renamed.
+        """
         return connection.execute(
-            f"select txid, rows, content, committed_at from stormproof_sink.evidence where {MINE} order by txid",
-            self._mine,
+            "select txid, rows, content, committed_at from stormproof_sink.evidence "
+            "where topology = %(topology)s and incarnation = %(incarnation)s and (sink = %(sink)s or sink in ("
+            "select sink from stormproof_sink.guard where topology = %(topology)s and incarnation = %(incarnation)s "
+            "and table_id = %(table_id)s)) order by txid",
+            {**self._mine, "table_id": table_id},
         ).fetchall()
 
     def report(

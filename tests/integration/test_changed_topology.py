@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,40 @@ def test_a_renamed_sink_goes_on_with_its_table(named: Deployed) -> None:
         ("sink 'pg' is gone",),
     ]
     assert named.command("audit", "verify", "orders")["violations"] == []
+
+
+TABLE_KEPT = """
+from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count, sum_
+
+queue = PostgresQueue("orders", schema="number int, n int", max_attempts=1)
+topology = Topology("orders")
+topology.stream("lines", queue){stream}.into({sink}, name="{name}"))
+"""
+FOLDED = '.group_by("number").persistent_aggregate(seen=count(), total=sum_("n"))'
+UPSERT = ', mode="upsert", key="number", order_by="n"'
+
+
+@pytest.mark.parametrize(
+    ("stream", "how"),
+    [("", ""), ("", ", lineage=True"), ("", UPSERT), ("", f"{UPSERT}, lineage=True"), (FOLDED, "")],
+    ids=["append", "append_with_lineage", "upsert", "upsert_with_lineage", "fold"],
+)
+@pytest.mark.parametrize("sink", ['PostgresSink("held"', 'DeltaSink("lake"'], ids=["postgres", "delta"])
+def test_the_rows_of_a_renamed_sink_are_no_violation(deployed: Deployed, sink: str, stream: str, how: str) -> None:
+    deployed.command("ledger", "migrate")
+    for batch, name in enumerate(("old", "new", "newer")):
+        (deployed.folder / "orders.py").write_text(TABLE_KEPT.format(stream=stream, sink=sink + how, name=name))
+        deployed.put(f'{{"number": 1, "n": {batch}}}', f'{{"number": {batch}, "n": 1}}')
+        deployed.run()
+    verified = deployed.command.ended("audit", "verify", "orders", "--deep", "--json")[1]
+    report = json.loads(verified)
+    assert not report["violations"], verified
+    assert report["verdict"] in {"clean", "not_compared"}
+    if (sink, stream, how) == ('PostgresSink("held"', "", ""):
+        assert report["verdict"] == "clean"
+        deployed.sql("insert into held select * from held limit 1")
+        report = deployed.command("audit", "verify", "orders", "--deep", status=1)
+        assert {one["kind"] for one in report["violations"]} == {"rows_added"}
 
 
 def test_a_renamed_topology_is_refused_since_it_would_read_its_source_again(named: Deployed) -> None:

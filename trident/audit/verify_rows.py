@@ -86,12 +86,14 @@ def _compared(
     last: int | None,
     progress: RowsProgress,
 ) -> Comparison:
-    life, loss = rows.topology.incarnation, rows.losses.get(binding.sink)
+    life = rows.topology.incarnation
+    names = [one.sink for one in rows.bindings if one.table_id == binding.table_id]  # several: the sink was renamed
+    given_up = max((rows.losses[name].upto for name in names if name in rows.losses), default=0)
 
     def read() -> RowsOnRecord:
         with ledger.snapshot() as snapshot:
             files = snapshot.files(life, binding.sink, first, last)
-            return RowsOnRecord(files, snapshot.pruned_upto(life), 0 if loss is None else loss.upto)
+            return RowsOnRecord(files, snapshot.pruned_upto(life), given_up)
 
     with closing(opener(SinkIdentity(rows.topology.name, life, binding.sink), binding)) as session:
         if not isinstance(session, SupportsCompareRows):
