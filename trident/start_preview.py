@@ -61,7 +61,7 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
     try:
         with AuditLedger(engine).snapshot() as ledger:
             if not handed_in.has_table(ledger.connection):
-                note = "the database has no ledger; a start needs: stormproof ledger migrate"
+                note = "the database has no ledger yet; the first start makes it, as does: stormproof ledger migrate"
                 return LedgerView(notes=(note,)), database
             if key is not None:
                 handed_in.require_use(ledger.connection, name, by_key=True)

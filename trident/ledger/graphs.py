@@ -155,7 +155,7 @@ class Change:
         """The condition under which it may be accepted."""
         if self.kind is ChangeKind.SINK_RETURNED:
             return "once its table was completed by hand, or to go on without that"
-        return "once the table can hold both"
+        return 'once the table can hold both (schema_contract="evolve" has a sink take columns that are added)'
 
     @property
     def is_loud(self) -> bool:
