@@ -97,7 +97,7 @@ class Result:
         return self.goal.is_met(self.unit, self.ratio, self.ours)
 
     def to_json(self) -> dict[str, Json]:
-        """What a machine reads; see docs/benchmarks.md."""
+        """What a machine reads; see benchmarks/README.md."""
         mine, other = [pair.ours for pair in self.pairs], [pair.theirs for pair in self.pairs]
         made: dict[str, Json] = {
             "ours": self.ours,
