@@ -161,7 +161,7 @@ class RedeliveringSource(NumberedSource):
         self._handles = Handles()
         self._at_most_once = False
         self._left: int | None = None
-        self._rules = Rules(self.where, name, "have the server keep more", "Give the source another name")
+        self._rules = Rules(self.where, name, "have the server keep more", "Give the topology another name")
         self._forget_seen()
 
     def _forget_seen(self) -> None:
@@ -260,8 +260,8 @@ class RedeliveringSource(NumberedSource):
                 f"{self.where}: its messages are known by id_from={before!r}, and this is id_from={self.id_from!r}: those "
                 f"that the server delivers again would be applied twice. Go on with id_from={before!r}; or, once the server "
                 "has none left and `stormproof status` shows none unresolved and none owed, read it with "
-                f"id_from={self.id_from!r} under another name=. Nothing is known any more {self._horizon_s:g} seconds "
-                "(horizon_s) after the last message was resolved",
+                f"id_from={self.id_from!r} under another topology name. Nothing is known any more {self._horizon_s:g} "
+                "seconds (horizon_s) after the last message was resolved",
                 source=self.name,
                 id_from=before,
             )

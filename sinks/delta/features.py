@@ -282,7 +282,7 @@ FEATURES: Final = (
     Feature("files outside of its folder", lambda facts: facts.outside, RS, SPARK, "of a SHALLOW CLONE"),
     Feature("partition timestamps without a zone", lambda facts: facts.unzoned, RS, NO_ZONE),
     Feature("varchar(n)", _text_types(served=True), RS, RS, "longer text fails its message"),
-    Feature("char(n), or either inside of a column", _text_types(served=False), _PADDED, _PADDED),
+    Feature("char(n), also nested in a column; nested varchar(n)", _text_types(served=False), _PADDED, _PADDED),
     _in_protocol("liquid clustering", "clustering", SPARK, "OPTIMIZE clusters the rows, not a commit"),
     _in_protocol("deletion vectors", "deletionVectors", RS, by_key=SPARK),
     Feature("column mapping", _mapping, SPARK, SPARK, "", frozenset({"columnMapping"})),

@@ -283,7 +283,7 @@ def test_a_topic_that_was_deleted_and_made_again_is_refused_by_name(harness: Kaf
     harness.put([b"c", b"d", b"e"])
     with pytest.raises(PositionMismatch, match=f"topic {harness.name} was deleted and made again"):
         source.open(lease_of("z"), ANY, 7)
-    with pytest.raises(PositionMismatch, match="give the source another name"):
+    with pytest.raises(PositionMismatch, match="give the topology another name"):
         harness.view(epoch=2)
 
 

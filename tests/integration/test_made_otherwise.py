@@ -135,7 +135,7 @@ def test_other_ids_are_refused_by_name_while_messages_are_known_by_the_ones_befo
     assert opened(source, Lease("a", 1), Limit(1)) == [b"a"]
     source.confirm(Lease("a", 1))
     source.close()
-    with pytest.raises(UsageError, match=r"known by id_from='message_id', .* under another name="):
+    with pytest.raises(UsageError, match=r"known by id_from='message_id', .* under another topology name"):
         view(harness, 2, id_from=changed)
     again = view(harness, 3)
     assert opened(again, Lease("b", 3)) == [b"b"]

@@ -61,7 +61,7 @@ BY_SPARK: Final[Mapping[str, Made]] = {
         ),
     ),
     "varchar(n)": Made("word VARCHAR(3), n BIGINT"),
-    "char(n), or either inside of a column": Made("word CHAR(3), n BIGINT"),
+    "char(n), also nested in a column; nested varchar(n)": Made("word CHAR(3), n BIGINT"),
     "column names that delta-rs uses itself": Made(f"{PLAIN}, __delta_rs_source STRING"),
     "liquid clustering": Made(clause="CLUSTER BY (word)"),
     "deletion vectors": Made(properties="'delta.enableDeletionVectors' = 'true'"),

@@ -265,7 +265,7 @@ class FileSource(NumberedSource):
         if position.get("format") != self._format:
             raise UsageError(
                 f"source {self.name}: subscription {who.subscription} was made for {position.get('format')} files, "
-                f"not {self._format}; give the source another name",
+                f"not {self._format}; give the topology another name",
                 source=self.name,
             )
         return position

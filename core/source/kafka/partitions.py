@@ -414,7 +414,7 @@ class Partitions:
         if position.cluster != self._cluster_id:
             raise PositionMismatch(
                 f"{self._where}: its position is of cluster {position.cluster}, and {self._cluster.servers} is cluster "
-                f"{self._cluster_id}. Name the right servers, or give the source another name to begin anew",
+                f"{self._cluster_id}. Name the right servers, or give the topology another name to begin anew",
                 source=self._name,
             )
         there = {(place.topic, place.partition) for place in position.places}
@@ -425,7 +425,7 @@ class Partitions:
             what = f"was deleted and made again (id {now.id}, not {id_})" if now is not None else "is gone"
             raise PositionMismatch(
                 f"{self._where}: topic {topic} {what}; what was not read of it is lost. To read the topic as it is now, "
-                "give the source another name",
+                "give the topology another name",
                 topic=topic,
             )
         new = [

@@ -151,7 +151,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
             rng=rng,
         )
         self._start: Start = checked_start(where, start, self._topics)
-        anew = "To read the topic as it is now, give the source another name"
+        anew = "To read the topic as it is now, give the topology another name"
         self._rules = Rules(where, name, "raise retention.ms of the topic", anew, on_gap)
         self._cluster = Cluster(servers, isolation, checked_settings(where, client), answer_s)
         self._group = group.replace("{name}", name) if group is not None else None

@@ -65,7 +65,7 @@ class StreamFacts:
 
 ANEW: Final = (
     "To go on in it, with what was not received yet, pass on_new_stream='same'; to read all that is there now as new, pass "
-    "on_new_stream='adopt', or another name="
+    "on_new_stream='adopt', or give the topology another name"
 )
 
 

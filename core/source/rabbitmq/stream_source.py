@@ -116,7 +116,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         self._start = _checked_start(where, start)
         keep = "raise x-max-age or x-max-length-bytes of the stream"
         self._rules = Rules(
-            where, name or stream, keep, "To read it as it is now, give the source another name", on_gap
+            where, name or stream, keep, "To read it as it is now, give the topology another name", on_gap
         )
         self._broker = BrokerQueue(url, stream, where)
         self._begin()

@@ -96,7 +96,7 @@ _IDS_A_CALL: Final = 1_000
 ANEW: Final = (
     "If only its group was deleted, or the server was set back, pass on_new_stream='same': entries that were applied are "
     "known by their ids. To read the stream that is there now from its start as a new one, pass on_new_stream='adopt', or "
-    "another name="
+    "give the topology another name"
 )
 
 
