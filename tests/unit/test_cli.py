@@ -230,7 +230,7 @@ def test_the_first_signal_asks_and_the_handlers_are_given_back() -> None:
 def test_a_signal_before_everything_stands_is_kept_until_then() -> None:
     asked = _Asked()
     with Stopping() as stopping:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         assert asked.stops == 0
         stopping.attach(asked)
     assert asked.stops == 1
