@@ -197,7 +197,8 @@ class ParquetTaskWriter:
                 compression="snappy",
                 coerce_timestamps="us",
                 allow_truncated_timestamps=False,
-                write_statistics=with_statistics(self._schema),  # pyright: ignore[reportArgumentType]
+                write_statistics=(columns := indexed(self._schema)),  # pyright: ignore[reportArgumentType]
+                use_dictionary=columns,
             )
         rows = pa.Table.from_batches(self._pending, self._pending[0].schema if self._pending else self._schema)
         if self._content is not None:
@@ -208,11 +209,12 @@ class ParquetTaskWriter:
         self._pending_rows = self._pending_bytes = 0
 
 
-def with_statistics(schema: pa.Schema) -> bool | list[str]:
-    """The columns of the Parquet file that have statistics in it: all but floats.
+def indexed(schema: pa.Schema) -> bool | list[str]:
+    """The columns of the Parquet file that have statistics and a dictionary in it: all but floats.
 
-    Arrow leaves NaN out of them. To Spark, DuckDB and delta-rs NaN is above every number: they would pass over a row group
-    whose maximum is too small, and lose its NaN.
+    Arrow leaves NaN out of the statistics. To Spark, DuckDB and delta-rs NaN is above every number: they would pass over a
+    row group whose maximum is too small, and lose its NaN. Spark also passes over a row group whose dictionary lacks the
+    value that is asked for, and takes -0.0 and 0.0 for two values there, though they are equal.
     """
     empty = io.BytesIO()
     pq.write_table(schema.empty_table(), empty)

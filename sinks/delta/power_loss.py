@@ -265,7 +265,7 @@ behind 60,000 bytes without any repetition, and then the run must also be aligne
 long value are the only other place where zeros could stand, so they are cut.
 """
 
-_NONE: Final = ColumnProperties(statistics_enabled="NONE")
+_NONE: Final = ColumnProperties(statistics_enabled="NONE", dictionary_enabled=False)
 _SOME: Final = ColumnProperties(statistics_enabled="PAGE")
 
 
@@ -273,7 +273,8 @@ def written_for(table: DeltaTable) -> WriterProperties:
     """`MERGED_FILES` for one table, with statistics for those columns alone in which delta-rs takes right ones.
 
     It leaves NaN out of the bounds of a column, while to Spark NaN is greater than every number: a file with bounds of 1 and
-    2 would be passed over for ``x > 5``, and its NaN with it. So a file has no bounds for columns of floating-point numbers.
+    2 would be passed over for ``x > 5``, and its NaN with it. So a file has no bounds for columns of floating-point numbers,
+    and no dictionary: see `sinks.writer.indexed`.
     Those inside of structs cannot be named one by one: where there are any, no nested column has statistics.
     """
     schema = pa.schema(table.schema().to_arrow())

@@ -40,7 +40,7 @@ from stormproof.sinks.delta.position import find_position, totals_at
 from stormproof.sinks.delta.rewrite import COMPACTED, new_files, put_entry
 from stormproof.sinks.delta.rows import merge_rows
 from stormproof.sinks.latest import compared_columns, latest_of
-from stormproof.sinks.writer import with_statistics
+from stormproof.sinks.writer import indexed
 
 if TYPE_CHECKING:
     from stormproof.sinks.delta.hold import TableHold
@@ -285,8 +285,8 @@ class _Doubled:
         names.append(f"{COMPACTED}{uuid.uuid4().hex}.parquet")
         new = os.path.join(log.table, names[-1])
         made = pa.BufferOutputStream()
-        statistics: Any = with_statistics(content.schema)
-        pq.write_table(content, made, compression="snappy", write_statistics=statistics)
+        columns: Any = indexed(content.schema)
+        pq.write_table(content, made, compression="snappy", write_statistics=columns, use_dictionary=columns)
         bytes_ = made.getvalue()
         to = log.files.write_new(new, private=False)
         try:
