@@ -191,13 +191,14 @@ class ParquetTaskWriter:
             self._name = prepared_name(self._context)
             path = os.path.join(self._directory, self._name)
             self._file = _HashingFile(self._files.write_new(path, private=self._private))
+            columns: Any = indexed(self._schema)
             self._parquet = pq.ParquetWriter(
                 self._file,
                 self._schema,
                 compression="snappy",
                 coerce_timestamps="us",
                 allow_truncated_timestamps=False,
-                write_statistics=(columns := indexed(self._schema)),  # pyright: ignore[reportArgumentType]
+                write_statistics=columns,
                 use_dictionary=columns,
             )
         rows = pa.Table.from_batches(self._pending, self._pending[0].schema if self._pending else self._schema)
