@@ -23,7 +23,7 @@ from stormproof.core.forks import process_life
 from stormproof.core.machine_faults import ADVICE
 from stormproof.core.postgres.session import override_defaults, require_encoding, started
 
-# ---- A connection of one process: in a fork of that process every use raises, and closing does nothing
+# ---- a connection of one process: in a fork of that process every use raises, and closing does nothing
 #
 # A fork has the parent's socket: one byte of its own there (a ROLLBACK, or the goodbye of a close) would end up in the
 # middle of the parent's transaction.

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from stormproof.core.postgres.columns import may, must
 from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger import events
-from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, may, metadata, must
+from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.transaction_states import OperatorAction
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
+from stormproof.core.postgres.columns import key, may, must
 from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.tx import Tx
 
@@ -29,16 +30,16 @@ handed_in: Final = sa.Table(
     "handed_in",
     tables.metadata,
     tables.incarnation(refers=True),
-    tables.key("number", sa.BigInteger, "the txid; where micro-batches feed a topology, from 1, as they were taken"),
-    tables.must("key", sa.Text, "a job's, as its program gives it; a micro-batch's is query:batch"),
-    tables.may("query", sa.Text, "the streaming query's id, which its checkpoint keeps; null: it is a job"),
-    tables.may("batch", sa.BigInteger, "the micro-batch's id in that query, from 0"),
-    tables.may("txid", sa.BigInteger, "the transaction that wrote, or is to write, its rows to the sinks"),
-    tables.may("first_id", sa.BigInteger, "the first of its messages, where it feeds a topology"),
-    tables.may("stop_id", sa.BigInteger, "the message behind its last one"),
-    tables.may("adopted_from", sa.Text, "the place that it follows by a person's word: query:batch"),
-    tables.may("plan", sa.Text, "from what Spark planned it: its times, then the offset at which each source ends"),
-    tables.must("taken_at", sa.DateTime(timezone=True), "when its content was fixed"),
+    key("number", sa.BigInteger, "the txid; where micro-batches feed a topology, from 1, as they were taken"),
+    must("key", sa.Text, "a job's, as its program gives it; a micro-batch's is query:batch"),
+    may("query", sa.Text, "the streaming query's id, which its checkpoint keeps; null: it is a job"),
+    may("batch", sa.BigInteger, "the micro-batch's id in that query, from 0"),
+    may("txid", sa.BigInteger, "the transaction that wrote, or is to write, its rows to the sinks"),
+    may("first_id", sa.BigInteger, "the first of its messages, where it feeds a topology"),
+    may("stop_id", sa.BigInteger, "the message behind its last one"),
+    may("adopted_from", sa.Text, "the place that it follows by a person's word: query:batch"),
+    may("plan", sa.Text, "from what Spark planned it: its times, then the offset at which each source ends"),
+    must("taken_at", sa.DateTime(timezone=True), "when its content was fixed"),
     sa.Index("uq_handed_in_key", "incarnation", "key", unique=True, postgresql_where=_IS_JOB, sqlite_where=_IS_JOB),
     sa.CheckConstraint("(query is null) = (batch is null)", name="batch_of_query"),
     sa.CheckConstraint("query is not null or txid is not null", name="job_has_txid"),

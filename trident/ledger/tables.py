@@ -7,11 +7,12 @@ action is an append-only row of `event`.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from stormproof.core.postgres.columns import key, may, must
 from stormproof.trident.transaction_states import (
     AttemptOutcome,
     ComponentKind,
@@ -36,7 +37,6 @@ metadata: Final = sa.MetaData(
     },
 )
 
-Kind: TypeAlias = sa.types.TypeEngine[Any] | type[sa.types.TypeEngine[Any]]
 _json: Final = sa.JSON().with_variant(JSONB(), "postgresql")
 _serial: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _time: Final = sa.DateTime(timezone=True)
@@ -55,21 +55,6 @@ def incarnation(*, key: bool = True, refers: bool = False) -> sa.Column[str]:
     """
     keys = [sa.ForeignKey(f"{SCHEMA}.topology.incarnation")] if refers else []
     return sa.Column("incarnation", sa.Text, *keys, primary_key=key, nullable=False, comment="of the topology")
-
-
-def key(name: str, kind: Kind, comment: str) -> sa.Column[Any]:
-    """A column of the primary key, whose values are given to it."""
-    return sa.Column(name, kind, primary_key=True, autoincrement=False, comment=comment)
-
-
-def must(name: str, kind: Kind, comment: str, **more: Any) -> sa.Column[Any]:
-    """A column that has a value in each row."""
-    return sa.Column(name, kind, nullable=False, comment=comment, **more)
-
-
-def may(name: str, kind: Kind, comment: str) -> sa.Column[Any]:
-    """A column that may be null."""
-    return sa.Column(name, kind, comment=comment)
 
 
 topology: Final = sa.Table(

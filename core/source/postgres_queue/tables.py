@@ -11,6 +11,8 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, DateTime, Identity, MetaData, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 
+from stormproof.core.postgres.columns import key, may, must
+
 SCHEMA = "stormproof"
 MESSAGE_SCHEMA = "stormproof_queue"
 
@@ -20,21 +22,18 @@ metadata = MetaData(schema=SCHEMA)
 queue = Table(
     "queue",
     metadata,
-    Column("queue", Text, primary_key=True, comment="name of the queue and of its table of messages"),
-    Column("partition_messages", BigInteger, nullable=False, comment="ids to a partition of the message table"),
-    Column(
-        "created_at", DateTime(timezone=True), nullable=False, server_default=text("now()"), comment="when it was made"
-    ),
-    Column("server", Text, nullable=False, comment="system identifier of the server whose numbers the messages carry"),
-    Column("timeline", BigInteger, nullable=False, comment="and its timeline"),
-    Column(
+    key("queue", Text, "name of the queue and of its table of messages"),
+    must("partition_messages", BigInteger, "ids to a partition of the message table"),
+    must("created_at", DateTime(timezone=True), "when it was made", server_default=text("now()")),
+    must("server", Text, "system identifier of the server whose numbers the messages carry"),
+    must("timeline", BigInteger, "and its timeline"),
+    must(
         "xid_shift",
         BigInteger,
-        nullable=False,
+        "added to the server's own transaction numbers: restored messages stay below new ones",
         server_default=text("0"),
-        comment="added to the server's own transaction numbers: restored messages stay below new ones",
     ),
-    Column("schema", Text, comment="what its messages are, as its maker said; null: that was not said"),
+    may("schema", Text, "what its messages are, as its maker said; null: that was not said"),
     comment="one row a queue",
 )
 
@@ -42,12 +41,12 @@ queue_adoption = Table(
     "queue_adoption",
     metadata,
     Column("number", BigInteger, Identity(always=True), primary_key=True, comment="later ones are higher"),
-    Column("queue", Text, nullable=False, comment="name of the queue"),
-    Column("at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()"), comment="when"),
-    Column("by", Text, nullable=False, comment="who"),
-    Column("why", Text, nullable=False, comment="why, in that person's words"),
-    Column("was", JSONB, nullable=False, comment="server, timeline and xid_shift before"),
-    Column("now", JSONB, nullable=False, comment="and since"),
-    Column("unproven", JSONB, nullable=False, comment="what was accepted without a proof"),
+    must("queue", Text, "name of the queue"),
+    must("at", DateTime(timezone=True), "when", server_default=text("clock_timestamp()")),
+    must("by", Text, "who"),
+    must("why", Text, "why, in that person's words"),
+    must("was", JSONB, "server, timeline and xid_shift before"),
+    must("now", JSONB, "and since"),
+    must("unproven", JSONB, "what was accepted without a proof"),
     comment="queues that an operator took over to another server or timeline",
 )
