@@ -31,7 +31,7 @@ from stormproof.sinks.delta.evidence import lost_files
 from stormproof.sinks.delta.failures import is_conflict, may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import NO_ZONE, Committer, TableFacts, choose, refusal
 from stormproof.sinks.delta.live_files import live_files
-from stormproof.sinks.delta.log import COMPACTS, Undo, undo_metadata
+from stormproof.sinks.delta.log import COMPACTS
 from stormproof.sinks.delta.rewrite import COMPACTED, LEFT_OVER_S, rewrite
 from stormproof.sinks.protocol import SinkProblem
 
@@ -133,7 +133,7 @@ def settle_compactions(hold: TableHold, application: str) -> None:
                 lost,
             )
         else:
-            _take_back(hold, application, version, lost[0])
+            _take_back(hold, version, lost[0])
 
 
 def require_settled(hold: TableHold, application: str) -> None:
@@ -181,18 +181,10 @@ def _compactions(hold: TableHold, application: str) -> Iterator[tuple[int, list[
         )
 
 
-def _take_back(hold: TableHold, application: str, version: int, lost: str) -> None:
+def _take_back(hold: TableHold, version: int, lost: str) -> None:
     table = hold.load()
     position = hold.position(table, same_table=True)
-    undo = undo_metadata(application, Undo(version, None if position is None else position.txid))
-    committer = hold.committer()
-    try:
-        with hold.committers.alone(committer):
-            hold.committers.restore(committer, table, version - 1, undo)
-    except (DeltaError, OSError, ValueError) as error:
-        kind = StoreUnavailable if may_pass(error) else SinkRefused
-        raise kind(f"{hold.where}: version {version - 1} cannot be restored: {shown(error)}") from error
-    power_loss.sync_version(hold.log, hold.load().version())
+    hold.restore_before(table, version, None if position is None else position.txid, hold.where)
     log.warning(
         "%s: a power loss took %s, which a compaction wrote in version %d; the table is as in version %d again, with all of "
         "its rows",

@@ -483,7 +483,20 @@ class TableHold(StoreRecord):
                 files=list(lost),
             )
         self._rows.check(table, transaction, where)
-        undo = undo_metadata(self._application, Undo(version, transaction.previous))
+        self.restore_before(table, version, transaction.previous, where)
+        return (
+            f"version {version} had lost {'; '.join(lost[:5])}; the table is as in version {version - 1} again, and the "
+            "batch is merged from its prepared files"
+        )
+
+    def restore_before(self, table: DeltaTable, version: int, txid: int | None, where: str) -> None:
+        """Set the table, which is at `version`, back to the one before, which holds `txid` for this sink; and sync that.
+
+        Raises:
+            StoreUnavailable: it may pass, such as a store that is away.
+            SinkRefused: the version before cannot be restored.
+        """
+        undo = undo_metadata(self._application, Undo(version, txid))
         committer = self.committer()
         try:
             with self.committers.alone(committer):
@@ -492,10 +505,6 @@ class TableHold(StoreRecord):
             kind = StoreUnavailable if may_pass(error) else SinkRefused
             raise kind(f"{where}: version {version - 1} cannot be restored: {shown(error)}") from error
         power_loss.sync_version(self.log, self._newest.load().version())
-        return (
-            f"version {version} had lost {'; '.join(lost[:5])}; the table is as in version {version - 1} again, and the "
-            "batch is merged from its prepared files"
-        )
 
     def count_rows(self, limit: int) -> int:
         """The number of rows in the newest version by the statistics of its files; `limit` where a file has none."""
