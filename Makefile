@@ -14,7 +14,7 @@ WORKERS ?= 2
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stormproof-set-up
-SOURCES := core trident sinks migrations tests examples benchmarks src/stormproof/__init__.py src/stormproof/testing
+SOURCES := core trident sinks migrations tests examples benchmarks $(wildcard src/stormproof/*.py*) src/stormproof/testing
 # ruff is told the real folders; src/stormproof holds links to them
 EXISTING = $(wildcard $(SOURCES))
 

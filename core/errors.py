@@ -29,7 +29,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
+
+_PUBLIC: Final = "stormproof.errors"
 
 Json: TypeAlias = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
@@ -69,7 +71,7 @@ class StormproofError(Exception):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.__module__ == __name__:
-            cls.__module__ = "stormproof"  # where users import it from, and what a traceback is to show
+            cls.__module__ = _PUBLIC  # where users import it from, and what a traceback is to show
 
     def __init__(self, message: str, /, **details: Json) -> None:
         super().__init__(message)
@@ -83,7 +85,7 @@ class StormproofError(Exception):
 StormproofError.__annotations__ = inspect.get_annotations(
     StormproofError, eval_str=True
 )  # before it shows another home
-StormproofError.__module__ = "stormproof"
+StormproofError.__module__ = _PUBLIC
 
 
 def _rebuild(cls: type[StormproofError], message: str, details: dict[str, Json]) -> StormproofError:

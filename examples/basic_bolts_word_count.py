@@ -18,6 +18,7 @@ import psycopg
 from stormproof import (
     BasicBolt,
     DeltaSink,
+    Emit,
     FailTuple,
     PostgresQueue,
     PostgresSink,
@@ -26,7 +27,6 @@ from stormproof import (
     Tuple,
     sum_,
 )
-from stormproof.core.bolt import Emit
 
 QUEUE = "basic-sentences"
 SENTENCES = [

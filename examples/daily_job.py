@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stormproof import DeltaSink, PostgresSink, Settings, exactly_once
-from stormproof.core.engine.spark import spark_session
+from stormproof import DeltaSink, PostgresSink, Settings, exactly_once, spark_session
 
 ORDERS = [
     {"number": 1, "customer": "Ada", "cents": 500},

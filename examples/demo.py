@@ -39,8 +39,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stormproof.core.failpoint import FAILPOINTS
-from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.source import Database
 from stormproof.trident.cli.layout import print_table
 
 CLONE: Final = Path(__file__).resolve().parents[1]

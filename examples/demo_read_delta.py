@@ -9,8 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from stormproof.core.engine.spark import spark_session
-from stormproof.core.settings import Settings
+from stormproof import Settings, spark_session
 
 
 def main(table: str, home: str, jars: str) -> None:

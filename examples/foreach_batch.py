@@ -17,8 +17,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
 
-from stormproof import DeltaSink, MicroBatches, PostgresSink, Settings, Topology, exactly_once, sum_
-from stormproof.core.engine.spark import spark_session
+from stormproof import DeltaSink, PostgresSink, Settings, Topology, exactly_once, spark_session, sum_
+from stormproof.source import MicroBatches
 
 SCHEMA = "number long, customer string, cents long"
 ORDERS = [

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from stormproof import TransactionalSink, register_sink
+from stormproof.sink import TransactionalSink, register_sink
 
 
 class SqliteSink(TransactionalSink[sqlite3.Connection]):

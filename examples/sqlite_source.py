@@ -23,14 +23,17 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from stormproof import PostgresSink, Topology, count
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.pending.batches import batches_of
-from stormproof.core.pending.numbered import NumberedSource
-from stormproof.core.pending.postgres import PostgresPendingStore
-from stormproof.core.postgres.database import Database
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.decode import decoder_for
-from stormproof.core.source.protocol import Limit, SliceReader
+from stormproof.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.source import (
+    Backoff,
+    Database,
+    Limit,
+    NumberedSource,
+    PostgresPendingStore,
+    SliceReader,
+    batches_of,
+    decoder_for,
+)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from stormproof import PostgresQueue, TopologyError
+from stormproof import PostgresQueue
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.decode import decoder_for
+from stormproof.errors import TopologyError
 from stormproof.migrations import migrate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "postgres_queue.md").read_text()

@@ -15,8 +15,9 @@ from support.databases import at
 from support.operated import Operated
 from support.streams import ArrowFrames, Handout
 
-from stormproof import DeltaSink, PositionMismatch, PostgresSink, Settings, exactly_once
+from stormproof import DeltaSink, PostgresSink, Settings, exactly_once
 from stormproof.core.postgres.database import Database
+from stormproof.errors import PositionMismatch
 
 pytestmark = pytest.mark.postgres
 NAME = "jobs"

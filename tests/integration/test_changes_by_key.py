@@ -18,10 +18,11 @@ import pytest
 from deltalake import DeltaTable
 from support.typed_rows import IDENTITY, put
 
-from stormproof import DeltaSink, Lineage, PostgresSink
+from stormproof import DeltaSink, PostgresSink
 from stormproof.core.folds import ByOrder, End, Fold
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
+from stormproof.sink import Lineage
 from stormproof.sinks.comparison import Comparison, RowsOnRecord, SupportsCompareRows
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.lineage import with_lineage

@@ -16,26 +16,14 @@ from support.queues import prepared_database
 from support.streams import ArrowFrames, Form, Handout, Opener, StreamCell, clean_environment, handout, sinks_of
 from support.untouched import everything
 
-from stormproof import (
-    DeltaSink,
-    DryRun,
-    DryRunOutcome,
-    ExactlyOnce,
-    JobFailed,
-    MemorySink,
-    PositionMismatch,
-    PostgresSink,
-    Sink,
-    SinkRefused,
-    StreamOutcome,
-    TableAction,
-    UsageError,
-    exactly_once,
-)
+from stormproof import DeltaSink, MemorySink, PostgresSink, exactly_once
 from stormproof.core.postgres.database import Database
+from stormproof.errors import JobFailed, PositionMismatch, SinkRefused, UsageError
+from stormproof.sink import Sink, TableAction
 from stormproof.sinks.staging import parse_prepared_name
 from stormproof.sinks.stand_ins import Rehearsal
 from stormproof.sinks.writer import FileWriter
+from stormproof.topology import DryRun, DryRunOutcome, ExactlyOnce, StreamOutcome
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 COMMIT, SUPPRESS, ROLL_FORWARD, REFUSE = (

@@ -31,9 +31,11 @@ from support.streams import (
 )
 from support.verdicts import is_known, verified
 
-from stormproof import ExactlyOnce, Fenced, PositionMismatch, PostgresSink, StoreUnavailable, UsageError, exactly_once
+from stormproof import PostgresSink, exactly_once
 from stormproof.core.failpoint import armed
 from stormproof.core.postgres.database import Database
+from stormproof.errors import Fenced, PositionMismatch, StoreUnavailable, UsageError
+from stormproof.topology import ExactlyOnce
 from stormproof.trident.ledger import fence
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 

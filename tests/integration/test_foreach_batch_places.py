@@ -34,9 +34,9 @@ from support.streams import (
 )
 from support.verdicts import verified
 
-from stormproof import Fenced, PositionMismatch, SinkRefused, UsageError
 from stormproof.core.failpoint import armed
 from stormproof.core.postgres.database import Database
+from stormproof.errors import Fenced, PositionMismatch, SinkRefused, UsageError
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres

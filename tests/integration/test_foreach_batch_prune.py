@@ -27,11 +27,11 @@ from support.streams import (
 from support.topologies import POISON
 from support.verdicts import verified
 
-from stormproof import PositionMismatch
 from stormproof.core.clock import SystemClock
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries
+from stormproof.errors import PositionMismatch
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.prune import prune

@@ -18,10 +18,11 @@ from support.topologies import POISON, SinkMode, source_of, table_of
 from support.untouched import everything, rows_that_name
 from support.web import READER, client, page_of
 
-from stormproof import DeltaSink, PostgresQueue, PostgresSink, StreamOutcome, StreamResult, Topology
+from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
 from stormproof.core.errors import PositionMismatch
 from stormproof.core.pending.tables import metadata as pending
 from stormproof.core.source.files.entries import metadata as files
+from stormproof.topology import StreamOutcome, StreamResult
 from stormproof.trident.cli import app as _loads_every_table
 from stormproof.trident.ledger.tables import metadata as ledger
 from stormproof.trident.web.people import WebOptions

@@ -16,7 +16,8 @@ import pytest
 from support.operated import Operated
 from support.queues import prepared_database, put
 
-from stormproof import PostgresMap, PostgresQueue, PostgresSink, SinkRefused, Topology, sum_
+from stormproof import PostgresMap, PostgresQueue, PostgresSink, Topology, sum_
+from stormproof.errors import SinkRefused
 from stormproof.sinks.postgres import map_keys
 from stormproof.sinks.postgres import table as table_module
 from stormproof.sinks.postgres.columns import Column

@@ -12,10 +12,11 @@ from support.jobs import run_job, source
 from support.operated import Operated
 from support.topologies import source_of
 
-from stormproof import DeltaSink, Lineage, Topology, count, exactly_once, max_
+from stormproof import DeltaSink, Topology, count, exactly_once, max_
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.settings import Settings
+from stormproof.sink import Lineage
 from stormproof.sinks.memory import MemorySink
 
 if TYPE_CHECKING:

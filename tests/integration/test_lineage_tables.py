@@ -16,10 +16,11 @@ from support.operated import Operated
 from support.streams import ArrowFrames, Handout, handout
 from support.topologies import source_of
 
-from stormproof import DeltaSink, Lineage, PostgresSink, Topology, count, exactly_once
+from stormproof import DeltaSink, PostgresSink, Topology, count, exactly_once
 from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
+from stormproof.sink import Lineage
 from stormproof.sinks.protocol import Sink
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]

@@ -36,9 +36,11 @@ from support.streams import (
 )
 from support.verdicts import verified
 
-from stormproof import ExactlyOnce, Fenced, JobFailed, SinkRefused, StreamOutcome, UsageError, exactly_once
+from stormproof import exactly_once
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.database import Database, connect
+from stormproof.errors import Fenced, JobFailed, SinkRefused, UsageError
+from stormproof.topology import ExactlyOnce, StreamOutcome
 from stormproof.trident.ledger import handed_in
 from stormproof.trident.streaming.sinks import OneMessageSteps
 

@@ -16,8 +16,10 @@ from support.queues import prepared_database
 from support.streams import SCHEMA, ArrowFrames, Form, StreamCell, handout
 from support.verdicts import verified
 
-from stormproof import DeltaSink, ExactlyOnce, PostgresSink, SinkRefused, StreamOutcome, exactly_once
+from stormproof import DeltaSink, PostgresSink, exactly_once
 from stormproof.core.postgres.database import Database, connect
+from stormproof.errors import SinkRefused
+from stormproof.topology import ExactlyOnce, StreamOutcome
 from stormproof.trident.streaming.sinks import OneMessageSteps
 
 pytestmark = pytest.mark.postgres

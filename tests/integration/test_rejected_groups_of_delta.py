@@ -17,8 +17,9 @@ from support.grouping import counts_of, taken
 from support.operated import Operated
 from support.topologies import source_of
 
-from stormproof import DeltaSink, Lineage, Topology, count, max_, sum_
+from stormproof import DeltaSink, Topology, count, max_, sum_
 from stormproof.core.failpoint import FAILPOINTS
+from stormproof.sink import Lineage
 from stormproof.sinks.delta import judge
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]

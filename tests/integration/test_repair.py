@@ -27,9 +27,9 @@ from support.doubled_keys import (
 )
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof import Lineage
 from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
+from stormproof.sink import Lineage
 from stormproof.sinks.abilities import Repair
 from stormproof.sinks.comparison import RowProblem
 from stormproof.sinks.delta import DeltaSink

@@ -12,18 +12,10 @@ import sqlalchemy as sa
 from support.pooler import Pooler
 from support.queues import prepared_database
 
-from stormproof import (
-    PostgresMap,
-    PostgresQueue,
-    PostgresSink,
-    Settings,
-    SettingsError,
-    StoreUnavailable,
-    Topology,
-    sum_,
-)
+from stormproof import PostgresMap, PostgresQueue, PostgresSink, Settings, Topology, sum_
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.errors import SettingsError, StoreUnavailable
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger.database import ledger_engine
 

@@ -24,7 +24,8 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from stormproof import DeltaMap, OpaqueMap, PostgresMap, PostgresQueue, StateSink, Topology, TransactionalMap, count
+from stormproof import DeltaMap, PostgresMap, PostgresQueue, Topology, count
+from stormproof.state import OpaqueMap, StateSink, TransactionalMap
 
 
 class Sqlite:

@@ -19,24 +19,23 @@ from support.untouched import everything
 
 from stormproof import (
     DeltaSink,
-    DryRunOutcome,
     FileSource,
     IteratorSource,
     MemoryMap,
     MemorySink,
-    MicroBatches,
     PostgresQueue,
     PostgresSink,
-    TableAction,
     Topology,
-    TopologyDryRun,
     count,
 )
 from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
+from stormproof.sink import TableAction
 from stormproof.sinks.preview import RowsPreview
+from stormproof.source import MicroBatches
+from stormproof.topology import DryRunOutcome, TopologyDryRun
 from stormproof.trident import start_preview
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]

@@ -15,13 +15,14 @@ from support.crashes import Cell
 from support.queues import prepared_database, put
 from support.topologies import SinkMode, Split, messages, sink_of, source_of
 
-from stormproof import DeltaMap, PostgresMap, StateFactory, Topology, count
+from stormproof import DeltaMap, PostgresMap, Topology, count
 from stormproof.core.clock import SystemClock
 from stormproof.core.failpoint import watched
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.sinks.postgres.connection import Link
+from stormproof.state import StateFactory
 from stormproof.trident.audit import AuditLedger, VerifyReport, opener_for, verify
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.ledger import Ledger

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.memory_run import World
 
-from stormproof import Lineage, MemorySink, Topology
+from stormproof import MemorySink, Topology
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task import row_messages
+from stormproof.sink import Lineage
 from stormproof.sinks import latest
 from stormproof.sinks.memory import FaultPoint
 

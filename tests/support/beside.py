@@ -13,9 +13,11 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof import DeltaSink, Lineage, PostgresSink, StateFactory, Topology, count, sum_
+from stormproof import DeltaSink, PostgresSink, Topology, count, sum_
 from stormproof.core.failpoint import ENV
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.sink import Lineage
+from stormproof.state import StateFactory
 from stormproof.trident.audit import AuditLedger, opener_for, verify
 from stormproof.trident.audit.verdicts import keep
 from stormproof.trident.audit.verify import LAST, Since

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stormproof import Fenced
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
+from stormproof.errors import Fenced
 from stormproof.trident.streaming.base import ForeachBatch
 from support.command_line import CommandLine
 from support.crashes import Cell

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stormproof import Fenced, OnceResult, exactly_once
+from stormproof import exactly_once
 from stormproof.core.failpoint import ENV
 from stormproof.core.postgres.database import Database
+from stormproof.errors import Fenced
+from stormproof.topology import OnceResult
 from support.crashes import DRIVER_TIMEOUT_S, FENCED
 from support.crashes import _context as context  # pyright: ignore[reportPrivateUsage]
 from support.streams import (

@@ -12,20 +12,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof import (
-    DeltaMap,
-    OpaqueMap,
-    PostgresMap,
-    PostgresSink,
-    StateFactory,
-    StateSink,
-    Topology,
-    TransactionalMap,
-    count,
-)
+from stormproof import DeltaMap, PostgresMap, PostgresSink, Topology, count
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
+from stormproof.state import OpaqueMap, StateFactory, StateSink, TransactionalMap
 from stormproof.trident.audit import SinkOpener, opener_for
 from stormproof.trident.audit.ledger import SinkBinding
 from support.blows import Action

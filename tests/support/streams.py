@@ -294,7 +294,7 @@ def clean_environment(armed: str) -> None:
 
 
 def _drive(cell: StreamCell, armed: str) -> None:
-    from stormproof import Fenced, PositionMismatch
+    from stormproof.errors import Fenced, PositionMismatch
 
     clean_environment(armed)
     random.seed(1)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from support.memory_run import World
 
-from stormproof import Lineage, MemorySink, MemorySource, Topology, count
+from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
@@ -22,6 +22,7 @@ from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.spouts import key_of
 from stormproof.core.task.row_messages import message_columns, single_messages
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
+from stormproof.sink import Lineage
 from stormproof.sinks.latest import compared_columns
 from stormproof.sinks.memory import MemoryTable
 from stormproof.sinks.registry import describe_sink, described_sink, register_sink

@@ -12,10 +12,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FACE = {
-    "src/stormproof/__init__.py",
-    "src/stormproof/__init__.pyi",
     "src/stormproof/__main__.py",
     "src/stormproof/py.typed",
+    *(
+        f"src/stormproof/{name}.{ending}"
+        for name in ("__init__", "errors", "sink", "source", "state", "topology", "web")
+        for ending in ("py", "pyi")
+    ),
 }
 TESTING = "src/stormproof/testing/"
 FOLDERS = ("core/", "trident/", "sinks/", "migrations/")

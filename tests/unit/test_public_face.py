@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import pickle
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, Final, get_type_hints
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,35 +20,46 @@ import stormproof
 from stormproof.core import errors
 from stormproof.core.public_names import shown_as_public
 
-PUBLIC: list[str] = vars(stormproof)["__all__"]
-CLASSES = [name for name in PUBLIC if inspect.isclass(getattr(stormproof, name))]
+SUBMODULES: Final = ("errors", "sink", "source", "state", "testing", "topology", "web")
+OFFERED: list[tuple[str, Any]] = [
+    (name, thing)
+    for module in (stormproof, *(getattr(stormproof, name) for name in SUBMODULES))
+    for name in module.__all__
+    if inspect.isclass(thing := getattr(module, name)) or inspect.isfunction(thing)
+    if module is not stormproof.testing
+]
+CLASSES = [thing for _, thing in OFFERED if inspect.isclass(thing)]
 AT_HOME = {"DeadLetter", "Delivery", "SinkAddress", "Slice"}
 """Their annotations can be resolved in their own modules alone: a named tuple's, and those of a type that names itself."""
-FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(stormproof, name))]
 
 
-@pytest.mark.parametrize("name", [*CLASSES, *FUNCTIONS])
-def test_a_public_name_shows_its_public_path(name: str) -> None:
-    thing = getattr(stormproof, name)
+def test_the_first_name_space_is_what_a_topology_is_written_with() -> None:
+    assert 40 <= len(vars(stormproof)["__all__"]) <= 45
+    assert set(SUBMODULES) == set(dir(stormproof)) - set(vars(stormproof)["__all__"])
+
+
+@pytest.mark.parametrize(("name", "thing"), OFFERED, ids=[name for name, _ in OFFERED])
+def test_a_public_name_shows_its_public_path(name: str, thing: Any) -> None:
     assert thing.__qualname__ == name
-    assert (thing.__module__ == "stormproof") is (name not in AT_HOME)
+    shown = importlib.import_module(thing.__module__)
+    assert (name in vars(shown).get("__all__", ())) is (name not in AT_HOME)
     assert pickle.loads(pickle.dumps(thing)) is thing  # noqa: S301
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_the_annotations_of_a_public_class_can_be_read(name: str) -> None:
-    get_type_hints(getattr(stormproof, name))
+@pytest.mark.parametrize("thing", CLASSES, ids=lambda thing: thing.__name__)
+def test_the_annotations_of_a_public_class_can_be_read(thing: type) -> None:
+    get_type_hints(thing)
 
 
 def test_every_error_is_public() -> None:
     of_tree = {name for name, thing in vars(errors).items() if inspect.isclass(thing) and issubclass(thing, Exception)}
-    assert of_tree <= set(PUBLIC)
+    assert of_tree == set(vars(stormproof.errors)["__all__"])
 
 
 def test_a_traceback_names_an_error_as_users_import_it() -> None:
     program = "from stormproof.core.errors import UsageError\nraise UsageError('no')"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ended.stderr.strip().splitlines()[-1] == "stormproof.UsageError: no"
+    assert ended.stderr.strip().splitlines()[-1] == "stormproof.errors.UsageError: no"
 
 
 def test_a_name_means_one_thing() -> None:
@@ -58,15 +70,16 @@ def test_a_name_means_one_thing() -> None:
             for node in ast.parse(path.read_text("utf-8")).body:
                 if isinstance(node, ast.ClassDef):
                     homes.setdefault(node.name, set()).add(f"{folder}/{path.name}")
-    assert {name: found for name in CLASSES if len(found := homes.get(name, set())) > 1} == {}
+    assert {one.__name__: found for one in CLASSES if len(found := homes.get(one.__name__, set())) > 1} == {}
+    assert len({name for name, _ in OFFERED}) == len(OFFERED)
 
 
 def test_what_is_not_public_keeps_its_home() -> None:
     class Own:
         """A class of a user's."""
 
-    assert shown_as_public(Own).__module__ == __name__
-    assert shown_as_public(errors.ErrorKind.FATAL) is errors.ErrorKind.FATAL
+    assert shown_as_public(Own, "stormproof").__module__ == __name__
+    assert shown_as_public(errors.ErrorKind.FATAL, "stormproof") is errors.ErrorKind.FATAL
 
 
 def test_a_class_whose_annotations_cannot_be_resolved_keeps_its_home() -> None:
@@ -76,7 +89,7 @@ def test_a_class_whose_annotations_cannot_be_resolved_keeps_its_home() -> None:
         value: NotThere  # type: ignore[name-defined] # noqa: F821
 
     Odd.__module__ = "stormproof.core.errors"
-    assert shown_as_public(Odd).__module__ == "stormproof.core.errors"
+    assert shown_as_public(Odd, "stormproof").__module__ == "stormproof.core.errors"
     assert Odd.__annotations__ == {"value": "NotThere"}
 
 
@@ -106,11 +119,24 @@ def test_import_star_and_help_need_no_extra() -> None:
         "missing = set(stormproof.__all__) - set(globals())\n"
         "assert not missing, missing\n"
         "help(stormproof)\n"
+        "help(stormproof.web)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert all(f"class {name}(" in ended.stdout for name in ("Topology", "WebUser", "DeltaSink"))
     assert "\nFUNCTIONS\n" in ended.stdout
+
+
+def test_import_star_takes_no_submodule() -> None:
+    names: dict[str, object] = {}
+    exec("from stormproof import *", names)  # noqa: S102
+    assert "Topology" in names
+    assert not set(SUBMODULES) & set(names)
+
+
+def test_a_name_of_a_submodule_is_refused_with_the_submodule() -> None:
+    with pytest.raises(ImportError, match=r"stormproof has no name Slice: import it from stormproof\.source"):
+        from stormproof import Slice  # type: ignore[attr-defined] # pyright: ignore # noqa: F401
 
 
 def test_an_unknown_name_is_refused_by_name() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stormproof import BasicBolt, CombinerAggregator, MemorySink, MemorySource, Topology
+from stormproof import BasicBolt, MemorySink, MemorySource, Topology
 from stormproof.core.bolt import BoltContext, Emit, Tuple
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.errors import TopologyError
@@ -21,6 +21,7 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine_faults import unpickled
 from stormproof.core.settings import Settings
+from stormproof.topology import CombinerAggregator
 from stormproof.trident.run import run
 
 RNG = random.SystemRandom()

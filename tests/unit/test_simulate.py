@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from stormproof import MemoryMap, MemorySource, Topology, UsageError, count
+from stormproof import MemoryMap, MemorySource, Topology, count
 from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.message import FailureReason
 from stormproof.core.task import report
+from stormproof.errors import UsageError
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.misfits import Misfits

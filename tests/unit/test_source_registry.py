@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stormproof import MemorySource, PendingSource, PostgresQueue, UsageError, register_source
+from stormproof import MemorySource, PostgresQueue
 from stormproof.core.pending import registry
 from stormproof.core.pending.registry import connector_of, kinds
+from stormproof.errors import UsageError
+from stormproof.source import PendingSource, register_source
 
 
 @pytest.fixture(autouse=True)

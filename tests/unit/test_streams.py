@@ -8,21 +8,13 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from stormproof import (
-    MemorySink,
-    MemorySource,
-    MicroBatches,
-    PositionMismatch,
-    Topology,
-    TopologyError,
-    UsageError,
-    exactly_once,
-    feed,
-)
+from stormproof import MemorySink, MemorySource, Topology, exactly_once, feed
 from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.decode import decoder_for
 from stormproof.core.source.files.micro_batches import ColumnDecoder
+from stormproof.errors import PositionMismatch, TopologyError, UsageError
+from stormproof.source import MicroBatches
 from stormproof.trident.audit.handed_in import HandedInEvidence
 from stormproof.trident.ledger.handed_in import HandedIn, micro_batch
 from stormproof.trident.ledger.rows import Txn

@@ -21,42 +21,27 @@ from support.jobs import source
 from support.operations import Greatest, Letters, Ranked, words_of
 
 from stormproof import (
-    Aggregator,
     ArrowBolt,
     BasicBolt,
     Bolt,
     CatalogTable,
-    CombinerAggregator,
     DeltaMap,
     DeltaSink,
     FileSource,
     IteratorSource,
     KafkaSource,
     KestrelSource,
-    Lineage,
-    MapSetter,
     MemoryMap,
     MemorySink,
     MemorySource,
-    MemoryStore,
-    MicroBatches,
     NatsSource,
-    NonTransactionalMap,
-    OpaqueMap,
     PostgresMap,
     PostgresQueue,
     PostgresSink,
     RabbitMQSource,
     RabbitMQStreamSource,
     RedisStreamSource,
-    ReducerAggregator,
-    RowMerge,
-    StateSink,
-    StormproofError,
     Topology,
-    TopologyError,
-    TransactionalMap,
-    UsageError,
     count,
     exactly_once,
     feed,
@@ -65,6 +50,19 @@ from stormproof import (
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.backoff import Backoff
+from stormproof.errors import StormproofError, TopologyError, UsageError
+from stormproof.sink import Lineage
+from stormproof.source import MicroBatches
+from stormproof.state import (
+    MapSetter,
+    MemoryStore,
+    NonTransactionalMap,
+    OpaqueMap,
+    RowMerge,
+    StateSink,
+    TransactionalMap,
+)
+from stormproof.topology import Aggregator, CombinerAggregator, ReducerAggregator
 from stormproof.trident.run import RunArguments
 from stormproof.trident.stream import GroupedStream, Stream
 

@@ -28,7 +28,8 @@ AT_WORK: Final = "at-work"
 
 TOPOLOGY: Final = '''
 import os, time
-from stormproof import DeltaSink, PostgresMap, PostgresQueue, PostgresSink, StateSink, Topology, count
+from stormproof import DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count
+from stormproof.state import StateSink
 
 LAKE, DISK = {lake!r}, {disk!r}
 

@@ -1,0 +1,39 @@
+"""What `stormproof.sink` offers; this list is the only one."""
+
+from .core.folds import Fold as Fold
+from .core.lineage import Lineage as Lineage
+from .core.sink import (
+    PreparedFile as PreparedFile,
+    SinkInput as SinkInput,
+    SinkMode as SinkMode,
+    SinkWriter as SinkWriter,
+    TaskContext as TaskContext,
+    TaskWriter as TaskWriter,
+)
+from .sinks.preview import (
+    RowsPreview as RowsPreview,
+    TableAction as TableAction,
+    TablePreview as TablePreview,
+)
+from .sinks.protocol import (
+    CommitDecision as CommitDecision,
+    CommitOutcome as CommitOutcome,
+    CommitResult as CommitResult,
+    Evidence as Evidence,
+    EvidenceReport as EvidenceReport,
+    Held as Held,
+    PreparedTransaction as PreparedTransaction,
+    RefusedRow as RefusedRow,
+    Sink as Sink,
+    SinkIdentity as SinkIdentity,
+    SinkSession as SinkSession,
+    decide as decide,
+)
+from .sinks.registry import (
+    SinkAddress as SinkAddress,
+    register_sink as register_sink,
+)
+from .sinks.transactional import (
+    TransactionalSession as TransactionalSession,
+    TransactionalSink as TransactionalSink,
+)

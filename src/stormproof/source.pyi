@@ -1,0 +1,37 @@
+"""What `stormproof.source` offers; this list is the only one."""
+
+from .core.clock import Clock as Clock
+from .core.lineage import ShownIds as ShownIds
+from .core.message import (
+    FailureReason as FailureReason,
+    MessageFailure as MessageFailure,
+)
+from .core.pending.batches import batches_of as batches_of
+from .core.pending.journal import Delivery as Delivery
+from .core.pending.numbered import NumberedSource as NumberedSource
+from .core.pending.postgres import PostgresPendingStore as PostgresPendingStore
+from .core.pending.redelivering import RedeliveringSource as RedeliveringSource
+from .core.pending.registry import register_source as register_source
+from .core.pending.source import PendingSource as PendingSource
+from .core.postgres.database import Database as Database
+from .core.source.backoff import Backoff as Backoff
+from .core.source.dead_letter import (
+    DeadLetter as DeadLetter,
+    Disposal as Disposal,
+)
+from .core.source.files.micro_batches import MicroBatches as MicroBatches
+from .core.source.kind import SourceKind as SourceKind
+from .core.source.decode import decoder_for as decoder_for
+from .core.source.protocol import (
+    Backlog as Backlog,
+    Decoded as Decoded,
+    Decoder as Decoder,
+    Expectation as Expectation,
+    Lease as Lease,
+    Limit as Limit,
+    Resolution as Resolution,
+    Slice as Slice,
+    SliceReader as SliceReader,
+    Source as Source,
+    SourcePreview as SourcePreview,
+)

@@ -1,0 +1,7 @@
+"""What a topology is made of, what a run and a dry run return, and to write an aggregator."""
+
+from __future__ import annotations
+
+from stormproof.core.public_names import names_of_stub
+
+__getattr__, __dir__, __all__ = names_of_stub(__name__)

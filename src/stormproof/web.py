@@ -1,0 +1,7 @@
+"""The page for your own ASGI application (the extra `web`)."""
+
+from __future__ import annotations
+
+from stormproof.core.public_names import names_of_stub
+
+__getattr__, __dir__, __all__ = names_of_stub(__name__)
