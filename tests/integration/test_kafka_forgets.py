@@ -20,7 +20,10 @@ from stormproof.core.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
+from stormproof.core.source.kafka.cluster import Cluster
 from stormproof.core.source.kafka.lookahead import SAMPLE
+from stormproof.core.source.kafka.offsets import OffsetRange
+from stormproof.core.source.kafka.reader import messages_in
 from stormproof.core.source.protocol import Lease, Limit
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sampled(0.05), pytest.mark.timeout(300)]
@@ -184,6 +187,18 @@ def test_it_is_seen_while_a_driver_runs(harness: KafkaHarness, restarts: int) ->
     harness.put([b"new"] * 9)
     with pytest.raises(PositionMismatch, match="the cluster lost messages that it had given out"):
         until(lambda: bool(waited(source)), "it is never seen")
+
+
+def test_a_topic_that_was_made_again_is_read_where_the_one_before_was(harness: KafkaHarness) -> None:
+    """It has fewer leader epochs: a client that knows of later ones takes none of its, as long as it lives."""
+    broker, cluster = harness.broker, Cluster(harness.broker.servers, answer_s=5.0)
+    broker.restart()
+    for payloads in ([b"a", b"b"], [b"c", b"d"]):
+        harness.put(payloads)
+        (found,) = messages_in(cluster, [OffsetRange(harness.name, 0, 0, 0, 2, 2, 0)]).values()
+        assert [message.value() for message in found] == payloads
+        broker.delete(harness.name)
+        broker.topic(name=harness.name)
 
 
 def waited(source: KafkaSource) -> list[bytes]:

@@ -410,6 +410,7 @@ class Feed:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.answer_s = cluster.answer_s
         self._consumer = cluster.consumer()
         self._heard_s = time.monotonic()
 
@@ -437,9 +438,9 @@ class Feed:
             arrived: list[Any] = [] if first is None else [first, *self._consumer.consume(most, 0)]
         if arrived:
             self._heard_s = time.monotonic()
-        elif time.monotonic() - self._heard_s > self.cluster.answer_s:
+        elif time.monotonic() - self._heard_s > self.answer_s:
             raise StoreUnavailable(
-                f"partitions could not be read at {self.cluster.servers}: no answer for {self.cluster.answer_s:g} seconds",
+                f"partitions could not be read at {self.cluster.servers}: no answer for {self.answer_s:g} seconds",
                 servers=self.cluster.servers,
             )
         if not [error for error in map(_ERROR, arrived) if error is not None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.arrays import Rows
-from stormproof.core.errors import PositionMismatch, StormproofError
+from stormproof.core.errors import PositionMismatch, StoreUnavailable, StormproofError
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.kafka.cluster import Cluster, Feed, GapsFound, OffsetGone, Partition, feeds
 from stormproof.core.source.kafka.offsets import OffsetRange, number_of
@@ -38,6 +38,10 @@ _MOST: Final = 10_000
 _WAIT_S: Final = 0.25
 _IDLE_MAX: Final = 2
 """Idle consumers kept by a process for each cluster."""
+KEPT_ANSWER_S: Final = 1.0
+"""How long one that was kept may be left without an answer before a new one asks: where a topic was made again, or set back,
+to fewer leader epochs than a client knows of, it gets none as long as it lives.
+"""
 
 
 Kept = TypeVar("Kept")
@@ -61,11 +65,22 @@ def _read(
 ) -> dict[int, list[Kept]]:
     """`messages_in`, of which only what `keep` makes of each run of messages is kept."""
     wanted: dict[Partition, OffsetRange] = {(one.topic, one.partition): one for one in ranges if one.messages}
-    found: dict[int, list[Kept]] = {one.place: [] for one in ranges}
+    empty: dict[int, list[Kept]] = {one.place: [] for one in ranges}
     if not wanted:
-        return found
+        return empty
     idle = feeds(cluster)
-    feed = idle.pop() if idle else Feed(cluster)
+    while idle:
+        with suppress(StoreUnavailable):
+            return empty | _read_by(idle.pop(), min(KEPT_ANSWER_S, cluster.answer_s), wanted, keep)
+    return empty | _read_by(Feed(cluster), cluster.answer_s, wanted, keep)
+
+
+def _read_by(
+    feed: Feed, answer_s: float, wanted: Mapping[Partition, OffsetRange], keep: Callable[[Sequence[Any]], Kept]
+) -> dict[int, list[Kept]]:
+    """What a consumer that is answered in time gives; it is kept for the next read."""
+    found: dict[int, list[Kept]] = {one.place: [] for one in wanted.values()}
+    feed.answer_s = answer_s
     try:
         feed.assign({partition: one.first for partition, one in wanted.items()})
         _collect(feed, wanted, found, keep)
@@ -76,6 +91,7 @@ def _read(
     except BaseException:
         _dispose(feed)
         raise
+    idle = feeds(feed.cluster)
     if len(idle) < _IDLE_MAX:
         idle.append(feed)
     else:
@@ -85,7 +101,7 @@ def _read(
 
 def _collect(
     feed: Feed,
-    wanted: dict[Partition, OffsetRange],
+    wanted: Mapping[Partition, OffsetRange],
     found: dict[int, list[Kept]],
     keep: Callable[[Sequence[Any]], Kept],
 ) -> None:
