@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
-from support.brokers import until
 from support.brokers.rabbitmq_server import RabbitMQServer, RabbitMQStreamHarness
 from support.brokers.redis_server import RedisServer
 from support.command_line import CommandLine, command_line_in
@@ -143,7 +143,10 @@ class Segmented:
         self._connection.close()
 
     def moves(self) -> int:
-        """Put messages until the broker removes some; the first one that is left."""
+        """Put messages until the broker removes some; the first one that is left.
+
+        One by one: it removes as much as is too much when it comes to it, which may be later than it begins a segment.
+        """
         before = self.first
         while (now := self.first) == before:
             self.put()
@@ -154,24 +157,21 @@ class Segmented:
 def test_a_stream_whose_last_message_that_was_read_is_gone_cannot_be_told_until_that_is_accepted(
     database: Database, tmp_path: Path, rabbitmq: RabbitMQServer, command: CommandLine
 ) -> None:
-    stream = Segmented(rabbitmq, database)
-    stream.put()
-    boundary, *later = [stream.moves() for _ in range(4)]
-    segment = min(right - left for left, right in pairwise([boundary, *later]))  # it may remove two at once
-    while (stream.end - boundary) % segment:
-        stream.put()
     topology = Topology(NAME)
     source = RabbitMQStreamSource(NAME, url=rabbitmq.url, database=database, on_gap="record")
     topology.stream("lines", source).into(PostgresSink(NAME, database=database))
-    ran(topology, database, tmp_path)
-    command("audit", "verify", NAME)
-    read = stream.end
-    while (left := stream.first) < read:
-        for _ in range(segment):
+    with closing(Segmented(rabbitmq, database)) as stream:
+        stream.put()
+        boundary, *later = [stream.moves() for _ in range(4)]
+        segment = min(right - left for left, right in pairwise([boundary, *later]))
+        while (stream.end - boundary) % segment:
             stream.put()
-        until(lambda left=left: stream.first > left, "one more segment is removed")
-    assert left == read
-    stream.close()
+        ran(topology, database, tmp_path)
+        command("audit", "verify", NAME)
+        read = stream.end
+        while (left := stream.moves()) < read:
+            pass
+        assert left == read, "the segment behind the last message that was read begins the stream"
     ran(topology, database, tmp_path)
     found = command("audit", "verify", NAME, status=4)
     (unknown,) = found["unknowns"]

@@ -112,9 +112,8 @@ class RabbitMQServer(Broker):
     def declare(self, queue: str, kind: str = "classic", **more: object) -> None:
         """`more`: arguments of the queue, with underscores."""
         arguments = {"x-queue-type": kind, **{name.replace("_", "-"): value for name, value in more.items()}}
-        connection = self.connect()
-        connection.channel().queue_declare(queue, durable=True, arguments=arguments)
-        connection.close()
+        with self.connect() as connection:
+            connection.channel().queue_declare(queue, durable=True, arguments=arguments)
 
     def until_kept(self, queue: str, system: str = "quorum") -> None:
         """Wait until a quorum queue would be there after a kill: the broker writes its name down up to a second later."""
@@ -122,9 +121,8 @@ class RabbitMQServer(Broker):
         until(lambda: any(queue.encode() in path.read_bytes() for path in names), f"{queue} is not on disk", 20)
 
     def delete(self, queue: str) -> None:
-        connection = self.connect()
-        connection.channel().queue_delete(queue)
-        connection.close()
+        with self.connect() as connection:
+            connection.channel().queue_delete(queue)
 
     def put(
         self,
@@ -133,52 +131,46 @@ class RabbitMQServer(Broker):
         ids: Sequence[str | None] = (),
         headers: Mapping[str, Any] | None = None,
     ) -> None:
-        connection = self.connect()
-        channel = connection.channel()
-        channel.confirm_delivery()
         given = list(ids) or [f"m{next(_numbers)}" for _ in payloads]
-        for payload, id_ in zip(payloads, given, strict=True):
-            properties = pika.BasicProperties(delivery_mode=2, message_id=id_, headers=dict(headers or {}))
-            channel.basic_publish("", queue, payload, properties, mandatory=True)
-        connection.close()
+        with self.connect() as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            for payload, id_ in zip(payloads, given, strict=True):
+                properties = pika.BasicProperties(delivery_mode=2, message_id=id_, headers=dict(headers or {}))
+                channel.basic_publish("", queue, payload, properties, mandatory=True)
 
     def until_up(self, queue: str) -> None:
         """Wait until a queue is served, which may be a moment after its node is."""
         until(lambda: self._is_up(queue), f"{queue} is not served")
 
     def _is_up(self, queue: str) -> bool:
-        connection = self.connect()
-        try:
-            connection.channel().queue_declare(queue, passive=True)
-        except pika.exceptions.ChannelClosedByBroker:
-            return False
-        finally:
-            connection.close()
+        with self.connect() as connection:
+            try:
+                connection.channel().queue_declare(queue, passive=True)
+            except pika.exceptions.ChannelClosedByBroker:
+                return False
         return True
 
     def first(self, stream: str) -> bytes:
         """The payload of the first message that a stream has."""
-        connection = self.connect()
-        channel = connection.channel()
-        channel.basic_qos(prefetch_count=1)
-        consumed = channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=WAIT_S)
-        _, _, payload = next(consumed)
+        with self.connect() as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=1)
+            consumed = channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=WAIT_S)
+            _, _, payload = next(consumed)
         assert isinstance(payload, bytes), f"stream {stream} has no message"
-        connection.close()
         return payload
 
     def ready(self, queue: str) -> int:
         """Messages that nobody was given."""
-        connection = self.connect()
-        count: int = connection.channel().queue_declare(queue, passive=True).method.message_count
-        connection.close()
+        with self.connect() as connection:
+            count: int = connection.channel().queue_declare(queue, passive=True).method.message_count
         return count
 
     def consumers(self, queue: str) -> int:
         """Consumers that the broker knows of."""
-        connection = self.connect()
-        found: int = connection.channel().queue_declare(queue, passive=True).method.consumer_count
-        connection.close()
+        with self.connect() as connection:
+            found: int = connection.channel().queue_declare(queue, passive=True).method.consumer_count
         return found
 
     def until_left(self, queue: str, count: int) -> None:
