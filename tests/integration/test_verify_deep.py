@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from support.crashes import KILLED, Cell, run_driver
 from support.operated import Operated
 from support.plants import APPENDS, EVERY, FOUND, TABLES, TRACED, can_be, plant
 from support.topologies import source_of
+from support.web import READER, client, page_of
 
 from stormproof import DeltaSink, MemorySource, PostgresSink, Topology
 from stormproof.core.postgres.database import Database
@@ -25,6 +28,7 @@ from stormproof.sinks.content import Content
 from stormproof.sinks.delta import compare
 from stormproof.sinks.protocol import Sink
 from stormproof.sinks.staging import file_digest
+from stormproof.trident.web.people import WebOptions
 
 pytestmark = [pytest.mark.postgres]
 NAME = "deep"
@@ -94,6 +98,29 @@ def test_an_untouched_run_is_clean(run: Operated) -> None:
     assert {table["sink"]: table["rows"] for table in report["tables"]} == {
         name: 24 if name in APPENDS else 5 for name in TABLES
     }
+
+
+def test_how_far_a_verdict_reaches_is_said_by_the_command_the_page_and_the_report(run: Operated) -> None:
+    reach = run.command("audit", "verify", NAME, "--deep", status=4)["reach"]
+    assert f"verdict: {reach}" in run.text("audit", "verify", NAME, "--deep", status=4).splitlines()
+    out = run.cell.folder / "report.json"
+    assert run.command("audit", "report", NAME, "--deep", "--out", str(out), status=4)["verdict"] == "not_compared"
+    assert json.loads(out.read_text())["verdict"]["verdict"] == "not_compared"
+    assert colours(run) == {"not compared": {"run"}}
+    run.command("audit", "verify", NAME, "--deep", "--sink", "delta")
+    assert colours(run)["clean"] == {"ok"}
+
+
+def colours(run: Operated) -> Mapping[str, set[str]]:
+    """The kept verdicts on the page's views, each with the classes that it is shown by."""
+    app, found = page_of(run.cell.database, WebOptions(lambda _: READER)), dict[str, set[str]]()
+    for address in ("/", f"/topology?topology={NAME}", f"/question?name=verdicts&topology={NAME}"):
+        shown = re.findall(r'<span class="st (\w*)">(not compared|clean)</span>', client(app).get(address).text)
+        assert shown, address
+        for colour, verdict in shown:
+            found.setdefault(verdict, set()).add(colour)
+    app.close()
+    return found
 
 
 @pytest.mark.parametrize("what", sorted(FOUND))

@@ -15,6 +15,7 @@ from support.random_tables import batches
 from support.typed_rows import IDENTITY, put
 
 from stormproof.core.errors import TopologyError
+from stormproof.core.folds import ByOrder, End
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.abilities import Repair
 from stormproof.sinks.delta import DeltaSink
@@ -22,7 +23,7 @@ from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import check_types
 from stormproof.sinks.protocol import SinkIdentity
 
-HOW: Final = ("append", "merge", "compact")
+HOW: Final = ("append", "merge", "fold", "compact")
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -35,7 +36,9 @@ def test_no_file_has_statistics_that_exclude_a_row(how: str, made: list[pa.Table
         check_types(schema, "table 't'")
     except TopologyError:
         reject()
-    input_ = SinkInput.for_upsert(schema, ("i",)) if how == "merge" else SinkInput(schema)
+    newest = {name: ByOrder(End.LAST, ("i",)) for name in schema.names if name != "i"}
+    inputs = {"merge": SinkInput.for_upsert(schema, ("i",)), "fold": SinkInput.for_fold(schema, ("i",), newest)}
+    input_ = inputs.get(how, SinkInput(schema))
     with tempfile.TemporaryDirectory() as folder:
         sink = DeltaSink(Path(folder) / "t", name="t")
         for txid, table in enumerate(rows, 1):
