@@ -104,21 +104,21 @@ class Settings(BaseSettings):
 
     database_url: SecretStr | None = Field(
         default=None,
-        description="Postgres of ledger and queues, postgresql://USER:PASSWORD@HOST:PORT/DATABASE; default: see below",
+        description="Postgres of ledger and queues: postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
     )
     embedded: bool = Field(default=True, description="start a Postgres under `home` if none is named")
     home: Path = Field(default=Path(".stormproof"), description="folder for the embedded Postgres and staged files")
     staging_dir: str | None = Field(
         default=None,
-        description="folder for prepared files, which driver and executors reach: a path, or a URL such as "
-        "`s3://BUCKET/KEY`; default: `home`/staging",
+        description="folder of prepared files for driver and executors: a path, or a URL such as `s3://BUCKET/KEY`; "
+        "default: `home`/staging",
         min_length=1,
     )
     storage_options: dict[str, str] = Field(
         default={},
         repr=False,
-        description="options of delta-rs and obstore for `s3://`, `abfss://` and `gs://` addresses without options of their "
-        "own: a table in `stormproof.toml`, or a JSON object; default: the store's client uses the environment",
+        description="options of delta-rs and obstore, for addresses of object stores without options of their own: a table "
+        "in `stormproof.toml`, or a JSON object",
     )
     master: str = Field(default="local[*]", description="Spark's master", min_length=1)
     spark: dict[str, str] = Field(
@@ -133,13 +133,12 @@ class Settings(BaseSettings):
     small_job_ms: float = Field(
         default=100.0,
         ge=0,
-        description="a batch that is expected to take less work than this is run as one Spark task, without an exchange; 0: "
-        "never",
+        description="a batch that is expected to take less work is run as one Spark task; 0: never",
     )
     delta_jars_dir: Path | None = Field(
         default=None,
-        description="folder with Delta's jars; default: `.jars` in the working folder or in the installed clone, else the "
-        "folder of `stormproof jars`",
+        description="folder with Delta's jars; default: `.jars` of the working folder or clone, else that of "
+        "`stormproof jars`",
     )
     batch_messages: int = Field(
         default=10_000,
@@ -150,27 +149,26 @@ class Settings(BaseSettings):
     max_batches_in_flight: int | None = Field(
         default=None,
         ge=1,
-        description="most batches in flight: the next ones run while the lowest commits; default: 1, with "
-        "`latency_target_s` 4",
+        description="most batches in flight; default: 1, with `latency_target_s` 4",
     )
     latency_target_s: float | None = Field(
         default=None,
         gt=0,
-        description="tune batch size and batches in flight, up to the limits above, for the highest throughput at which "
-        "nine batches of ten commit within so many seconds of their opening; default: no tuning",
+        description="tune batch size and batches in flight, up to the limits above, to commit nine batches of ten in "
+        "this time",
     )
     rejects_max_share: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="share of the newest 1,000 or more messages whose rows a sink's table may refuse (10 messages are "
-        "always allowed); beyond it the batch is blocked; 0: every refused row blocks its batch",
+        description="share of the newest 1,000 or more messages whose rows a sink's table may refuse, and always 10 "
+        "messages, before the batch is blocked; 0: every refused row blocks its batch",
     )
     message_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="how long a batch's job may show no progress before it is cancelled and the message at fault is "
-        "searched: one call of a function must end, or reset the time, within it; a job that progresses is not limited",
+        description="how long a batch's job may show no progress before the message at fault is searched: one call of a "
+        "function must end, or reset the time, within it",
     )
     start_timeout_s: float = Field(
         default=300.0,
@@ -180,9 +178,8 @@ class Settings(BaseSettings):
     worker_memory_mb: int | None = Field(
         default=None,
         ge=64,
-        description="megabytes that a Spark worker may allocate beyond its start; default: `spark.executor.pyspark.memory` "
-        "(on YARN and Kubernetes `spark.executor.memoryOverhead` per core), else half of the machine's memory per core, at "
-        "least 1024",
+        description="megabytes that a Spark worker may allocate beyond its start; default: as Spark grants "
+        "(see limits.md), else half of the machine's memory per core, at least 1024",
     )
     pulse_port: int = Field(
         default=0,
@@ -197,20 +194,18 @@ class Settings(BaseSettings):
     lease_s: float = Field(
         default=30.0,
         gt=0,
-        description="how long opened messages stay with a driver that gives no sign of life; it renews them every third of "
-        "this time",
+        description="how long opened messages stay with a driver that gives no sign of life",
     )
     metrics_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="port where a driver serves its metrics to Prometheus, at /metrics; 0: a free one, which it prints; "
-        "default: none",
+        description="port where a driver serves its metrics to Prometheus, at /metrics; 0: a free one, which it prints",
     )
     metrics_host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="address of `metrics_port`; `0.0.0.0` serves everybody who reaches this machine, without a password",
+        description="address of `metrics_port`; `0.0.0.0` serves everybody, without a password",
     )
     metrics_file: Path | None = Field(
         default=None,
@@ -219,12 +214,11 @@ class Settings(BaseSettings):
     metrics_interval_s: float = Field(
         default=15.0,
         gt=0,
-        description="seconds between two writes of `metrics_file`, and at least between two queries of the source's backlog",
+        description="seconds between two writes of `metrics_file`, or queries of the source's backlog",
     )
     metrics_opentelemetry: bool = Field(
         default=False,
-        description="pass metrics, and a span per batch, to OpenTelemetry's API; needs the extra `otel`, and an SDK in your "
-        "program",
+        description="pass metrics, and a span per batch, to OpenTelemetry's API; needs the extra `otel`",
     )
     lineage_url: SecretStr | None = Field(default=None, description="OpenLineage server; needs the extra `openlineage`")
     lineage_api_key: SecretStr | None = Field(default=None, description="key for `lineage_url`")
@@ -237,16 +231,15 @@ class Settings(BaseSettings):
     lineage_interval_s: float = Field(
         default=30.0,
         ge=0,
-        description="least seconds between two committed batches that are reported, each with the sums since the last; "
-        "failures are always reported",
+        description="least seconds between two committed batches that are reported",
     )
     lineage_error_texts: bool = Field(
         default=False, description="report error texts, which may quote a message, beside their kind"
     )
     plugins: str = Field(
         default="",
-        description="modules or FILE.py, separated by commas, that commands import first: they register your own kinds of "
-        "sinks for `audit`, `status` and `ledger` (see sinks.md)",
+        description="modules or FILE.py, separated by commas, that commands import first: they register your own "
+        "kinds of sinks",
     )
     log_format: Literal["auto", "text", "json"] = Field(
         default="auto",

@@ -20,46 +20,39 @@ command and an SQL view. Made by `tools/audit_doc.py` from the views' own descri
     stormproof audit dead-letters --group topology --group error_class
     stormproof audit behind --json
 
-A command takes a topology, or none for all of them; `txn`, `message`, `components` and `verify` require one. Filters,
-`--group` and `--limit` (100 rows by default) are in [cli.md](cli.md). The answer says how many rows the limit left out.
-`--since` and `--until` take an ISO 8601 time or an age such as `12h`.
+A command takes a topology, or none for all of them; `txn`, `message`, `components` and `verify` require one. Filters are
+in [cli.md](cli.md#stormproof-audit). With `--json` an answer has the keys `question`, `view`, `asked`, `rows` and
+`left_out`; `audit replays` of one topology without a filter or `--group` also has `histories`, with `messages`,
+`batches`, `attempts`, `suppressed` and `left_out`.
 
-With `--json` an answer has the keys `question`, `view`, `asked`, `rows` and `left_out`. `audit replays` also has
-`histories`: for one topology without a filter or `--group`, an object with `messages`, `batches`, `attempts`,
-`suppressed` and their own `left_out`; otherwise null.
+Exit status:
 
-| exit status | when |
-| --- | --- |
-| 0 | there is an answer, even an empty one |
-| 1 | `behind`: a sink is behind a blocked batch. `aborted`: a listed batch is blocked now. `verdicts`, `verify`: a violation |
-| 2 | the topology, filter or group is unknown |
-| 4 | `verdicts`, `verify`: cannot tell. `verdicts`: the topology has none |
+- 0: there is an answer, even an empty one
+- 1: `behind`: a sink is behind a blocked batch. `aborted`: a listed batch is blocked now. `verdicts`, `verify`: a violation
+- 2: the topology, filter or group is unknown
+- 4: `verdicts`, `verify`: cannot tell. `verdicts`: the topology has none
 
 ## SQL
 
-The views are in the schema `stormproof`. They are stable: columns are only added. A BI tool's role needs:
+The [views](#the-views) are in the schema `stormproof`. They are stable: columns are only added. A BI tool's role needs:
 
     grant usage on schema "stormproof" to reader;
     grant select on stormproof.audit_replays, stormproof.audit_txn to reader;  -- and the others that it shows
 
-No view shows a payload or the text of an error, which may quote a payload; errors are given by class. The commands
-`message`, `txn`, `aborted` and `replays` show more and need the role of an auditor (`stormproof ledger sql --grants`).
-
-The views read what the ledger records anyway, and cost the topology nothing; only `audit_components` and `audit_edges`
-add a row per component and edge to each batch. Over a ledger of 10,000,000 messages in 100,000 batches, each question
-takes less than a quarter of a second; `attempts` takes 0.6 s, and `recovered` and `replays --group` some 1.5 s.
+No view shows a payload or the text of an error, which may quote a payload. The commands `message`, `txn`, `aborted` and
+`replays` show more and need the role of an auditor (`stormproof ledger sql --grants`). Over a ledger of 10,000,000
+messages in 100,000 batches a question takes less than a quarter of a second; `attempts` takes 0.6 s, and `recovered` and
+`replays --group` some 1.5 s.
 
 ## What a sink has of a batch
 
-`status`, `audit behind`, `audit txn`, `audit message` and the page report `has_it`, `has_it_not` or `not_asked` for
-each sink. If the ledger does not know (the batch is blocked or was given back, or its driver is dead or silent), they
-ask the sink's own record: the Delta table's log, or `stormproof_sink.evidence` beside a Postgres table. `not_asked` has
-a `why`: the store cannot be reached, it keeps no record of txids, a driver is committing the batch right now, or it is
-not yet on record which messages the sink rejected. The views know only what the ledger knows.
+`status`, `audit behind`, `audit txn`, `audit message` and the page report `has_it`, `has_it_not` or `not_asked` for each
+sink. If the ledger does not know (the batch is blocked or was given back, or its driver is dead or silent), they ask the
+sink's own record; the views do not. `not_asked` has a `why`: the store cannot be reached or keeps no record of txids, a
+driver is committing the batch right now, or it is not yet on record which messages the sink rejected.
 
-`committed_at` is the commit's time by the clock of the sink's store, even if a later run found the commit. For stores
-that keep no such time (memory, key-value stores, a sink of your own) it is the driver's time after the commit, or when
-recovery found it. `rows` counts prepared rows; `rejected` rows are counted separately.
+`committed_at` is by the clock of the sink's store; of stores that keep no such time (memory, key-value stores, a sink of
+your own) the driver's. `rows` counts prepared rows; `rejected` rows are counted separately.
 
 ## Message ids
 
@@ -73,37 +66,30 @@ Lists show a broker's own id as `server_id`. Commands and the page's search take
 | Redis stream | `0-42` | the entry's id, `1700000000000-1` |
 | NATS JetStream | `0-42` | the stream's sequence |
 
-An id that could be either is the one on record; `=ID` is always the broker's. With several spouts, write `SPOUT:ID`;
-without it, all spouts are searched. An id that no message has is unknown (exit status 2), and so is an offset that was
-never opened.
+An id that could be either is the one on record; `=ID` is always the broker's. With several spouts, `SPOUT:ID` searches
+one. An id that no message has is unknown (exit status 2), and so is an offset that was never opened.
 
 ## What is not on record
 
 - **A message that succeeded at once** has no row of its own. `audit message` finds its batch by the slice that holds
-  the id. If the source still has all of the slice's messages, an id that is none of theirs is refused (exit status 2).
-  If it has removed some, the answer is `unproven` (`in_source` is false): the message was removed after it was read, or
-  never existed. Sinks that store ids can tell.
-- **Which messages had rows at a sink for which a batch was skipped** (`ledger skip`). Each message of the batch is
-  `skipped`, with who and why; `audit dead-letters` has one row for the batch.
+  the id. If the source has removed messages of the slice, the answer is `unproven`: the message was removed after it
+  was read, or never existed.
+- **Which messages had rows at a sink for which a batch was skipped**: each message of the batch is `skipped`, and
+  `audit dead-letters` has one row for the batch.
 - **Steps of a batch whose driver died before prepare**: only the times of its row are known.
 - **What waits in a source and was never opened** is not in `audit_pending`; the command asks the source.
 - **What was pruned** is in no view.
-- **Components of attempts that were repeated, or of batches that were given back** are not counted. A batch that runs
-  again for one sink, because its table refused a group's row, keeps the counts of the attempt that was prepared.
-- **Components of `exactly_once`**, whose rows Spark computes. `audit txn` has the rows of each sink. A topology that a
-  query feeds has components as usual.
+- **Components of attempts that were repeated, of batches that were given back, and of `exactly_once`** are not counted.
 - **Versions of Postgres tables**: Postgres has none.
 """
 VERIFY: Final = """## Verify
 
-| command | compares |
-| --- | --- |
-| `stormproof audit verify orders` | ledger, source and each sink's own record: each txid once and in order. No table is read |
-| `... --deep` | also the rows of the tables, and committed messages that the source still keeps |
-| `... --since last` | what came since the last clean verdict of the same scope |
-| `... --since TXID`, `--since TIME` | from a txid on, or from the first one that had not ended at that time |
-| `... --sink NAME` | with `--deep`: the table of that sink alone |
-| `... --others-write` | with `--deep`: rows that other writers added are no violation |
+- `stormproof audit verify orders`: ledger, source and each sink's own record: each txid once and in order. No table is read
+- `... --deep`: also the rows of the tables, and committed messages that the source still keeps
+- `... --since last`: what came since the last clean verdict of the same scope
+- `... --since TXID`, `--since TIME`: from a txid on, or from the first one that had not ended at that time
+- `... --sink NAME`: with `--deep`: the table of that sink alone
+- `... --others-write`: with `--deep`: rows that other writers added are no violation
 
 | verdict | meaning | exit status |
 | --- | --- | --- |
@@ -112,73 +98,59 @@ VERIFY: Final = """## Verify
 | `not_compared` | all else agrees, but of some sinks not all was compared; a note `not_compared` gives the reason for each | 4 |
 | `cannot_tell` | evidence is gone or out of reach | 4 |
 
-Each verdict is kept with its time and scope: the first and last txid checked, and how far the ledger had been pruned.
-It says nothing of other txids. A role that may only read, or a standby, keeps no verdict and says so; the exit status
-is the same. A role of the kind auditor may add verdicts and change none. `stormproof ledger prune` removes verdicts
-older than its horizon, except the newest of each kind and scope.
-
-A driver may run meanwhile: each table is read at one instant.
+Each verdict is kept with its time and scope, and says nothing of other txids. A role that may only read, or a standby,
+keeps no verdict and says so; the exit status is the same. A driver may run meanwhile: each table is read at one instant.
 
 ### Incremental verify
 
-With `--since last` the check begins after the last txid up to which, at the previous verdict, every batch had ended and
-no message waited for a retry. A chain of clean verdicts therefore has no gap; `chain_from` is its first txid. A verdict
-that is not clean is not continued. Everything is checked (`all_checked`) if there is no such verdict, a table was
-restored or changed by other means since, a batch reads again what was given back, or the ledger was pruned beyond the
-verdict.
+`--since last` begins after the last txid up to which, at the previous clean verdict, every batch had ended and no
+message waited for a retry: a chain of clean verdicts has no gap (`chain_from` is its first txid). Everything is checked
+(`all_checked`) if there is no such verdict, a table was restored or changed by other means since, a batch reads again
+what was given back, or the ledger was pruned beyond the verdict.
 
 Run a check without `--since` regularly, for example daily. Only that finds later changes of what was checked, a batch
 that reads again a part of an older batch, and a single Kafka partition that was moved back.
 
-### Payloads that were set aside
+### Payloads
 
 The SHA-256 of the payload of each retry, dead letter and reject (with its row) is kept. `audit verify` names those that
 have changed (`payload_changed`), and `dead-letters requeue` refuses them: use `edit` or `drop`.
 
-### Messages that the source still keeps
-
-`--deep` names committed messages that were altered or removed (`payload_changed`). What a source has removed by its own
-rules is not compared and raises no alarm.
+`--deep` also names committed messages that were altered or removed while the source keeps them. What a source has
+removed by its own rules is not compared.
 
 | source | compared | by |
 | --- | --- | --- |
-| Postgres queue | each slice, until its partition is dropped | a hash of ids and payloads, taken by the server at open |
-| NATS, Redis, RabbitMQ queues, Kestrel | each message, until an hour after it was resolved; not its metadata | the SHA-256 of the payload in the journal, and numbers without gaps |
-| files, also in object stores | each file that is there under its name | digests of blocks of lines, or of the columns of row groups, taken when the file is registered |
-| Kafka, RabbitMQ streams | nothing: `not_compared` | |
-| streaming queries, jobs | nothing | |
+| Postgres queue | each slice, until its partition is dropped | a hash of ids and payloads |
+| NATS, Redis, RabbitMQ queues, Kestrel | each message, until an hour after it was resolved; not its metadata | the SHA-256 of the payload, and numbers without gaps |
+| files, also in object stores | each file that is there under its name | digests of blocks of lines, or of the columns of row groups |
+| Kafka, RabbitMQ streams, streaming queries, jobs | nothing: `not_compared` | |
 
 ### Rows that changed nothing
 
-A row of an upsert is in the table, is rejected, was dropped by a trigger, or changed nothing, because a later row of
-its key was there (*superseded*). For each txid, `audit verify` compares the number of the last kind in the ledger, in
-the sink's record and by the prepared files. A difference is a violation (`evidence_differs`). Numbers that cannot be
-compared with the prepared files give a notice (`superseded_not_compared`): where Spark commits to Delta, whose figures
-count rows of repeated tasks twice, and where a sink's `Evidence.superseded` is None. Under the weaker guarantees they
-are not compared. Only their number is on record, not which rows.
+A row of an upsert that changed nothing, because a later row of its key was there, is *superseded*. For each txid
+`audit verify` compares their number in the ledger, in the sink's record and by the prepared files. A difference is a
+violation (`evidence_differs`). Where Spark commits to Delta, and where a sink's `Evidence.superseded` is None, it gives
+a notice (`superseded_not_compared`); under the weaker guarantees they are not compared. Which rows is not on record.
 
 ### Deep verify
 
 `--deep` reads every row of the tables. With `content_digests` (on for `PostgresSink`, off for `DeltaSink`) each file
-prepared for an append has a digest: its number of rows and the sum of their hashes, whatever their order and files. A
-digest takes a task 10 to 200 ns a row, up to a third of the time of writing the file. It shows accidental changes, with
-a chance of about 2^-64 to miss one; it is no defence against somebody who computes rows to fit.
+prepared for an append has a digest: its number of rows and the sum of their hashes. A digest takes a task 10 to 200 ns a
+row, up to a third of the time of writing the file. It misses an accidental change with a chance of about 2^-64, and is
+no defence against somebody who computes rows to fit.
 
-| table | how rows are compared |
-| --- | --- |
-| Delta, append | each live file by its SHA-256. Rows that OPTIMIZE or Spark moved: by content, with `content_digests` |
-| the same, committed by Spark | likewise, except partitioned tables, and mapped tables whose columns were changed |
-| Postgres, append | with `lineage=True` txid by txid; otherwise all rows as one sum, if every batch has a digest |
-| upsert, fold, map | no key twice; the number of keys against those inserted; in a fold, each summed column (count, sum, mean) |
-| map | also all values: value, previous value, txid, incarnation. Not a key-value store or state class of yours |
-| upsert, fold with `lineage=True` | also all values, and the txid and message that each row names. Not where Spark commits; not after a batch of more than 1,000,000 rows (Delta); not after rows whose columns differ from those before; not in Postgres tables with AFTER UPDATE triggers or an ON UPDATE CASCADE reference to themselves |
+- **Delta, append**: each live file by its SHA-256. Rows that OPTIMIZE or Spark moved: by content, with `content_digests`
+- **the same, committed by Spark**: likewise, except partitioned tables, and mapped tables whose columns were changed
+- **Postgres, append**: with `lineage=True` txid by txid; otherwise all rows as one sum, if every batch has a digest
+- **upsert, fold, map**: no key twice; the number of keys against those inserted; in a fold, each summed column (count, sum, mean)
+- **map**: also all values: value, previous value, txid, incarnation. Not a key-value store or state class of yours
+- **upsert, fold with `lineage=True`**: also all values, and the txid and message that each row names. Not where Spark commits; not after a batch of more than 1,000,000 rows (Delta); not after rows whose columns differ from those before; not in Postgres tables with AFTER UPDATE triggers or an ON UPDATE CASCADE reference to themselves
 
 Values of rows that may be overwritten are compared as one sum of hashes over the table, so a difference is not
-attributed to a row or txid. With `lineage=True`, a commit reads the rows that it replaces: two look-ups by key in
-Postgres, one pass over the table in Delta. Sums of floats may differ by rounding once per commit. What a commit
-inserted is kept in the metadata of its Delta version, together with the totals before it, and in
-`stormproof_sink.evidence`; a log that was cleaned up therefore tells enough. Keys are compared in 128 MB of memory;
-more than 16 million are read in several passes.
+attributed to a row or txid. With `lineage=True` a commit reads the rows that it replaces: two look-ups by key in
+Postgres, one pass over the table in Delta. Keys are compared in 128 MB of memory; more than 16 million are read in
+several passes.
 
 `not_compared` lists what was left out:
 
@@ -189,30 +161,24 @@ more than 16 million are read in several passes.
 - rows moved to files together with rows of other writers, or of txids that are not on record;
 - in upserts and folds: the number of rows where Spark commits, or where a Postgres table had rows before; sums where
   the table had rows before, or NaN or an infinity was added;
-- values of a Delta table after another writer changed rows, or after `stormproof repair` removed some. In Postgres,
+- values of a Delta table after another writer changed rows, or after `stormproof repair` removed some; in Postgres,
   which has no log of others, that is a difference;
 - rows that were there before the first txid, and rows of other incarnations in a restored table.
 
-Tests plant these changes in Delta and Postgres tables, appended and upserted, with lineage and without. All are found
-where they can be made, except where a table is named, in which the report says that it did not compare:
+Tests plant these changes in Delta and Postgres tables, appended and upserted, with lineage and without. All are found,
+except in a table that is named here, of which the report says that it did not compare it:
 
 TABLE
 ## The report file
 
-`stormproof audit report TOPOLOGY --out FILE` writes a JSON file for an auditor. `--since` and `--until` choose batches
-by the time they were opened, `--message ID` adds a message's history, `--rows` limits each list, `--deep` compares rows
-too; a difference in a partitioned table names the partition. The exit status is the verdict's.
+`stormproof audit report TOPOLOGY --out FILE` writes a JSON file for an auditor; options:
+[cli.md](cli.md#stormproof-audit-report). The exit status is the verdict's. It has no payloads and no error texts.
 
-| part | content |
-| --- | --- |
-| `verdict` | of `audit verify` run for these batches, or with `--verdict N` one on record. A clean one that does not cover all batches counts as "cannot tell" |
-| `not_looked_at` | what the report does not cover |
-| `topology`, `sinks`, `graphs`, `driver_lives`, `driver_events` | tables, shapes of the graph, runs of the driver, take-overs, recoveries |
-| `questions` | the answers to the twelve questions: counts by group, and the newest rows. `sha256` is of the other members as JSON without spaces, keys in order, in ASCII |
-| `digest` | one SHA-256 over all batches and what they wrote: two reports of one time have the same |
-
-It has no payloads and no error texts. `--payload-digests` adds the SHA-256 and length of payloads of dead letters and
-rejects; a short payload can be guessed from its digest.
+- `verdict`: of `audit verify` run for these batches, or with `--verdict N` one on record. A clean one that does not cover all batches counts as "cannot tell"
+- `not_looked_at`: what the report does not cover
+- `topology`, `sinks`, `graphs`, `driver_lives`, `driver_events`: tables, shapes of the graph, runs of the driver, take-overs, recoveries
+- `questions`: the answers to the twelve questions: counts by group, and the newest rows. `sha256` is of the other members as JSON without spaces, keys in order, in ASCII
+- `digest`: one SHA-256 over all batches and what they wrote: two reports of one time have the same
 
 Sign it with a key of `ssh-keygen -t ed25519` (or `minisign`), and check it without the ledger:
 
@@ -224,15 +190,22 @@ Status 0 means that no byte has changed since it was signed with that key.
 
 ## The views
 
-Every view has `topology`, the topology's name. `txid` is a batch's number and `message` a message's id, as every
-command shows it, unless said otherwise.
+The view of `audit replays` is `stormproof.audit_replays`, and so on. Every view has `topology`. `txid` is a batch's
+number, `message` a message's id as every command shows it, and `error_class` the class of the exception, or the reason if
+there was none, unless said otherwise. `stormproof ledger sql` prints what every column means, also of those that a list
+only names.
 """
 SHARED: Final = {
     "topology": "the topology's name",
     "txid": "the batch's number",
     "message": "the message's id, as every command shows it",
+    "error_class": "class of the exception, or the reason if there was none",
 }
 """Columns whose meaning stands above all views."""
+FEW: Final = 8
+"""A column that is told in no more words is listed by its name alone, unless its values are."""
+LISTED: Final = ("what", "state", "reason", "cause", "kind")
+"""Columns whose meaning is a list of values."""
 
 
 def planted() -> str:
@@ -258,11 +231,13 @@ def text() -> str:
         columns = [(one.partition(".")[2], meaning) for one, meaning in told.items() if one.startswith(f"{name}.")]
         question = name.removeprefix("audit_").replace("_", "-")
         asks = f"{QUESTIONS[question].asks} " if question in QUESTIONS else ""
-        heading = "edges" if name == "audit_edges" else f"`stormproof audit {question}`"
-        parts.append(f"### {heading}\n\n{asks}View `stormproof.{name}`: {told[name]}.\n")
-        parts.append(
-            "".join(f"- `{column}`: {meaning}\n" for column, meaning in columns if SHARED.get(column) != meaning)
-        )
+        heading = "`stormproof.audit_edges`" if name == "audit_edges" else f"`stormproof audit {question}`"
+        parts.append(f"### {heading}\n\n{asks}{told[name][0].upper()}{told[name][1:]}.\n")
+        own = [(column, meaning) for column, meaning in columns if SHARED.get(column) != meaning]
+        plain = [column for column, meaning in own if column not in LISTED and len(meaning.split()) <= FEW]
+        lines = [f"- `{column}`: {meaning}" for column, meaning in own if column not in plain]
+        lines += [f"- `{'`, `'.join(plain)}`"] if plain else []
+        parts.append("\n".join([*lines, ""]))
     return "\n".join(parts)
 
 

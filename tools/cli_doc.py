@@ -18,28 +18,22 @@ HEAD: Final = """# Command line
 
 Made by `tools/cli_doc.py` from the commands' own help: do not edit.
 
-A command's result goes to standard output; progress and errors go to standard error. With `--json` standard output is one
-JSON document. Commands take their settings, and so the database, from the environment and the working folder:
-[settings.md](settings.md).
+A command's result goes to standard output; progress and errors go to standard error. Settings, and so the database, are
+those of the environment and the working folder: [settings.md](settings.md). Every command has `--help`, with an example,
+and `--json`: standard output is then one JSON document. `stormproof --install-completion` adds completion by the Tab key
+to the shell's start-up files; `--show-completion` prints the script.
 
-`stormproof --install-completion` adds completion by the Tab key to the start-up files of the current shell (bash, zsh, fish
-or PowerShell); `--show-completion` prints the script instead. `--version` prints the version.
+Exit status:
 
-| exit status | meaning |
-| --- | --- |
-| 0 | done |
-| 1 | a violation, or a failure |
-| 2 | wrong usage |
-| 3 | fenced: another driver of the same topology took over |
-| 4 | cannot tell: the evidence is gone |
-| 130 | interrupted |
+- 0: done
+- 1: a violation, or a failure
+- 2: wrong usage
+- 3: fenced: another driver of the same topology took over
+- 4: cannot tell: the evidence is gone
+- 130: interrupted
 
-A command that has other meanings for them says so.
-
-## Shared arguments and options
-
-Every command has `--help` and `--json`. Below, a command's first line names its arguments and the options that it shares
-with others; its list has its own options. What commands of one group share stands at the head of the group.
+A command that has other meanings for them says so. What several commands share stands here, or at the head of their
+group. A command that leaves a record takes `--by`, and `--why` if it decides something.
 
 """
 EVERY: Final = frozenset({"help", "as_json"})
@@ -51,8 +45,17 @@ GROUPS: Final = {
     "Set up": "init doctor jars pack psql",
 }
 """The commands that stand alone, by what they are for; the others have their group's heading."""
+QUESTIONS: Final = """### The questions
+
+`stormproof audit QUESTION [TOPOLOGY]`, where QUESTION is {names}: each is a [view](audit.md#the-views).
+
+- {filters}: Only rows with this value in the column of that name, where the view has it. A message's id may be its id at
+  the server.
+- `--group COLUMN`: Count the rows by such a column, `topology`, `minute`, `hour` or `day`; may be repeated.
+"""
+"""What is said once of the audit's questions."""
 SHARED_BY: Final = 3
-"""So many commands with the same parameter have it told once."""
+"""So many commands of several groups with the same parameter have it told once; of one group, any two."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ class Parameter:
         """It in a list."""
         return f"- `{self.written}`: {self.about}\n"
 
+    @property
+    def of_a_view(self) -> bool:
+        """Whether it filters or counts the rows of an audit's view by a column: the head of the audit says how."""
+        return self.about.startswith(("Filter: ", "Count by "))
+
 
 @dataclass(frozen=True)
 class Command:
@@ -86,10 +94,10 @@ class Command:
     def part(self, shared: Iterable[Parameter]) -> str:
         """Its part of the page."""
         told = set(shared)
-        usage = " ".join(one.usage for one in self.parameters if one.required or one.is_argument or one in told)
-        own = "".join(one.line for one in self.parameters if one not in told)
+        usage = " ".join(one.usage for one in self.parameters if one.required or one.is_argument)
+        lines = "".join(one.line for one in self.parameters if one not in told)
         return (
-            "\n\n".join(filter(None, (f"### `{self.name}`", usage and f"`{usage}`", self.about, own.rstrip()))) + "\n"
+            "\n\n".join(filter(None, (f"### `{self.name}`", usage and f"`{usage}`", self.about, lines.rstrip()))) + "\n"
         )
 
 
@@ -97,14 +105,15 @@ def text() -> str:
     """The page."""
     groups = dict(_groups())
     commands = [one for members in groups.values() for one in members]
+    several = (one for command in commands for one in command.parameters if not one.of_a_view)
     count = Counter(one for command in commands for one in set(command.parameters))
-    everywhere = dict.fromkeys(one for command in commands for one in command.parameters if count[one] >= SHARED_BY)
-    in_one = {one: _only_group(one, groups) for one in everywhere}
+    in_one = {one: _only_group(one, groups) for one in dict.fromkeys(several) if count[one] > 1}
+    in_one = {one: group for one, group in in_one.items() if group is not None or count[one] >= SHARED_BY}
     parts = [HEAD + "".join(one.line for one, group in in_one.items() if group is None)]
     for group, members in groups.items():
-        of_it = "".join(one.line for one, only in in_one.items() if only == group)
-        said = f"Shared by several of these commands:\n\n{of_it}\n" if of_it else ""
-        parts.append(f"## {group}\n\n{said}" + "\n".join(one.part(everywhere) for one in members))
+        of_it = [one for one, only in in_one.items() if only == group]
+        said = "".join(_shared(of_it, members))
+        parts.append(f"## {group}\n\n{said}" + "\n".join(_parts(members, in_one)))
     return "\n".join(parts)
 
 
@@ -130,9 +139,30 @@ def _only_group(parameter: Parameter, groups: dict[str, list[Command]]) -> str |
     return having[0] if len(having) == 1 else None
 
 
+def _parts(members: list[Command], told: Iterable[Parameter]) -> Iterator[str]:
+    """A group's commands; the audit's questions, which are alike, in one part."""
+    questions = [one for one in members if any(parameter.of_a_view for parameter in one.parameters)]
+    yield from (one.part(told) for one in members if one not in questions)
+    if questions:
+        options = dict.fromkeys(one.written for command in questions for one in command.parameters if one.of_a_view)
+        filters = ", ".join(f"`{one}`" for one in options if not one.startswith("--group"))
+        names = ", ".join(f"`{one.name.rpartition(' ')[2]}`" for one in questions)
+        yield QUESTIONS.format(names=names, filters=filters)
+
+
+def _shared(parameters: list[Parameter], members: list[Command]) -> Iterator[str]:
+    """What commands of one group share: first what most of them have, then the others' by the commands that have it."""
+    by_commands: dict[str, str] = {"": ""}
+    for one in parameters:
+        having = [member.name.rpartition(" ")[2] for member in members if one in member.parameters]
+        names = f"Of `{'`, `'.join(having)}`:\n\n" if len(having) <= len(members) // 2 else ""
+        by_commands[names] = by_commands.get(names, "") + one.line
+    return (f"{names}{lines}\n" for names, lines in by_commands.items() if lines)
+
+
 def _command(name: str, command: Any) -> Command:
     about = re.sub(r"[ \t]*\n(?!\n)[ \t]*", " ", command.help.strip()).replace("\n ", "\n\n")
-    about = re.sub(r"Example: (stormproof .*)", r"Example: `\1`", about)
+    about = re.sub(r"\s*Example: stormproof .*", "", about)
     parameters = [_parameter(one) for one in command.params if one.name not in EVERY]
     return Command(name, about, tuple(parameters))
 

@@ -15,14 +15,12 @@ Made by `tools/delta_doc.py` from `sinks/delta/features.py`: do not edit.
 `DeltaSink(path)` makes a Delta table, or writes to one that is there. Modes, types, object stores, schema contracts and
 upkeep: [sinks.md](sinks.md). The table's features decide who commits:
 
-- **delta-rs** where it can: some 20 ms a commit, without a JVM. Where no feature, checkpoint or other writer prevents
-  it, Stormproof puts the log entry of an append itself (`"engineInfo": "stormproof"`).
+- **delta-rs** where it can: some 20 ms a commit, without a JVM. Many appends' log entries are put by Stormproof itself.
 - **delta-spark** otherwise: a second or two a commit.
 - Nobody: a feature that neither would write without harm is **refused** by name, at the start and again in each commit.
 
 `committer="delta-rs"` refuses what needs Spark; `committer="spark"` always commits by Spark. `stormproof explain` and
-`stormproof status TOPOLOGY` show who commits, and the feature that needs Spark. Both write the same evidence into the
-table's log, where `stormproof audit verify` reads it: transaction identifier, txid, digest, rows and epoch.
+`stormproof status TOPOLOGY` show who commits, and the feature that needs Spark.
 
 MATRIX
 ## Partitions and properties
@@ -42,9 +40,8 @@ A partition value becomes part of a file's path, so a message fails whose value 
 ## Tables by name
 
 `DeltaSink(CatalogTable("lake.orders"))` writes to a table that Spark's session catalog knows by name. At the start of a
-run the catalog gives the folder; from then on the sink is that of `DeltaSink(path)`. The ledger records folder and
-name: `stormproof audit`, `compact` and `vacuum` use the folder and no catalog. If the table was dropped and made again,
-or the name leads to another table, the start is refused.
+run the catalog gives the folder; from then on the sink is that of `DeltaSink(path)`, also for commands. If the table was
+dropped and made again, or the name leads to another table, the start is refused.
 
 The first run makes a missing table, with `partition_by` and `properties`, in the folder of a managed table of that
 name, and registers it as an external one: `DROP TABLE` leaves the folder.
@@ -60,7 +57,6 @@ NAMES
 
 - It is the Spark of the process: the engine's, or with `engine="inline"` one that is started when the sink is opened. A
   session that you started needs Delta's `spark.sql.extensions` and `spark.sql.catalog.spark_catalog`.
-- Rows of an append are prepared in the table's folder; Spark copies them, and they are removed.
 - **On a local disk let no other program write to such a table**: Spark can overwrite a log entry that another writer
   puts at the same instant. Topologies of one machine take turns by a lock, `_delta_log/.stormproof-commit`, which a
   killed driver's JVM still holds; other programs do not know it. In object stores Spark does not commit.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stormproof.core.failpoint import ACTIONS, ENV, ENV_LOG, FAILPOINTS
+from stormproof.core.failpoint import ACTIONS, ENV, ENV_LOG, FAILPOINTS, Failpoint
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "failpoints.md"
 HEAD = f"""# Failpoints
@@ -33,7 +33,6 @@ DID = {
     "error": "raises `FailpointError`, as a bug would",
 }
 SCOPES = {
-    "every": "every run",
     "recovery": "a recovery that finds something",
     "abort": "a batch that is given back",
     "retry": "a job that is tried again",
@@ -56,10 +55,14 @@ def text() -> str:
     """The page."""
     actions = "".join(f"| `{action}` | {DID[action]} |\n" for action in ACTIONS)
     parts = [HEAD.replace("{actions}\n", actions)]
-    for scope, reached in SCOPES.items():
-        places = "".join(f"- `{one.name}`: {one.about}\n" for one in FAILPOINTS.values() if one.scope == scope)
-        parts.append(f"## In {reached}\n\n{places}")
+    parts.append("## In every run\n\n" + "".join(f"- `{one.name}`: {one.about}\n" for one in _of("every")))
+    rows = "".join(f"| {why} | `{'`, `'.join(one.name for one in _of(scope))}` |\n" for scope, why in SCOPES.items())
+    parts.append(f"## Elsewhere\n\n| in | failpoints |\n| --- | --- |\n{rows}")
     return "\n".join(parts)
+
+
+def _of(scope: str) -> list[Failpoint]:
+    return [one for one in FAILPOINTS.values() if one.scope == scope]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from stormproof.trident.metrics import catalogue as m
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 HEAD: Final = """# Metrics
 
-Metrics of a running driver, for Prometheus and OpenTelemetry; and metrics of the ledger, which need no driver. Made by
+Metrics of a running driver, for Prometheus and OpenTelemetry, and of the ledger, which need no driver. Made by
 `tools/metrics_doc.py` from `trident/metrics/catalogue.py`: do not edit.
 
 ## A driver's metrics
@@ -25,19 +25,16 @@ In code: `topology.run(metrics_port=9400)`, or the settings `metrics_port` and `
 
 - `metrics_host = "0.0.0.0"` serves other machines; there is no password. Metrics name topologies, sources and sinks, and
   contain no payloads, message ids or error texts.
-- A port that is taken, or a file that cannot be written, is an error at the start. Later a failed write is logged.
-- Topologies of one process may share a port or file; two processes may not.
-- A scrape reads memory only. The backlog is queried between two batches, at most every `metrics_interval_s`, and for at most
-  a twentieth of the time.
-- Counters begin at 0 with each run; use `rate` and `increase`. *Exact* ones are counted right after the ledger has recorded
-  the same: over all runs they add up to the ledger, wherever a driver was killed, except for a COMMIT whose answer was lost.
-- A file is replaced atomically every `metrics_interval_s` and at the end, and stays. Its name must end in `.prom` for node
-  exporter.
-- Prometheus' text format and OpenMetrics are served.
+- A port that is taken, or a file that cannot be written, is an error at the start. Topologies of one process may share a
+  port or file; two processes may not.
+- Counters begin at 0 with each run; use `rate` and `increase`. *Exact* ones add up to the ledger over all runs, wherever a
+  driver was killed, except for a COMMIT whose answer was lost.
+- The backlog is queried at most every `metrics_interval_s`. A file is replaced then and at the end, and stays. Its name must
+  end in `.prom` for node exporter.
 
 `metrics_opentelemetry = true` (extra `otel`) passes the same metrics to OpenTelemetry's API: topology and labels are
-attributes, and `stormproof_commit_latency_seconds` is `stormproof.commit_latency` in `s`. Each batch is a span,
-`batch of TOPOLOGY`, with attempts, sinks and step times as events. Your program sets up the SDK.
+attributes, and `stormproof_commit_latency_seconds` is `stormproof.commit_latency` in `s`. Each batch is a span. Your program
+sets up the SDK.
 
 ## The ledger's metrics
 
@@ -53,18 +50,16 @@ ExecStart=/srv/pipelines/.venv/bin/stormproof metrics --file /var/lib/node_expor
 
 ## Alerts and a dashboard
 
-`deploy/prometheus/alerts.yml` has the alerts, each with its part in the [runbook](runbook.md#alerts), and
-`deploy/prometheus/alerts_test.yml` their tests. `deploy/grafana/dashboard.json` is a dashboard to import.
+`deploy/prometheus/alerts.yml` has the alerts, each with its part in the [runbook](runbook.md#alerts).
+`deploy/grafana/dashboard.json` is a dashboard to import.
 
 ## Every metric
 
-All but `stormproof_build_info` have the label `topology`. Histograms have buckets up to {buckets} seconds.
+All but `stormproof_build_info` have the label `topology` beside those in braces. Histograms have buckets up to {buckets} seconds.
 """
 LABELS: Final = """
 ## Values of labels
 
-| label | values |
-| --- | --- |
 """
 
 
@@ -72,20 +67,20 @@ def text() -> str:
     """The page."""
     parts = [HEAD.replace("{buckets}", ", ".join(f"{bound:g}" for bound in m.BUCKETS_S))]
     for where, title in ((m.Where.DRIVER, "Of a driver"), (m.Where.LEDGER, "Of the ledger")):
-        parts.append(f"\n### {title}\n\n| metric | kind | labels | meaning |\n| --- | --- | --- | --- |\n")
+        parts.append(f"\n### {title}\n\n")
         parts += [_row(metric) for metric in m.METRICS if metric.where is where]
     parts.append(LABELS)
     for label, values in m.LABEL_VALUES.items():
-        parts.append(f"| `{label}` | {_values(values)} |\n")
+        parts.append(f"- `{label}`: {_values(values)}\n")
     for name, states in m.STATES.items():
-        parts.append(f"| `state` of `{m.BY_NAME[name].exported}` | {_values(states)} |\n")
+        parts.append(f"- `state` of `{m.BY_NAME[name].exported}`: {_values(states)}\n")
     return "".join(parts)
 
 
 def _row(metric: m.Metric) -> str:
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
     exact = ", exact" if metric.exact else ""
-    return f"| `{metric.exported}` | {metric.kind}{exact} | {labels} | {metric.help} |\n"
+    return f"- `{metric.exported}{labels}` ({metric.kind}{exact}): {metric.help}\n"
 
 
 def _values(values: tuple[str, ...]) -> str:

@@ -26,8 +26,8 @@ A setting is looked for in three places; the later one wins:
 
 An unknown name is an error that lists the known ones. `stormproof doctor` shows the folder and database in use.
 
-| setting | type | default | what it is |
-| --- | --- | --- | --- |
+Each has its default, or else its type, in parentheses.
+
 """
 TAIL: Final = f"""
 ## Secrets
@@ -59,8 +59,6 @@ machine can see arguments.
 
 ## Other variables
 
-| variable | what it is |
-| --- | --- |
 """
 OTHERS: Final = {
     failpoint.ENV: "kills, pauses or fails a run at a named place, for tests: [failpoints.md](failpoints.md)",
@@ -73,24 +71,24 @@ OTHERS: Final = {
 def text() -> str:
     """The page."""
     rows = "".join(_row(name, field) for name, field in Settings.model_fields.items())
-    others = "".join(f"| `{name}` | {OTHERS[name]} |\n" for name in sorted(NOT_SETTINGS))
+    others = "".join(f"- `{name}`: {OTHERS[name]}\n" for name in sorted(NOT_SETTINGS))
     return HEAD + rows + TAIL + others
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    about = (field.description or "").replace("|", "\\|")
-    return f"| `{name}` | {_type(field)} | {_default(field)} | {about} |\n"
+    default = _default(field) or _type_name(field.annotation)
+    if typing.get_origin(field.annotation) is typing.Literal:
+        default += f"; {_type_name(field.annotation)}"
+    return f"- `{name}` ({', '.join((default, *_bounds(field)))}): {field.description}\n"
 
 
-def _type(field: FieldInfo) -> str:
-    """The type in a user's words, with its bounds."""
-    bounds = [
+def _bounds(field: FieldInfo) -> list[str]:
+    return [
         f"{sign} {bound}"
         for entry in field.metadata
         for sign, attribute in ((">=", "ge"), (">", "gt"), ("<=", "le"), ("<", "lt"))
         if (bound := getattr(entry, attribute, None)) is not None
     ]
-    return ", ".join((_type_name(field.annotation), *bounds))
 
 
 def _type_name(kind: Any) -> str:
@@ -111,8 +109,8 @@ def _type_name(kind: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     value = field.default
-    if value is None or value == {}:
-        return "-"
+    if value is None or value in ({}, ""):
+        return ""
     shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     return f"`{shown}`"
 

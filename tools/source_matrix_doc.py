@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import stormproof
-from stormproof.core.source.capabilities import SOURCES, Crash, Protection, matrix, protection_of
+from stormproof.core.source.capabilities import SOURCES, Crash, Outcome, Protection, matrix, protection_of
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "source_matrix.md"
 HEAD = """# What each source promises at each crash
@@ -13,8 +14,6 @@ HEAD = """# What each source promises at each crash
 Made by `tools/source_matrix_doc.py` from `core/source/capabilities.py`: do not edit. The same functions decide in a run.
 
 ## How a batch is made safe
-
-It follows from what the source's server can do:
 
 - **ranges**: the ledger records which messages are in a batch, and they are read again from the server. Nothing is
   confirmed to it.
@@ -27,8 +26,8 @@ It follows from what the source's server can do:
 
 Under at-most-once, messages without ids are confirmed before they are written down.
 
-| source | made safe by | stable ids from | any message can be read again | server counts deliveries | note |
-| --- | --- | --- | --- | --- | --- |
+| source | made safe by | stable ids from |
+| --- | --- | --- |
 """
 CRASHES = """
 ## How often a message is applied
@@ -37,11 +36,11 @@ The driver ends, or the server is killed as in 7, when the message is:
 
 {places}
 
-The table has the worst case, in a sink that takes part in the guarantee; `-`: there is no such moment. With a journal
+The worst case, in a sink that takes part in the guarantee; a message is applied once at all other moments. With a journal
 the server must keep its own promise to deliver again what was not confirmed.
 
-| made safe by | guarantee | {numbers} |
-| --- | --- |{rule}
+| made safe by | {guarantees} |
+| --- |{rule}
 """
 
 
@@ -51,29 +50,33 @@ def text() -> str:
     lines = [HEAD]
     for row in SOURCES:
         if row.made_by in made:
-            able = row.able
-            cells = (protection_of(able).value, able.stable_ids.value, _yes(able.reopens), _yes(able.counts_attempts))
-            lines.append(f"| {row.name} (`{row.made_by}`) | {' | '.join(cells)} | {row.note} |\n")
+            cells = (protection_of(row.able).value, row.able.stable_ids.value)
+            lines.append(f"| {row.name} (`{row.made_by}`) | {' | '.join(cells)} |\n")
     return "".join([*lines, _crashes(made)])
 
 
 def _crashes(made: frozenset[str]) -> str:
-    """One row for each way and guarantee: the sources that are made safe in one way behave alike."""
-    found: dict[tuple[Protection, str], set[str]] = {}
+    """One row for each way: the sources that are made safe in one way behave alike."""
+    found: dict[Protection, dict[str, set[str]]] = {}
     for row, guarantee, refused, outcomes in matrix(made):
-        cells = ["refused", *[""] * (len(Crash) - 1)] if refused else [outcome.value for outcome in outcomes]
-        found.setdefault((protection_of(row.able), guarantee.value), set()).add(" | ".join(cells))
-    rows = [f"| {way} | {guarantee} | {cells} |\n" for (way, guarantee), same in found.items() for cells in same]
-    if len(rows) > len(found):
+        cell = "refused" if refused else _unlike_once(outcomes)
+        found.setdefault(protection_of(row.able), {}).setdefault(guarantee.value, set()).add(cell)
+    if any(len(same) > 1 for cells in found.values() for same in cells.values()):
         raise ValueError("sources that are made safe in one way behave differently: give each its rows")
-    numbers = range(1, len(Crash) + 1)
-    places = "\n".join(f"{number}. {crash.value}" for number, crash in zip(numbers, Crash, strict=True))
-    head = CRASHES.format(places=places, numbers=" | ".join(map(str, numbers)), rule=" --- |" * len(Crash))
-    return head + "".join(rows)
+    rows = "".join(f"| {way} | {' | '.join(cell for (cell,) in cells.values())} |\n" for way, cells in found.items())
+    places = "\n".join(f"{number}. {crash.value}" for number, crash in enumerate(Crash, 1))
+    guarantees = [*next(iter(found.values()))]
+    head = CRASHES.format(places=places, guarantees=" | ".join(guarantees), rule=" --- |" * len(guarantees))
+    return head + rows
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+def _unlike_once(outcomes: Iterable[Outcome]) -> str:
+    """At which moments a message is not applied once; `once` where there is none."""
+    moments: dict[str, list[str]] = {}
+    for number, outcome in enumerate(outcomes, 1):
+        if outcome not in (Outcome.ONCE, Outcome.ABSENT):
+            moments.setdefault(outcome.value, []).append(str(number))
+    return "; ".join(f"{', '.join(numbers)}: {outcome}" for outcome, numbers in moments.items()) or "once"
 
 
 if __name__ == "__main__":

@@ -148,12 +148,11 @@ def _outcome_of_taking_over(crash: Crash) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A line of the matrix: a source as it is called, the class that it is, what it is able to do, what to know of it."""
+    """A line of the matrix: a source as it is called, the class that it is, what it is able to do."""
 
     name: str
     made_by: str
     able: Capabilities
-    note: str
 
 
 READS_AGAIN: Final = Capabilities(StableIds.SERVER, reopens=True, delivers=False)
@@ -170,21 +169,17 @@ KESTREL: Final = Capabilities(StableIds.NONE, takes_over=True)
 KESTREL_WITH_ID: Final = Capabilities(StableIds.PUBLISHER, takes_over=True)
 
 SOURCES: Final = (
-    SourceRow("a queue in Postgres", "PostgresQueue", READS_AGAIN, "Positions move in the transaction of the ledger."),
-    SourceRow("files", "FileSource", READS_AGAIN, "A file that was changed stops the run by name."),
-    SourceRow("Kafka", "KafkaSource", KAFKA, "Offsets committed to a consumer group are advice for its tools."),
-    SourceRow(
-        "RabbitMQ stream", "RabbitMQStreamSource", RABBITMQ_STREAM, "Offsets are the server's. Nothing is confirmed."
-    ),
-    SourceRow("RabbitMQ quorum queue", "RabbitMQSource", RABBITMQ_QUORUM, "A late ack is ignored by the server."),
-    SourceRow("RabbitMQ classic queue", "RabbitMQSource", RABBITMQ_CLASSIC, "A late ack is ignored by the server."),
-    SourceRow("RabbitMQ, without ids", "RabbitMQSource", RABBITMQ_WITHOUT_ID, "`id_from` names where an id stands."),
-    SourceRow("Redis stream", "RedisStreamSource", REDIS_STREAM, "Anyone may XACK. An entry's id is its stream's."),
-    SourceRow("NATS JetStream", "NatsSource", NATS, "A sequence number is its stream's, and that of its creation."),
-    SourceRow("Kestrel", "KestrelSource", KESTREL, "Items have no id: exactly-once begins with the take-over."),
-    SourceRow(
-        "Kestrel, with an id", "KestrelSource", KESTREL_WITH_ID, "`id_from` names the field of an item that is its id."
-    ),
+    SourceRow("a queue in Postgres", "PostgresQueue", READS_AGAIN),
+    SourceRow("files", "FileSource", READS_AGAIN),
+    SourceRow("Kafka", "KafkaSource", KAFKA),
+    SourceRow("RabbitMQ stream", "RabbitMQStreamSource", RABBITMQ_STREAM),
+    SourceRow("RabbitMQ quorum queue", "RabbitMQSource", RABBITMQ_QUORUM),
+    SourceRow("RabbitMQ classic queue", "RabbitMQSource", RABBITMQ_CLASSIC),
+    SourceRow("RabbitMQ, without ids", "RabbitMQSource", RABBITMQ_WITHOUT_ID),
+    SourceRow("Redis stream", "RedisStreamSource", REDIS_STREAM),
+    SourceRow("NATS JetStream", "NatsSource", NATS),
+    SourceRow("Kestrel", "KestrelSource", KESTREL),
+    SourceRow("Kestrel, with an id", "KestrelSource", KESTREL_WITH_ID),
 )
 
 

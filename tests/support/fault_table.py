@@ -51,21 +51,26 @@ def faults() -> list[Fault]:
 _HEAD = """# Faults of the environment
 
 What a run says when something around it is broken, its exit status, and how it goes on. None of these makes a message
-count a failure or become a dead letter. Once the cause is gone, the run goes on exactly once. How a message fails by
-its own fault is in [concepts.md](concepts.md#how-a-message-fails); errors of other kinds are in
-[runbook.md](runbook.md).
+count a failure or become a dead letter. Once the cause is gone, the run goes on exactly once. Errors of other kinds are
+in [runbook.md](runbook.md).
 
-Made by `tools/faults_doc.py` from the faults that the tests cause: do not edit. Each test also compares three tables
-with the input, and runs `audit verify`.
+Made by `tools/faults_doc.py` from the faults that the tests cause: do not edit.
 
 ## What ends a run
 
-The message is one line on standard error that begins with `stormproof:`. `...` stands for what differs: a path, a name,
-a position.
-
-| fault | message | exit status | remedy; then start again |
-| --- | --- | --- | --- |
+The fault, its message, and the remedy; then start again. The message is one line on standard error that begins with
+`stormproof:`, and most end with what to do. `...` stands for what differs: a path, a name, a position.
 """
+_TABLE = """
+### Exit status {status}
+
+"""
+_ADVICE = re.compile(
+    r"(?:\.{3}|[.;,])? ?(?:What to do: |Repair the (?:cause|table)|see what is wrong with: |check (?:that|with)|"
+    r"repair it, and|install (?:one|it)|fetch them with: |Make one, and|As its owner run: |Stormproof needs UTF8|"
+    r"Name the primary).*"
+)
+"""What a message says of the remedy, which has a column of its own."""
 _GOES_ON = """
 ## What does not end it
 
@@ -77,12 +82,16 @@ def page() -> str:
     seen, unseen = _merged([one for one in faults() if one.status]), [one for one in faults() if not one.status]
     return (
         _HEAD
-        + "".join(
-            f"| {one.name} | {_cell(one.says)} | {_status(one.status)} | {_remedy(one.goes_on)} |\n" for one in seen
-        )
+        + "".join(_with_status(status, seen) for status in dict.fromkeys(one.status for one in seen))
         + _GOES_ON
         + "".join(f"- {one.name}{'' if 'nothing' in one.goes_on else f': {one.goes_on}'}\n" for one in unseen)
     )
+
+
+def _with_status(status: int, seen: list[Fault]) -> str:
+    rows = (one for one in seen if one.status == status)
+    lines = (f"- {one.name}: {_cell(one.says)} {_remedy(one.goes_on)}\n" for one in rows)
+    return _TABLE.format(status=_status(status)) + "".join(lines)
 
 
 def _merged(all_of_them: list[Fault]) -> list[Fault]:
@@ -100,12 +109,13 @@ def _merged(all_of_them: list[Fault]) -> list[Fault]:
 
 
 def _cell(says: str) -> str:
-    short = re.sub(r"[.]{4,}", "...", says.replace(NOBODY_TO_BLAME, "...What to do: ")).replace("|", chr(92) + "|")
-    return f"`{short}`" if says else "none"
+    short = _ADVICE.sub("...", says.replace(NOBODY_TO_BLAME, "...What to do: "))
+    short = re.sub(r"[.]{4,}", "...", short)
+    return f"`{short}`;" if says else "no message;"
 
 
 def _remedy(goes_on: str) -> str:
-    return goes_on.removesuffix("start again").rstrip(", ") or "none"
+    return goes_on.removesuffix("start again").rstrip(", ") or "start again"
 
 
 def _status(status: int) -> str:
