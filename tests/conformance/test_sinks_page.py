@@ -107,6 +107,20 @@ FURTHER_TABLES = [
         "refused",
     ),
     ("create sequence t", "refused"),
+    (
+        "create table t (word text primary key, n bigint); create rule r as on insert to t do also nothing",
+        "refused",  # COPY bypasses rules
+    ),
+    (
+        "create table t (word text primary key, n bigint); create function f() returns trigger language plpgsql as "
+        "'begin return null; end'; create trigger g before insert on t for each row execute function f()",
+        "taken",
+    ),
+    (
+        "create table t (word text primary key, n bigint); alter table t enable row level security, "
+        "force row level security",
+        "taken",
+    ),
 ]
 TABLES = [*rows("postgres tables"), *([f"`{statement}`", verdict, verdict] for statement, verdict in FURTHER_TABLES)]
 

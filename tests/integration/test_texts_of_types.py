@@ -20,7 +20,19 @@ pytestmark = pytest.mark.postgres
 
 NAME = "texts"
 PAGE = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
-TABLE = PAGE.partition("<!-- postgres texts -->\n")[2].partition("\n\n")[0].splitlines()[2:]
+FURTHER = """\
+| `macaddr8` | `08:00:2b:01:02:03:04:05` | `08:00:2b:01:02:03:04:05` | yes | `08:00` |
+| `bit varying(3)` | `10` | `10` | yes | `1010` |
+| `int8range` | `[1,)` | `[1,)` | yes | `[3,1]` |
+| `int4multirange` | `{[1,3),[2,5)}` | `{[1,5)}` | yes | `[1,3)` |
+| `int8multirange` | `{}` | `{}` | yes | `[1,3)` |
+| `nummultirange` | `{[1.5,2)}` | `{[1.5,2)}` | no | `[1,2)` |
+| `datemultirange` | `{[2026-01-31,2026-02-02)}` | `{[2026-01-31,2026-02-02)}` | yes | `{[now,)}` |
+| `tsmultirange` | `{[2026-01-31 12:30,)}` | `{["2026-01-31 12:30:00",)}` | yes | `{[now,)}` |
+| `tstzmultirange` | `{[2026-01-31 12:30:00+02,)}` | `{["2026-01-31 10:30:00+00",)}` | no | `{[now,)}` |
+"""
+"""Rows of types that the page only names as the like of others."""
+TABLE = PAGE.partition("<!-- postgres texts -->\n")[2].partition("\n\n")[0].splitlines()[2:] + FURTHER.splitlines()
 ROWS = [[re.findall(r"`([^`]*)`", cell) or [cell.strip()] for cell in line.strip("|").split("|")] for line in TABLE]
 TYPES = {row[0][0]: row for row in ROWS}
 OF_OURS = (
