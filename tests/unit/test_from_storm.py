@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-import stormproof
+import stormproof.errors
+import stormproof.topology
 from stormproof.core.bolt import Bolt
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.settings import Settings
@@ -58,7 +59,9 @@ def test_settings_that_are_named_exist(name: str) -> None:
     ("owner", "names"),
     [
         (stormproof, ["Bolt", "BasicBolt", "FailTuple", "IteratorSource", "MemorySource", "KafkaSource"]),
-        (stormproof, ["BoltContext", "TopologyError", "RunStatistics", "BatchResult"]),
+        (stormproof, ["BoltContext", "RunStatistics"]),
+        (stormproof.errors, ["TopologyError"]),
+        (stormproof.topology, ["BatchResult"]),
         (Bolt, ["prepare", "execute", "finish", "cleanup"]),
         (OutputStream, ["shuffle", "fields", "partial_key", "all", "global_", "none", "local_or_shuffle", "direct"]),
         (Simulation, ["emitted", "messages"]),
