@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import psycopg
 import pyarrow as pa
@@ -59,6 +59,9 @@ from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
 log = logging.getLogger("stormproof.sink")
+
+_Put: TypeAlias = Callable[[psycopg.Connection, Facts, PreparedTransaction, str], tuple[Moved, Rejects | None]]
+"""Puts a transaction's rows into the table; with what it leaves out, if it may leave out any."""
 
 PROGRESS_ROWS: Final = 1_000_000
 """A commit says each time it has sent so many rows more."""
@@ -119,22 +122,32 @@ class PostgresSession(TableHold, SinkSession):
         All rows are moved at once. Where the table refuses one of them, they are moved again by halves, in another
         transaction: messages may be rejected, or the row would change nothing.
         """
+        put_some = partial(self._put_some, transaction.rejects_max, False)
         if Misfits.of(transaction.files):
-            return self._commit_some(transaction, transaction.rejects_max, checked=checked)
+            return self._commit_by(None, transaction, put_some, checked=checked)
         try:
             return self._commit_all(transaction, checked=checked)
         except SinkRefused as refusal:
             none = transaction.rejects_max is None and self.input.mode is not SinkMode.UPSERT
             if none or not is_about_rows(refusal):
                 raise
-        return self._commit_some(transaction, transaction.rejects_max, checked=checked)
+        return self._commit_by(None, transaction, put_some, checked=checked)
+
+    def commit_without_refused(self, transaction: PreparedTransaction) -> CommitResult:
+        """Commit one transaction without the messages whose rows the table refuses; see `SupportsSkipRows`.
+
+        Raises:
+            SinkRefused: the table refuses more than rows, or too many of them; nothing was written.
+            Otherwise as `commit`.
+        """
+        return self._commit_by(None, transaction, partial(self._put_some, REFUSED_MAX, True), checked=True)
 
     def _commit_all(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Commit by the facts of the commit before; where they are no longer true, which undoes it, by new ones."""
         known = self._known if checked else None  # unchecked, another table may have the name, and gets the rows
         if known is not None:
             try:
-                return self._commit_by(known, transaction, checked=checked)
+                return self._commit_by(known, transaction, self._put_all, checked=checked)
             except _TableChanged:
                 log.debug("%s: the table was changed since the last commit", self.where)
             except SinkRefused:
@@ -142,42 +155,46 @@ class PostgresSession(TableHold, SinkSession):
                     if facts_of(ask_facts(connection, self.name, self.input)) == known:
                         raise
             self._known = None
-        return self._commit_by(None, transaction, checked=checked)
+        return self._commit_by(None, transaction, self._put_all, checked=checked)
 
-    def _commit_by(self, known: Facts | None, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        where = self._where(transaction)
+    def _commit_by(
+        self, known: Facts | None, transaction: PreparedTransaction, put: _Put, *, checked: bool
+    ) -> CommitResult:
+        """Commit the rows that `put` puts, in one database transaction, with evidence and guard behind them."""
+        where, guard, txid = f"{self.where}, txid {transaction.txid}", self.guard, transaction.txid
         with self.link.transaction(where) as connection:
             facts = self._begin(connection, transaction, where, known, checked=checked)
             if facts is None:
                 return self._held(connection, transaction)
-            table = facts.table
-            began_empty = transaction.previous is None and is_empty(connection, table.oid, self.name)
-            schema, back = wire_schema(table, self.input), 0
-            rows = self._rows(connection, facts, schema, where)
-            if facts.rivals and self.input.mode is SinkMode.UPSERT and transaction.files:
-                rejects = self._rejects(facts, transaction, None, where)
-                in_order = RowsInOrder(connection, facts, schema, rejects, rows, where)
-                in_order.copy(by_halves=False)
-                in_order.put((0, len(in_order.order.row)))
-                moved, back = in_order.all_moved(), rejects.reinstated
-                _require_all(moved.sent, transaction.rows + back, transaction.rows + back, where)
-            else:
-                moved = self._move_rows(rows, connection, facts, transaction, where)
-            taken, dropped = moved.taken, moved.dropped
+            began_empty = transaction.previous is None and is_empty(connection, facts.table.oid, self.name)
+            moved, rejects = put(connection, facts, transaction, where)
+            refused, back = ((), 0) if rejects is None else (rejects.rows(), rejects.reinstated)
+            _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
             superseded = transaction.superseded - back + moved.superseded
-            content: Content | Totals | None = content_of_files(transaction.files)
-            if self.input.is_by_key:
-                sums = sums_of_files(transaction.files, summed_columns(self.input.folds))
-                content = Totals(moved.inserted, sums, 1, self._change(facts, moved))
-            said = self._said(facts, content, checked=checked, dropped=dropped, began_empty=began_empty)
-            at = self._record(connection, facts, transaction, taken, dropped, said, where, checked=checked)
-            self.guard.add_rejected(connection, transaction.txid, (), again=not checked)
-            self.guard.add_superseded(connection, transaction.txid, superseded, back, again=not checked)
-            changed = self.changed(connection, transaction.txid)
+            content = self._content_of(transaction, rejects, facts, moved)
+            said = self._said(facts, content, checked=checked, dropped=moved.dropped, began_empty=began_empty)
+            at = self._record(connection, facts, transaction, moved, said, where, checked=checked)
+            guard.add_rejected(connection, txid, refused, again=not checked)
+            guard.add_superseded(connection, txid, superseded, back, again=not checked)
+            changed = self.changed(connection, txid)
             failpoint("postgres.after_rows")
         self._known = facts if self._goes_by_known else None
         failpoint("postgres.after_commit")
-        return CommitResult(CommitOutcome.APPLIED, superseded, dropped=dropped, changed=changed, at=at)
+        return CommitResult(CommitOutcome.APPLIED, superseded, refused, moved.dropped, changed, at=at)
+
+    def _put_all(
+        self, connection: psycopg.Connection, facts: Facts, transaction: PreparedTransaction, where: str
+    ) -> tuple[Moved, Rejects | None]:
+        """All rows at once."""
+        schema = wire_schema(facts.table, self.input)
+        rows = self._rows(connection, facts, schema, where)
+        if not (facts.rivals and self.input.mode is SinkMode.UPSERT and transaction.files):
+            return self._move_rows(rows, connection, facts, transaction, where), None
+        rejects = self._rejects(facts, transaction, None, where)
+        in_order = RowsInOrder(connection, facts, schema, rejects, rows, where)
+        in_order.copy(by_halves=False)
+        in_order.put((0, len(in_order.order.row)))
+        return in_order.all_moved(), rejects
 
     @property
     def _goes_by_known(self) -> bool:
@@ -189,8 +206,7 @@ class PostgresSession(TableHold, SinkSession):
         connection: psycopg.Connection,
         facts: Facts,
         transaction: PreparedTransaction,
-        taken: int,
-        dropped: int,
+        moved: Moved,
         said: str | None,
         where: str,
         *,
@@ -210,14 +226,16 @@ class PostgresSession(TableHold, SinkSession):
             connection.execute("set constraints all immediate")
             # With its schema: the user's table may have the name of our temporary one, which hides it.
             asked = ask_facts(connection, facts.table.name, self.input)
-            moved = self.guard.ask_move(connection, transaction, table_id, checked=checked)
-            self.guard.add_evidence(connection, transaction, taken, again=not checked, dropped=dropped, content=said)
+            guard = self.guard.ask_move(connection, transaction, table_id, checked=checked)
+            self.guard.add_evidence(
+                connection, transaction, moved.taken, again=not checked, dropped=moved.dropped, content=said
+            )
         now = facts_of(asked)
         fresh = self._known is not facts
         # Facts of this transaction: a trigger of the table's may have made a partition, with triggers, for our very rows.
         same = now == facts or (fresh and now is not None and now.table == facts.table and not now.volatile)
         if same:
-            return self.guard.require_moved(transaction, moved)
+            return self.guard.require_moved(transaction, guard)
         if now is not None and now.table.oid == facts.table.oid:
             require_no_volatile(now.volatile, where)
         elif fresh:  # else the table may have had another name before this commit began
@@ -227,51 +245,31 @@ class PostgresSession(TableHold, SinkSession):
             )
         raise _TableChanged(f"{where}: the table was changed during the commit; nothing was written. Retry the txid")
 
-    def commit_without_refused(self, transaction: PreparedTransaction) -> CommitResult:
-        """Commit one transaction without the messages whose rows the table refuses; see `SupportsSkipRows`.
-
-        Raises:
-            SinkRefused: the table refuses more than rows, or too many of them; nothing was written.
-            Otherwise as `commit`.
-        """
-        return self._commit_some(transaction, REFUSED_MAX, checked=True, row_by_row=True)
-
-    def _commit_some(
-        self, transaction: PreparedTransaction, most: int | None, *, checked: bool, row_by_row: bool = False
-    ) -> CommitResult:
-        """Commit without the messages whose rows the table refuses; these rows are kept in the table `reject`."""
-        where, guard = self._where(transaction), self.guard
-        with self.link.transaction(where) as connection:
-            bookkeeping.make_rejects(connection)
-            facts = self._begin(connection, transaction, where, None, checked=checked)
-            if facts is None:
-                return self._held(connection, transaction)
-            table = facts.table
-            # All rows are read from the files, those that a task loaded too.
-            require_files(self._staging, transaction.files, where=where, digests=True)
-            schema = wire_schema(table, self.input)
-            began_empty = transaction.previous is None and is_empty(connection, table.oid, self.name)
-            rejects = self._rejects(facts, transaction, most, where, row_by_row=row_by_row)
-            waits = {NO_PARENT} if refers_to_itself(connection, table.oid) else set[str]()
-            begin = partial(self._rows, connection, facts, schema, where, passes_over=True)
-            if facts.rivals and self.input.mode is not SinkMode.FOLD:
-                in_order = RowsInOrder(connection, facts, schema, rejects, begin(), where)
-                moved = move_in_order(connection, in_order, rejects, waits)
-            else:
-                waits = waits | EXCLUDED if facts.rivals else waits
-                moved = move_without_rejects(connection, begin, rejects, may_drop=bool(facts.dropping), waits=waits)
-            refused, back = rejects.rows(), rejects.reinstated
-            superseded = transaction.superseded - back + moved.superseded
-            _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
-            content = self._content_of(transaction, rejects, facts, moved)
-            said = self._said(facts, content, checked=checked, dropped=moved.dropped, began_empty=began_empty)
-            at = self._record(connection, facts, transaction, moved.taken, moved.dropped, said, where, checked=checked)
-            guard.add_rejected(connection, transaction.txid, refused, again=not checked)
-            guard.add_superseded(connection, transaction.txid, superseded, back, again=not checked)
-            changed = self.changed(connection, transaction.txid)
-            failpoint("postgres.after_rejects")
-        failpoint("postgres.after_commit")
-        return CommitResult(CommitOutcome.APPLIED, superseded, refused, moved.dropped, changed, at=at)
+    def _put_some(
+        self,
+        most: int | None,
+        row_by_row: bool,
+        connection: psycopg.Connection,
+        facts: Facts,
+        transaction: PreparedTransaction,
+        where: str,
+    ) -> tuple[Moved, Rejects]:
+        """All but the rows of at most so many messages, of which the table refuses one; these are kept in `reject`."""
+        bookkeeping.make_rejects(connection)
+        # All rows are read from the files, those that a task loaded too.
+        require_files(self._staging, transaction.files, where=where, digests=True)
+        schema = wire_schema(facts.table, self.input)
+        rejects = self._rejects(facts, transaction, most, where, row_by_row=row_by_row)
+        waits = {NO_PARENT} if refers_to_itself(connection, facts.table.oid) else set[str]()
+        begin = partial(self._rows, connection, facts, schema, where, passes_over=True)
+        if facts.rivals and self.input.mode is not SinkMode.FOLD:
+            in_order = RowsInOrder(connection, facts, schema, rejects, begin(), where)
+            moved = move_in_order(connection, in_order, rejects, waits)
+        else:
+            waits = waits | EXCLUDED if facts.rivals else waits
+            moved = move_without_rejects(connection, begin, rejects, may_drop=bool(facts.dropping), waits=waits)
+        failpoint("postgres.after_rejects")
+        return moved, rejects
 
     def _said(
         self,
@@ -305,19 +303,21 @@ class PostgresSession(TableHold, SinkSession):
         return None if hashed is None else Content(moved.inserted, moved.change % MODULUS, hashed[1])
 
     def _content_of(
-        self, transaction: PreparedTransaction, rejects: Rejects, facts: Facts, moved: Moved
+        self, transaction: PreparedTransaction, rejects: Rejects | None, facts: Facts, moved: Moved
     ) -> Content | Totals | None:
         """The content of the rows that are not rejected."""
+        kept = () if rejects is None else rejects.kept()
         if self.input.is_by_key:
-            sums = dict.fromkeys(summed_columns(self.input.folds), Sum())
-            for part in rejects.kept() if sums else ():
+            summed = summed_columns(self.input.folds)
+            sums = sums_of_files(transaction.files, summed) if rejects is None else dict.fromkeys(summed, Sum())
+            for part in kept if sums else ():
                 sums = added_up(sums, sums_of(part.rows, sums))
             return Totals(moved.inserted, sums, 1, self._change(facts, moved))
         prepared = content_of_files(transaction.files)
-        if prepared is None:
-            return None
+        if prepared is None or rejects is None:
+            return prepared
         total = ContentSum(prepared.kinds)
-        for part in rejects.kept():
+        for part in kept:
             total.add(part.rows)
         return total.content
 
@@ -352,9 +352,6 @@ class PostgresSession(TableHold, SinkSession):
         if self._loads.load is not None:
             with self.link.transaction() as connection:
                 self._loads.sweep(connection, lambda txid, _attempt, _file: txid == transaction.txid)
-
-    def _where(self, transaction: PreparedTransaction) -> str:
-        return f"{self.where}, txid {transaction.txid}"
 
     def _begin(
         self,
