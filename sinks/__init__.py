@@ -10,6 +10,7 @@
 | `writer`, `statistics`, `partitions` | how does a task write a prepared file, with which statistics, for which partition |
 | `staging` | how are prepared files named, checked, read and removed |
 | `row_rule`, `latest` | what do a sink's `mode`, `key`, `schema_contract` say; which row of a key is the last |
+| `merge_sql` | how does SQL say which row of a key is the last, and how a column is folded |
 | `lineage` | which transaction and which message made a row: the columns that say so |
 | `misfits` | which rows does a task leave out, since their columns cannot hold them; which messages does a row have |
 | `limits`, `folding` | what can a column hold, and what lies inside a nested one; what can be folded |

@@ -1,7 +1,7 @@
 """Which of two rows of one key is the later one, and the last row of each key: the order of an upsert, over record batches.
 
 The order is total over what a row holds, so the last row of a key does not depend on how rows were cut into batches, on
-their order, or on repeats. Postgres and Delta compare in the same way: see `later_condition` of each.
+their order, or on repeats. Postgres and Delta compare in the same way: see `sinks.merge_sql`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
 | `hold`, `position` | the commit: at which txid is the table, and may this driver write the next |
-| `rows`, `merge_sql` | how do rows get into the table: adoption, or one MERGE that upserts or folds |
+| `rows` | how do rows get into the table: adoption, or one MERGE that upserts or folds |
 | `judge`, `checks` | which rows does the table refuse, as the commit would leave them; what is left out instead |
 | `bounds`, `repair` | which columns may have bounds; how are bounds that exclude a row, and doubled keys, mended |
 | `live_files` | what does the log say of the live files, and how does it spell their paths |

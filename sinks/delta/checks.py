@@ -21,8 +21,8 @@ from stormproof.core.folds import Fold
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.failures import may_pass, panics_as_errors, shown
-from stormproof.sinks.delta.merge_sql import FITS, Quoted, quoted
 from stormproof.sinks.delta.newest_version import TableHead
+from stormproof.sinks.merge_sql import FITS, Quoted, quoted
 from stormproof.sinks.partitions import partition_values
 
 CONSTRAINT: Final = "delta.constraints."

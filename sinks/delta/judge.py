@@ -38,18 +38,18 @@ from stormproof.core.sink import PreparedFile, SinkInput, TaskContext
 from stormproof.sinks.delta.checks import TableRule, asking, may_reject, plain_schema, ranges, rules_of, violates
 from stormproof.sinks.delta.features import DEFAULT, GENERATED, IDENTITY
 from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
-from stormproof.sinks.delta.merge_sql import (
+from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
+from stormproof.sinks.merge_sql import (
+    DATAFUSION,
     FITS,
     HELD,
-    fold_expression,
+    SPARK,
     is_written,
     merged_columns,
     quoted,
     same_key,
-    spark_fold_expression,
     spark_quoted,
 )
-from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
@@ -136,18 +136,12 @@ def _numbered(judge: Judge, parts: Iterator[Part], folder: str) -> DeltaTable:
 
 def _merged(table: DeltaTable, input_: SinkInput) -> str:
     """The rows as the MERGE would leave them, in SQL."""
-    columns = merged_columns(
-        (field.name for field in table.schema().fields),
-        input_,
-        quoted,
-        lambda name, fold: fold_expression(name, input_.schema, fold, "TRY_CAST"),
-        lambda name: "NULL",
-    )
+    columns = merged_columns((field.name for field in table.schema().fields), input_, DATAFUSION)
     text = (
         f"SELECT {', '.join(columns)}, s.{FILE}, s.{ROW} FROM added AS s "
-        f"LEFT JOIN (SELECT *, true AS {HELD} FROM held) AS t ON {same_key(input_, quoted)}"
+        f"LEFT JOIN (SELECT *, true AS {HELD} FROM held) AS t ON {same_key(input_, DATAFUSION)}"
     )
-    written = is_written(input_, quoted)
+    written = is_written(input_, DATAFUSION)
     return text if written is None else f"{text} WHERE {written}"
 
 
@@ -247,16 +241,10 @@ class _ToldBySpark:
 
         table = [field.name for field in self._table.schema().fields if GENERATED not in field.metadata]
         held = self._spark.rows().select(*map(spark_quoted, table)).withColumn(HELD, lit(True))
-        rows = added.alias("s").join(held.alias("t"), expr(same_key(input_, spark_quoted)), "left")
-        if (written := is_written(input_, spark_quoted)) is not None:
+        rows = added.alias("s").join(held.alias("t"), expr(same_key(input_, SPARK)), "left")
+        if (written := is_written(input_, SPARK)) is not None:
             rows = rows.where(written)
-        columns = merged_columns(
-            table,
-            input_,
-            spark_quoted,
-            lambda name, fold: spark_fold_expression(name, input_.schema, fold, tried=True),
-            self._default,
-        )
+        columns = merged_columns(table, input_, SPARK, self._default)
         return rows.selectExpr(*columns, f"s.{FILE}", f"s.{ROW}")
 
     def _computed(self, frame: DataFrame) -> DataFrame:

@@ -35,11 +35,11 @@ from stormproof.sinks.delta.entries import entry_of, other_features
 from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
 from stormproof.sinks.delta.live_files import live_adds, removal_of
 from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, now_ms
-from stormproof.sinks.delta.merge_sql import quoted, written_where_held
 from stormproof.sinks.delta.position import find_position, totals_at
 from stormproof.sinks.delta.rewrite import COMPACTED, new_files, put_entry
 from stormproof.sinks.delta.rows import merge_rows
 from stormproof.sinks.latest import compared_columns, latest_of
+from stormproof.sinks.merge_sql import quoted, written_where_held
 from stormproof.sinks.writer import indexed
 
 if TYPE_CHECKING:

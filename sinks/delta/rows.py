@@ -17,10 +17,10 @@ from stormproof.core.task.keyhash import hash_keys, is_hashable
 from stormproof.sinks.content import Content
 from stormproof.sinks.delta.judge import Judge
 from stormproof.sinks.delta.log import SUPERSEDED, DeltaLog, Label
-from stormproof.sinks.delta.merge_sql import fold_expression, later_condition, quoted, same_key, written_where_held
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.delta.spark import SparkCommitter
+from stormproof.sinks.merge_sql import DATAFUSION, assignments, later_condition, quoted, same_key
 from stormproof.sinks.protocol import PreparedTransaction
 
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
@@ -120,15 +120,10 @@ def merge_rows(
     A MERGE that changes no row commits nothing, not even its transaction identifier. Then the identifier is committed by
     itself, and with it that all of the rows were superseded.
     """
-    schema, folds = input_.schema, input_.folds
-    added = {quoted(name): f"s.{quoted(name)}" for name in schema.names}
-    changed = {
-        quoted(name): fold_expression(name, schema, folds[name]) if name in folds else added[quoted(name)]
-        for name in written_where_held(input_)
-    }
+    added, changed = {quoted(n): DATAFUSION.both(n)[1] for n in input_.schema.names}, assignments(input_, DATAFUSION)
     merge = table.merge(
         rows,
-        same_key(input_, quoted),
+        same_key(input_, DATAFUSION),
         source_alias="s",
         target_alias="t",
         streamed_exec=streamed,
@@ -137,7 +132,7 @@ def merge_rows(
         post_commithook_properties=HOOKS,
     ).when_not_matched_insert(added)
     if changed:
-        merge = merge.when_matched_update(changed, predicate=later_condition(input_, quoted))
+        merge = merge.when_matched_update(changed, predicate=later_condition(input_, DATAFUSION))
     metrics = merge.execute()
     if not metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]:
         adopt_files(table, [], _with_superseded(properties, int(metrics["num_source_rows"])))

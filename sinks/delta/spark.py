@@ -30,13 +30,7 @@ from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.delta.failures import OTHERS_CHANGED
 from stormproof.sinks.delta.features import GENERATED
 from stormproof.sinks.delta.log import COMMIT_RETRIES_MAX, DeltaLog, Label
-from stormproof.sinks.delta.merge_sql import (
-    later_condition,
-    same_key,
-    spark_fold_expression,
-    spark_quoted,
-    written_where_held,
-)
+from stormproof.sinks.merge_sql import SPARK, assignments, later_condition, same_key, spark_quoted
 from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.staging import open_prepared
 
@@ -213,15 +207,9 @@ class SparkCommitter:
 
     def merge(self, frame: DataFrame, input_: SinkInput, label: Label) -> None:
         """MERGE rows by their keys, as one version: see `rows.merge_rows`."""
-        folds, schema = input_.folds, input_.schema
-        added = {spark_quoted(name): f"s.{spark_quoted(name)}" for name in schema.names}
-        changed = [
-            f"{spark_quoted(name)} = {spark_fold_expression(name, schema, folds[name])}"
-            if name in folds
-            else f"{spark_quoted(name)} = {added[spark_quoted(name)]}"
-            for name in written_where_held(input_)
-        ]
-        later = later_condition(input_, spark_quoted)
+        added = {spark_quoted(name): SPARK.both(name)[1] for name in input_.schema.names}
+        changed = [f"{name} = {value}" for name, value in assignments(input_, SPARK).items()]
+        later = later_condition(input_, SPARK)
         update = (
             f"WHEN MATCHED{f' AND {later}' if later else ''} THEN UPDATE SET {', '.join(changed)} " if changed else ""
         )
@@ -229,7 +217,7 @@ class SparkCommitter:
         with self.labelled(label, None, more) as session:
             frame.createOrReplaceTempView(_ROWS)
             session.sql(
-                f"MERGE INTO {self._sql_name} t USING {_ROWS} s ON {same_key(input_, spark_quoted)} {update}"
+                f"MERGE INTO {self._sql_name} t USING {_ROWS} s ON {same_key(input_, SPARK)} {update}"
                 f"WHEN NOT MATCHED THEN INSERT ({', '.join(added)}) VALUES ({', '.join(added.values())})"
             )
             session.catalog.dropTempView(_ROWS)

@@ -1,12 +1,11 @@
 """How rows get into a Postgres table: by COPY, or by key with COPY into a temporary table and one INSERT ... ON CONFLICT.
 
-By key, an older row never replaces a newer one (`later_condition`), and a column with a fold is folded (`fold_assignment`):
-`held` is the table's row, `excluded` the added one.
+By key, `held` is the table's row, and `excluded` the added one: see `sinks.merge_sql`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
@@ -16,118 +15,10 @@ from pgpq import ArrowToPostgresBinaryEncoder
 from psycopg import sql
 
 from stormproof.core.errors import SinkRefused
-from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.latest import compared_columns
-from stormproof.sinks.limits import is_string
+from stormproof.sinks.merge_sql import POSTGRES, assignments, later_condition, written_where_held
 from stormproof.sinks.postgres.table import TableName
 from stormproof.sinks.postgres.wire import cast_of, sent_type, to_wire
-
-_NUMBER: Final = (sql.SQL("({0} <> 'NaN')"), sql.SQL("nullif({0}, 'NaN')"))
-"""Postgres takes NaN for the greatest number; here it is behind all of them, in either direction."""
-
-_TEXT: Final = (sql.SQL("convert_to({0}::text, 'UTF8')"),)
-"""By bytes, whatever the column's collation."""
-
-_PLAIN: Final = (sql.SQL("{0}"),)
-
-_CASE: Final = sql.SQL(
-    "when {one} > {other} or ({held} is null and {added} is not null) then true "
-    "when {other} > {one} or ({added} is null and {held} is not null) then false"
-)
-
-
-def later_condition(input_: SinkInput, undecided: Sequence[str] = ()) -> sql.Composable | None:
-    """Whether the row `excluded` is later than the row `held`, in the order of `sinks.latest`; None: always."""
-    if not input_.order_by:
-        return None
-    return wins_by_order(input_.schema, compared_columns(input_, undecided), End.LAST)
-
-
-def wins_by_order(schema: pa.Schema, compared: Sequence[str], end: End) -> sql.Composable:
-    """Whether the row `excluded` is further at this end than the row `held`; see `ByOrder`."""
-    cases: list[sql.Composed] = []
-    for name in compared:
-        for form in _forms(schema.field(name).type):
-            held, added = (form.format(sql.Identifier(side, name)) for side in ("held", "excluded"))
-            least = end is End.FIRST and form is not _NUMBER[0]  # a number comes before NaN at either end
-            one, other = (held, added) if least else (added, held)
-            cases.append(_CASE.format(one=one, other=other, held=held, added=added))
-    return sql.SQL("case {} else false end").format(sql.SQL(" ").join(cases))
-
-
-def _forms(kind: pa.DataType) -> tuple[sql.SQL, ...]:
-    """What is compared of a column."""
-    if pa.types.is_floating(kind):
-        return _NUMBER
-    return _TEXT if pa.types.is_string(kind) or pa.types.is_large_string(kind) else _PLAIN
-
-
-_SUM: Final = sql.SQL("coalesce(held.{0} + excluded.{0}, held.{0}, excluded.{0})")
-
-_BETTER: Final[Mapping[Fold, sql.SQL]] = {
-    Fold.MIN: sql.SQL("least(held.{0}, excluded.{0})"),
-    Fold.MAX: sql.SQL("greatest(held.{0}, excluded.{0})"),
-}
-"""Both ignore NULLs."""
-
-_BETTER_FLOAT: Final[Mapping[Fold, sql.SQL]] = {
-    Fold.MIN: _BETTER[Fold.MIN],
-    Fold.MAX: sql.SQL(
-        "coalesce(greatest(nullif(held.{0}, 'NaN'), nullif(excluded.{0}, 'NaN')), held.{0}, excluded.{0})"
-    ),
-}
-"""Postgres takes NaN for the greatest number. Here it is never the least or the greatest, unless there is no number."""
-
-_BETTER_TEXT: Final[Mapping[Fold, sql.SQL]] = {
-    Fold.MIN: sql.SQL(
-        "case when held.{0} is null or convert_to(excluded.{0}, 'UTF8') < convert_to(held.{0}, 'UTF8') "
-        "then excluded.{0} else held.{0} end"
-    ),
-    Fold.MAX: sql.SQL(
-        "case when held.{0} is null or convert_to(excluded.{0}, 'UTF8') > convert_to(held.{0}, 'UTF8') "
-        "then excluded.{0} else held.{0} end"
-    ),
-}
-"""By bytes, as batches are aggregated. least() would compare by the column's collation, which differs between databases."""
-
-
-def fold_assignment(name: str, schema: pa.Schema, fold: AnyFold) -> sql.Composed:
-    """`column = new value`. A NULL adds nothing and never wins; NaN wins only over NULL."""
-    kind = schema.field(name).type
-    if isinstance(fold, ByOrder):
-        wins = wins_by_order(schema, fold.compared, fold.end)
-        return sql.SQL("{0} = case when {1} then excluded.{0} else held.{0} end").format(sql.Identifier(name), wins)
-    if isinstance(fold, (SetUnion, SetTruncated)):
-        return _set_assignment(name, schema, fold)
-    if fold is Fold.SUM:
-        value = _SUM
-    elif pa.types.is_floating(kind):
-        value = _BETTER_FLOAT[fold]
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        value = _BETTER_TEXT[fold]
-    else:
-        value = _BETTER[fold]
-    column = sql.Identifier(name)
-    return sql.SQL("{} = {}").format(column, value.format(column))
-
-
-_UNION: Final = sql.SQL("select distinct v{0} as v from unnest(held.{1} || excluded.{1}) as u (v) where v is not null")
-"""The values of both sets; text is compared by its bytes, whatever the column's collation."""
-
-
-def _set_assignment(name: str, schema: pa.Schema, fold: SetUnion | SetTruncated) -> sql.Composed:
-    of = fold.of if isinstance(fold, SetTruncated) else name
-    text = is_string(schema.field(of).type.value_type)
-    union = _UNION.format(sql.SQL(' collate "C"' if text else ""), sql.Identifier(of))
-    if isinstance(fold, SetUnion):
-        statement = "{} = array(select v from ({}) as d order by v limit {})"
-        return sql.SQL(statement).format(sql.Identifier(name), union, sql.Literal(fold.at_most))
-    statement = (
-        "{0} = coalesce(held.{0}, false) or coalesce(excluded.{0}, false) or (select count(*) from ({1}) as d) > {2}"
-    )
-    return sql.SQL(statement).format(sql.Identifier(name), union, sql.Literal(fold.at_most))
-
 
 ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
 """With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""
@@ -270,7 +161,8 @@ class RowsByKey:
         self._is_made = False
         self._may_drop = may_drop
         self._passes_over = passes_over
-        self._later = later_condition(input_, undecided)
+        later = later_condition(input_, POSTGRES, undecided)
+        self._later = None if later is None else sql.SQL(later)  # pyright: ignore[reportArgumentType]
         self._partitioned = partitioned
         self._hash = hashed
         self.superseded = self.inserted = self.change = 0
@@ -376,18 +268,11 @@ class RowsByKey:
 
     @property
     def _updates(self) -> bool:
-        return any(name not in (*self._input.keys, *self._input.keep) for name in self._input.schema.names)
+        return bool(written_where_held(self._input))
 
     def _update(self) -> sql.Composable:
-        schema, folds = self._input.schema, self._input.folds
         if not self._updates:
             return sql.SQL("nothing")
-        assignments = sql.SQL(", ").join(
-            fold_assignment(name, schema, folds[name])
-            if name in folds
-            else sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
-            for name in schema.names
-            if name not in self._input.keys and name not in self._input.keep
-        )
-        update = sql.SQL("update set {}").format(assignments)
+        changed = ", ".join(f"{name} = {value}" for name, value in assignments(self._input, POSTGRES).items())
+        update = sql.SQL("update set {}").format(sql.SQL(changed))  # pyright: ignore[reportArgumentType]
         return update if self._later is None else sql.SQL("{} where {}").format(update, self._later)

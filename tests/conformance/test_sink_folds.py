@@ -8,13 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from psycopg import sql
 from support.fold_harness import EVERYTHING, NEGATIVE_NAN, VALUES, Folded, FoldHarness, comparable, rows_of
 
 from stormproof.core.errors import TopologyError
@@ -23,9 +22,9 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.delta.merge_sql import quoted
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.merge_sql import Dialect
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.registry import describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
@@ -225,25 +224,17 @@ def test_control_a_column_that_is_folded_otherwise_is_seen(harness: FoldHarness,
         require_any_cut(harness, [(0, {"key": 1, "n": 2}), (1, {"key": 1, "n": 3}), (2, {"key": 1, "n": 1})], LIMITS)
 
 
-def plain_assignment(name: str, kind: pa.DataType, fold: Fold) -> sql.Composed:
-    del kind
+def plainly_folded(name: str, schema: pa.Schema, fold: Fold, dialect: Dialect, *, tried: bool = False) -> str:
+    del schema, tried
     functions = {Fold.MIN: "least", Fold.MAX: "greatest"}
-    value = sql.SQL("{0} = " + cast("Any", functions[fold]) + "(held.{0}, excluded.{0})")
-    return value.format(sql.Identifier(name))
-
-
-def plain_expression(name: str, kind: pa.DataType, fold: Fold) -> str:
-    del kind
-    functions = {Fold.MIN: "least", Fold.MAX: "greatest"}
-    return f"{functions[fold]}(t.{quoted(name)}, s.{quoted(name)})"
+    return f"{functions[fold]}({', '.join(dialect.both(name))})"
 
 
 @pytest.mark.parametrize("store", ["postgres", "delta"])
 def test_control_a_database_s_own_order_of_nan_is_seen(
     store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stormproof.sinks.postgres.rows.fold_assignment", plain_assignment)
-    monkeypatch.setattr("stormproof.sinks.delta.rows.fold_expression", plain_expression)
+    monkeypatch.setattr("stormproof.sinks.merge_sql.folded", plainly_folded)
     floats = Folded({"most": ("float64", Fold.MAX)})
     database = request.getfixturevalue("database") if store == "postgres" else None
     harness = FoldHarness(f"{store}-fold", tmp_path, database).take(floats)
@@ -252,6 +243,6 @@ def test_control_a_database_s_own_order_of_nan_is_seen(
 
 
 def test_control_a_database_s_own_order_of_text_is_seen(central: FoldHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stormproof.sinks.postgres.rows.fold_assignment", plain_assignment)
+    monkeypatch.setattr("stormproof.sinks.merge_sql.folded", plainly_folded)
     with pytest.raises(AssertionError):
         require_any_cut(central, CENTRAL_ROWS, WORDS)

@@ -37,8 +37,8 @@ from stormproof.core.sink import SinkInput, SinkMode, TaskContext, transaction_d
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.failures import panics_as_errors
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.merge_sql import quoted, spark_quoted
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.merge_sql import quoted, spark_quoted
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 from support import duck
 from support.random_tables import shown
