@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from stormproof.core.sink import PreparedFile, SinkInput
-from stormproof.sinks.content import Content
-from stormproof.sinks.totals import Totals, summed_columns
+from stormproof.sinks.content import Content, Totals, summed_columns
 
 Progress: TypeAlias = Callable[[int, int | None], None]
 """Told how many rows of how many were looked at by now; None: their number is not known."""

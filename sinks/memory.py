@@ -24,8 +24,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute
 from stormproof.core.storage.local_files import NOWHERE
-from stormproof.sinks.folding import check_fold_input, fold_tables
-from stormproof.sinks.latest import put_rows
+from stormproof.sinks.by_key import check_fold_input, fold_tables, put_rows, require_unique_keys
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.preview import TableAction, TablePreview
@@ -47,7 +46,6 @@ from stormproof.sinks.protocol import (
 from stormproof.sinks.rejects import Part, Rejects
 from stormproof.sinks.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
-from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
 

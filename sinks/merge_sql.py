@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.latest import compared_columns
+from stormproof.sinks.by_key import compared_columns
 from stormproof.sinks.limits import is_string
 
 Quoted: TypeAlias = Callable[[str], str]
@@ -132,7 +132,7 @@ POSTGRES: Final = Dialect(
 
 
 def later_condition(input_: SinkInput, dialect: Dialect, undecided: Sequence[str] = ()) -> str | None:
-    """Whether the added row is later than the held one, in the order of `sinks.latest`; None: always."""
+    """Whether the added row is later than the held one, in the order of `sinks.by_key`; None: always."""
     if not input_.order_by:
         return None
     return _wins_by_order(input_.schema, compared_columns(input_, undecided), End.LAST, dialect)

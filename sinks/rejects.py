@@ -25,7 +25,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.message import storable_text
 from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.latest import compared_columns, queues_of
+from stormproof.sinks.by_key import compared_columns, queues_of
 from stormproof.sinks.misfits import Misfits, pairs_of
 from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview, example_of
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkProblem
@@ -186,7 +186,7 @@ class Rejects:
 
     It may reject `most` messages; with None the first refused row refuses the transaction. `row_by_row`: a row whose
     messages are not known is given up alone, too. The table takes `columns`; without them, all. `undecided` are the columns
-    that do not tell which row of a key is the latest (`sinks.latest`).
+    that do not tell which row of a key is the latest (`sinks.by_key`).
     """
 
     def __init__(

@@ -1,31 +1,39 @@
-"""How a task writes a sink's prepared file: as Parquet, with digest and statistics, synced before it is named."""
+"""How a task writes a sink's prepared file: as Parquet, with digest and statistics, synced before it is named; cut by the
+partitions of a Delta table, where there are any; and the writers that stand in its place, and let no row into a sink.
+
+A prepared file of a partitioned table holds rows of one partition alone. The partition columns are not in the file: their
+values travel as text in the file's description, and its digest covers them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stormproof.core.arrow_compute import pc
 from stormproof.core.failpoint import failpoint
 from stormproof.core.forks import end_if_fork
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskContext, TaskWriter
+from stormproof.core.lineage import Lineage
+from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, SinkWriter, TaskContext, TaskWriter
 from stormproof.core.storage.address import StorageOptions, options_to_send, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import NewFile
-from stormproof.sinks.content import ContentSum, kinds_of
-from stormproof.sinks.latest import LatestWriter
+from stormproof.sinks.by_key import FileTaskWriter, LatestWriter
+from stormproof.sinks.content import ContentSum, Sum, Totals, added_up, kinds_of, summed_columns, sums_of
 from stormproof.sinks.limits import DiscardingWriter, Limits
 from stormproof.sinks.misfits import LeavingOutWriter
-from stormproof.sinks.partitions import PartitionedTaskWriter
+from stormproof.sinks.preview import EXAMPLES_MAX, example_of
 from stormproof.sinks.staging import guard_of, prepared_name
 from stormproof.sinks.statistics import FileStatistics
-from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of
 
 ROW_GROUP_ROWS_MAX: Final = 256 * 1024
 ROW_GROUP_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -239,7 +247,7 @@ class FileWriter:
     Delta table's own are not private. `for_bolts` is the sink's resource for bolts. `partitions` are the columns by which a
     task cuts the rows of an append into files. Where `input` is an upsert, a task leaves one row a key, the last one; with
     `names_messages` its file holds the others, too; `undecided` are the columns that do not tell which one is the last
-    (`sinks.latest`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `leaves_out`: a
+    (`sinks.by_key`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `leaves_out`: a
     row with such a value is left out, and the file names its messages; rows without message columns are not. `guarded` files
     have a second name, since the folder is a table's own; see `staging.guard_of`. `storage` has the options of an object
     store, which executors have not: they travel with the job. `hashed` are the columns that
@@ -330,3 +338,246 @@ class FileWriter:
     def resource(self) -> object | None:
         """What bolts may use in executors."""
         return self.for_bolts
+
+
+OPEN_MAX: Final = 100
+"""Files that a task keeps open at once. Where its rows have more partitions, it ends these files and begins others."""
+BYTES_MAX: Final = 64 * 1024 * 1024
+"""So many bytes of rows wait for their files at most, over all partitions of a task."""
+
+
+class PartitionedTaskWriter:
+    """One task's output for a partitioned table: a file for each partition that its rows have, or a few."""
+
+    def __init__(
+        self, columns: Sequence[str], schema: pa.Schema, open_file: Callable[[pa.Schema, str], FileTaskWriter]
+    ) -> None:
+        self._columns = tuple(columns)
+        self._schema = schema
+        self._kept = [name for name in schema.names if name not in self._columns]
+        self._open_file = open_file
+        self._open: dict[str, FileTaskWriter] = {}
+        self._waiting = 0
+        self._done: list[PreparedFile] = []
+        self._all: list[FileTaskWriter] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append rows of the writer's schema.
+
+        Raises:
+            ValueError: the rows' columns are not those of the schema.
+        """
+        if rows.schema.names != self._schema.names or rows.schema.types != self._schema.types:
+            raise ValueError(f"this writer takes columns {self._schema.names}, not {rows.schema.names}")
+        if rows.num_rows == 0:
+            return
+        for partition, part in self._parts(rows):
+            if partition not in self._open:
+                file = self._open_file(part.schema, partition)
+                self._open[partition] = file
+                self._all.append(file)
+            self._open[partition].write(part)
+        self._waiting += rows.nbytes
+        if self._waiting >= BYTES_MAX or len(self._open) > OPEN_MAX:
+            self._let_go()
+
+    def close(self) -> Sequence[PreparedFile]:
+        """Finish all files; returns them."""
+        self._end_files()
+        return tuple(self._done)
+
+    def discard(self) -> None:
+        """Remove what was written: the task failed."""
+        for file in self._all:
+            file.discard()
+
+    def _let_go(self) -> None:
+        if len(self._open) > OPEN_MAX:
+            self._end_files()
+        else:
+            for file in self._open.values():
+                file.flush()
+        self._waiting = 0
+
+    def _end_files(self) -> None:
+        for file in self._open.values():
+            self._done += file.close()
+        self._open.clear()
+
+    def _parts(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows of each partition, with its values as JSON."""
+        there = [name for name in self._columns if name in self._schema.names]
+        texts = [as_text(rows.column(name)).dictionary_encode(null_encoding="encode") for name in there]
+        codes = np.zeros(rows.num_rows, np.int64)
+        for text in texts:
+            own = text.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+            codes = np.unique(codes * len(text.dictionary) + own, return_inverse=True)[1]
+        order = np.argsort(codes, kind="stable")
+        starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        kept = rows.select(self._kept)
+        for start, end in zip(starts, [*starts[1:], rows.num_rows], strict=True):
+            row = int(order[start])
+            values = dict.fromkeys(self._columns)  # one that the rows do not have is NULL
+            values |= {n: t.dictionary[t.indices[row].as_py()].as_py() for n, t in zip(there, texts, strict=True)}
+            yield json.dumps(values), kept.take(pa.array(order[start:end]))
+
+
+def as_text(column: pa.Array) -> pa.Array:
+    """A partition column's values as Delta's log spells them."""
+    kind = column.type
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        return column.cast(pa.string())
+    in_utc = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")).cast(pa.string())
+    return pc.binary_join_element_wise(pc.replace_substring(in_utc, " ", "T"), "Z", "")
+
+
+def partition_values(file: PreparedFile) -> Mapping[str, str | None]:
+    """The partition of a prepared file; empty where it was not cut."""
+    values: dict[str, str | None] = json.loads(file.partition) if file.partition else {}
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class WritesNothing:
+    """The writer of a sink that holds a batch's messages already: it takes the rows, and writes and counts none of them.
+
+    `of` is the sink's writer; None where there is none without opening the sink.
+    """
+
+    sink: str
+    of: SinkWriter | None = None
+
+    @property
+    def names_messages(self) -> bool:
+        """No: the columns would only be counted among the bytes."""
+        return False
+
+    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """Every row will do."""
+        del rows
+        return ()
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
+        """A writer that makes no file."""
+        del context, schema
+        return _NoFile()
+
+    def files_in(self) -> str | None:
+        """The sink's folder."""
+        return None if self.of is None else self.of.files_in()
+
+    def resource(self) -> object | None:
+        """What bolts may use in executors."""
+        return None if self.of is None else self.of.resource()
+
+
+class _NoFile:
+    def write(self, rows: pa.RecordBatch) -> None:
+        del rows
+
+    def close(self) -> Sequence[PreparedFile]:
+        return ()
+
+    def discard(self) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal(WritesNothing):
+    """A writer that counts the rows that another one would refuse, and hands it all others. No row is refused to the caller.
+
+    What it counted comes as one more `PreparedFile` of each task, which has no path.
+    """
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
+        """A writer for one task. Rows are checked when they are written."""
+        assert self.of is not None
+        return _RehearsedTask(self.of, self.of.open_task(context, schema))
+
+
+class _RehearsedTask:
+    def __init__(self, writer: SinkWriter, task: TaskWriter) -> None:
+        self._writer = writer
+        self._task = task
+        self._refused = 0
+        self._examples: list[str] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        refused = self._writer.check(rows)
+        if refused:
+            self._refused += len(refused)
+            for row, text in refused[: EXAMPLES_MAX - len(self._examples)]:
+                self._examples.append(example_of(text, repr(rows.slice(row, 1).to_pylist()[0])))
+            kept = np.ones(rows.num_rows, np.bool_)
+            kept[[row for row, _ in refused]] = False
+            rows = rows.filter(pa.array(kept))
+        self._task.write(rows)
+
+    def close(self) -> Sequence[PreparedFile]:
+        report = json.dumps({"refused": self._refused, "examples": self._examples})
+        return (*self._task.close(), PreparedFile(self._writer.sink, "", 0, 0, "", report))
+
+    def discard(self) -> None:
+        self._task.discard()
+
+
+@dataclass(frozen=True, slots=True)
+class OneMessageWriter:
+    """A writer of rows that are all of one message, such as a micro-batch's: it adds the lineage columns to them."""
+
+    of: SinkWriter
+    lineage: Lineage
+    message: str
+
+    @property
+    def sink(self) -> str:
+        """The sink's name."""
+        return self.of.sink
+
+    @property
+    def names_messages(self) -> bool:
+        """As the other writer."""
+        return self.of.names_messages
+
+    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """The rows that the other writer refuses."""
+        return self.of.check(rows)
+
+    def open_task(self, context: TaskContext, schema: pa.Schema) -> TaskWriter:
+        """A writer for one task."""
+        task = self.of.open_task(context, pa.schema([*schema, *self.lineage.columns]))
+        return _WithLineage(task, self._added(context.txid))
+
+    def _added(self, txid: int) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        def added(rows: pa.RecordBatch) -> pa.RecordBatch:
+            ids = pa.scalar(self.message, pa.string())
+            return self.lineage.added_to(rows, txid, lambda: pa.repeat(ids, rows.num_rows))
+
+        return added
+
+    def files_in(self) -> str | None:
+        """The folder of the other writer."""
+        return self.of.files_in()
+
+    def resource(self) -> object | None:
+        """That of the other writer."""
+        return self.of.resource()
+
+
+class _WithLineage:
+    def __init__(self, task: TaskWriter, added: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        self._task, self._added = task, added
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._task.write(self._added(rows))
+
+    def close(self) -> Sequence[PreparedFile]:
+        return self._task.close()
+
+    def discard(self) -> None:
+        self._task.discard()
+
+
+def one_message_writer(writer: SinkWriter, input_: SinkInput, message: str) -> SinkWriter:
+    """The writer, with lineage columns where the sink stores them."""
+    return writer if input_.lineage is None else OneMessageWriter(writer, input_.lineage, message)

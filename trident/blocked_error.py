@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stormproof.core.errors import Json, SinkRefused
-from stormproof.sinks.abilities import SupportsSkipRows
+from stormproof.sinks.protocol import SupportsSkipRows
 from stormproof.sinks.rejects import REFUSED_MAX
 
 

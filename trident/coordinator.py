@@ -33,7 +33,7 @@ from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.stand_ins import WritesNothing
+from stormproof.sinks.writer import WritesNothing
 from stormproof.trident.batch_records import Accounts
 from stormproof.trident.component_counts import CountedGraph
 from stormproof.trident.control_line import Orders

@@ -31,8 +31,7 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview
 from stormproof.sinks.protocol import PROBLEM, RefusedRow, SinkProblem
 from stormproof.sinks.rejects import GroupsRefused, examples_of, rows_without_misfits
-from stormproof.sinks.stand_ins import WritesNothing
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.writer import FileWriter, WritesNothing
 from stormproof.trident.blocked_error import RejectLimit
 from stormproof.trident.dry_run import DryRunOutcome, DryRunSink, TopologyDryRun, outcome_of
 from stormproof.trident.ledger.graphs import graph_of

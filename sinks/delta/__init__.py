@@ -6,25 +6,22 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | module | question that it answers |
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
-| `hold`, `position` | the commit: at which txid is the table, and may this driver write the next |
+| `hold` | the commit: at which txid is the table, and may this driver write the next |
 | `rows` | how do rows get into the table: adoption, or one MERGE that upserts or folds |
-| `judge`, `checks` | which rows does the table refuse, as the commit would leave them; what is left out instead |
+| `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
 | `bounds`, `repair` | which columns may have bounds; how are bounds that exclude a row, and doubled keys, mended |
-| `live_files` | what does the log say of the live files, and how does it spell their paths |
-| `entries` | which log entries are written here, without delta-rs |
-| `log`, `evidence` | what does the log say of our txids; what has become of their rows |
-| `newest_version` | which version is the newest, and what is known of it, without reading all of the log again |
+| `log` | what does the log say of each version and of the live files, and how does it spell their paths |
+| `evidence` | at which txid is the table, by its log; what has become of our txids' rows |
+| `newest_version` | which version is the newest, and what is known of it; which log entries are written here |
 | `compare` | do its files have the rows that were written |
 | `committers`, `spark` | who writes, and alone where Spark does |
 | `care`, `rewrite` | how do small files become few large ones, what if a power loss takes those, which files go |
 | `claims` | which topology has claimed the table |
-| `evolve` | how does a table get the columns that its rows have |
-| `stores` | how is delta-rs given an address; can a store hold a table that is written once |
 | `catalog` | where is the table of a name, by Spark's catalog |
-| `opening`, `table` | how is a table made and opened; is it fit; do two paths mean one |
+| `opening`, `table` | how is a table made, opened, and given the columns of its rows; is it fit; do two paths mean one |
 | `features` | which committer serves which table, as data |
 | `power_loss` | what is synced, and what did a power loss leave: see above |
-| `failures` | is an error the machine's, or does the table refuse |
+| `delta_rs` | how is delta-rs given an address; is its error the machine's, or the table's; which stores will do |
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from stormproof.core.engine.spark_error import condition_of, what_happened
 from stormproof.core.errors import SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.claims import is_claimed_by
+from stormproof.sinks.delta.delta_rs import is_table, load_table
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.spark import spark_literal, spark_of_process
-from stormproof.sinks.delta.stores import is_table, load_table
 from stormproof.sinks.merge_sql import spark_quoted
 from stormproof.sinks.protocol import SinkIdentity, SinkProblem
 

@@ -16,11 +16,10 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.errors import StoreUnavailable
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.committers import Committers
-from stormproof.sinks.delta.entries import entry_of
-from stormproof.sinks.delta.failures import shown
+from stormproof.sinks.delta.delta_rs import shown
 from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.newest_version import NewestTable
+from stormproof.sinks.delta.newest_version import NewestTable, entry_of
 from stormproof.sinks.protocol import SinkIdentity
 
 CLAIM_TRIES_MAX: Final = 20

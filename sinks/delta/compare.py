@@ -27,6 +27,7 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import PreparedFile, SinkMode
 from stormproof.core.storage.files import files_at
+from stormproof.sinks.by_key import doubled_keys
 from stormproof.sinks.comparison import (
     Compared,
     Comparison,
@@ -37,16 +38,22 @@ from stormproof.sinks.comparison import (
     content_of_files,
     spans,
 )
-from stormproof.sinks.content import NOTHING, Content, ContentSum, joined
+from stormproof.sinks.content import (
+    NOTHING,
+    Content,
+    ContentSum,
+    Sum,
+    Totals,
+    added_up,
+    joined,
+    summed_columns,
+    sums_of,
+)
 from stormproof.sinks.delta.bounds import wrong_statistics
-from stormproof.sinks.delta.evidence import Trail
-from stormproof.sinks.delta.live_files import live_adds, live_files
-from stormproof.sinks.delta.log import REPAIRS, DeltaLog, LogEntry, OurCommit
-from stormproof.sinks.delta.position import Reach, find_position, totals_at
+from stormproof.sinks.delta.evidence import Reach, Trail, find_position, totals_at
+from stormproof.sinks.delta.log import REPAIRS, DeltaLog, LogEntry, OurCommit, live_adds, live_files
 from stormproof.sinks.delta.rows import all_hashable, read_rows
 from stormproof.sinks.staging import file_digest, parse_prepared_name
-from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of
-from stormproof.sinks.unique_keys import doubled_keys
 
 if TYPE_CHECKING:
     from stormproof.sinks.delta.hold import TableHold

@@ -17,12 +17,41 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.content import Content
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, by_spark, narrowed
-from stormproof.sinks.delta.checks import may_reject
 from stormproof.sinks.delta.claims import Claims
 from stormproof.sinks.delta.committers import Committers
-from stormproof.sinks.delta.entries import is_ours
-from stormproof.sinks.delta.evidence import evidence_of, lost_files, tail_since
-from stormproof.sinks.delta.evolve import (
+from stormproof.sinks.delta.delta_rs import (
+    OTHERS_CHANGED,
+    is_conflict,
+    load_table,
+    may_pass,
+    os_error,
+    panics_as_errors,
+    shown,
+)
+from stormproof.sinks.delta.evidence import (
+    Position,
+    evidence_of,
+    find_commit,
+    find_position,
+    lost_files,
+    require_not_given_up,
+    tail_since,
+    totals_with,
+)
+from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.judge import LeftOut, may_reject, refused_rows
+from stormproof.sinks.delta.log import (
+    APPLICATION,
+    DeltaLog,
+    Label,
+    OurCommit,
+    Undo,
+    commit_metadata,
+    live_files,
+    undo_metadata,
+)
+from stormproof.sinks.delta.newest_version import NewestTable, TableAhead, TableHead, is_ours
+from stormproof.sinks.delta.opening import (
     add_columns,
     changes_of,
     known_part,
@@ -31,16 +60,8 @@ from stormproof.sinks.delta.evolve import (
     require_kept,
     versions_for,
 )
-from stormproof.sinks.delta.failures import OTHERS_CHANGED, is_conflict, may_pass, os_error, panics_as_errors, shown
-from stormproof.sinks.delta.features import AskedCommitter, Committer
-from stormproof.sinks.delta.judge import LeftOut, refused_rows
-from stormproof.sinks.delta.live_files import live_files
-from stormproof.sinks.delta.log import APPLICATION, DeltaLog, Label, OurCommit, Undo, commit_metadata, undo_metadata
-from stormproof.sinks.delta.newest_version import NewestTable, TableAhead, TableHead
-from stormproof.sinks.delta.position import Position, find_commit, find_position, require_not_given_up, totals_with
 from stormproof.sinks.delta.power_loss import put_torn_aside
 from stormproof.sinks.delta.rows import RowsToPut
-from stormproof.sinks.delta.stores import load_table
 from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import (

@@ -24,7 +24,6 @@ from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.delta.live_files import live_files
 from stormproof.sinks.delta.log import (
     APPLICATION,
     COMPACTS,
@@ -33,6 +32,7 @@ from stormproof.sinks.delta.log import (
     SUPERSEDED,
     DeltaLog,
     checksum_of,
+    live_files,
     with_user_metadata,
 )
 from stormproof.sinks.protocol import SinkProblem

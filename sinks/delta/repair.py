@@ -28,18 +28,17 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.folds import Fold
 from stormproof.core.sink import SinkInput, SinkMode
-from stormproof.sinks.abilities import Repair
+from stormproof.sinks.by_key import compared_columns, latest_of
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics
-from stormproof.sinks.delta.entries import entry_of, other_features
-from stormproof.sinks.delta.failures import is_conflict, may_pass, shown
-from stormproof.sinks.delta.live_files import live_adds, removal_of
-from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, now_ms
-from stormproof.sinks.delta.position import find_position, totals_at
+from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, shown
+from stormproof.sinks.delta.evidence import find_position, totals_at
+from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, live_adds, now_ms, removal_of
+from stormproof.sinks.delta.newest_version import entry_of, other_features
 from stormproof.sinks.delta.rewrite import COMPACTED, new_files, put_entry
 from stormproof.sinks.delta.rows import merge_rows
-from stormproof.sinks.latest import compared_columns, latest_of
 from stormproof.sinks.merge_sql import quoted, written_where_held
+from stormproof.sinks.protocol import Repair
 from stormproof.sinks.writer import indexed
 
 if TYPE_CHECKING:

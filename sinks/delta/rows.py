@@ -55,7 +55,7 @@ class RowsToPut(Protocol):
 
     def put_next(self, log: DeltaLog, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
         """Write them in the version behind `table`'s by a log entry of our own; whether that was done: see
-        `entries.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
+        `newest_version.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
         """
         del log, table, transaction, label
         return False

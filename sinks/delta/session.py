@@ -21,29 +21,33 @@ from stormproof.core.errors import PositionMismatch, SinkRefused, StoreUnavailab
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
-from stormproof.sinks.abilities import Compaction, Repair
+from stormproof.sinks.by_key import fold_tables, put_rows, require_unique_keys
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.content import NOTHING, Content, content_of, kinds_of
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.care import commits_since_compaction, compact, settle_compactions, vacuum
-from stormproof.sinks.delta.checks import lacking, may_reject
 from stormproof.sinks.delta.compare import compare
-from stormproof.sinks.delta.entries import put_next
-from stormproof.sinks.delta.failures import is_conflict, may_pass, panics_as_errors, shown
+from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, panics_as_errors, shown
+from stormproof.sinks.delta.evidence import find_position
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
-from stormproof.sinks.delta.judge import Judge, refused_rows
+from stormproof.sinks.delta.judge import Judge, lacking, may_reject, refused_rows
 from stormproof.sinks.delta.log import GIVEN_UP, DeltaLog, Label, Undo, undo_metadata
-from stormproof.sinks.delta.newest_version import TableHead
-from stormproof.sinks.delta.position import find_position
+from stormproof.sinks.delta.newest_version import TableHead, put_next
 from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.rows import RowsToPut, adopt_files, all_hashable, merge_rows, rows_of_keys
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
-from stormproof.sinks.folding import fold_tables
-from stormproof.sinks.latest import put_rows
-from stormproof.sinks.partitions import partition_values
-from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, SinkIdentity, SinkProblem, SinkSession
+from stormproof.sinks.protocol import (
+    PROBLEM,
+    CommitResult,
+    Compaction,
+    PreparedTransaction,
+    Repair,
+    SinkIdentity,
+    SinkProblem,
+    SinkSession,
+)
 from stormproof.sinks.row_rule import SchemaContract
 from stormproof.sinks.staging import (
     IsDead,
@@ -59,8 +63,7 @@ from stormproof.sinks.staging import (
     sweep_guards,
     unreached,
 )
-from stormproof.sinks.unique_keys import require_unique_keys
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.writer import FileWriter, partition_values
 
 log = logging.getLogger("stormproof.sink")
 

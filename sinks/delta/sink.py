@@ -25,20 +25,18 @@ from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.local_files import NOWHERE
+from stormproof.sinks.by_key import check_fold_input
 from stormproof.sinks.delta.catalog import CatalogTable
-from stormproof.sinks.delta.checks import CONSTRAINT, checks_of
 from stormproof.sinks.delta.claims import other_claims
-from stormproof.sinks.delta.evolve import changes_for, known_part
-from stormproof.sinks.delta.failures import panics_as_errors
+from stormproof.sinks.delta.delta_rs import check_store, is_table, load_table, panics_as_errors
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, as_asked, choose, refusal
+from stormproof.sinks.delta.judge import CONSTRAINT, checks_of
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.opening import opening, prepare_table
+from stormproof.sinks.delta.opening import changes_for, known_part, opening, prepare_table
 from stormproof.sinks.delta.power_loss import put_torn_aside, require_whole
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.spark import spark_runs
-from stormproof.sinks.delta.stores import check_store, is_table, load_table
 from stormproof.sinks.delta.table import check_types, column_limits, key_of_path, limits_of_new, locate, require_table
-from stormproof.sinks.folding import check_fold_input
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity, SinkSession

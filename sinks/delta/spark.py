@@ -27,12 +27,12 @@ from stormproof.core.clock import Clock
 from stormproof.core.engine.spark_error import condition_of, fault_told_by_spark, what_happened
 from stormproof.core.errors import FatalError, SinkRefused, StoreUnavailable
 from stormproof.core.sink import PreparedFile, SinkInput
-from stormproof.sinks.delta.failures import OTHERS_CHANGED
+from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED
 from stormproof.sinks.delta.features import GENERATED
 from stormproof.sinks.delta.log import COMMIT_RETRIES_MAX, DeltaLog, Label
 from stormproof.sinks.merge_sql import SPARK, assignments, later_condition, same_key, spark_quoted
-from stormproof.sinks.partitions import partition_values
 from stormproof.sinks.staging import open_prepared
+from stormproof.sinks.writer import partition_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -398,7 +398,7 @@ def spark_literal(text: str) -> str:
 
 @contextmanager
 def spark_errors() -> Generator[None]:
-    """Turn errors of Spark into those that a commit understands: see `failures.may_pass`.
+    """Turn errors of Spark into those that a commit understands: see `delta_rs.may_pass`.
 
     Raises:
         OSError: it may pass: another writer came first, or the machine lacks something.

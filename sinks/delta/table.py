@@ -15,7 +15,6 @@ from deltalake import DeltaTable, Field, Schema
 from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.core.storage.address import is_url
-from stormproof.sinks.delta.checks import dividing
 from stormproof.sinks.delta.features import (
     DEFAULT,
     GENERATED,
@@ -28,9 +27,10 @@ from stormproof.sinks.delta.features import (
     choose,
     refusal,
 )
+from stormproof.sinks.delta.judge import dividing
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.limits import ColumnLimit, Limits, is_list, is_string
-from stormproof.sinks.lineage import require_lineage_takes_null
+from stormproof.sinks.row_rule import require_lineage_takes_null
 
 FOLDER_NAME_BYTES_MAX: Final = 255
 PATH_BYTES_MAX: Final = 4_096

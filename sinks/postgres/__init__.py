@@ -8,16 +8,13 @@
 | `compare` | does it have the rows that were written |
 | `connection` | its connection; how is an older driver kept from writing; do two names mean one table |
 | `bookkeeping` | the sink's own tables |
-| `rows` | how do rows get into the table: COPY, upsert, fold |
+| `rows` | how do rows get into the table: COPY, upsert, fold; how do tasks load large files by themselves |
 | `refusals` | what of the table, beside its columns, can refuse a row or lose one; what a commit asks of it at once |
 | `judge` | which rows does the table refuse, and in which order are they put where they exclude each other |
-| `parallel` | how do tasks load large files by themselves |
-| `columns` | which columns take text by the server's own cast, which as keys, and which give values back as they came |
-| `map_keys` | which text in the stream is a key that a map's table compares as another type |
-| `table` | what can each column hold |
+| `columns` | which columns take which text, and give values back as they came; how does a column of Arrow get into one |
+| `table` | what can each column hold; which text is a key that a map's table compares as another type |
 | `evolve` | how does a table get the columns and types that its rows have |
 | `preview` | what would a start do with the table, for a dry run |
-| `wire` | how does a column of Arrow get into a column of Postgres; nested values as JSON |
 """
 
 from __future__ import annotations

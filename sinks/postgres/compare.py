@@ -26,14 +26,24 @@ from stormproof.core.errors import StoreUnavailable
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.session import started
 from stormproof.core.sink import SinkMode
+from stormproof.sinks.by_key import SUSPECTS_MAX
 from stormproof.sinks.comparison import Compared, Comparison, Progress, ReadRecord, RowProblem, content_of_files, spans
-from stormproof.sinks.content import MODULUS, NOTHING, Content, ContentSum, content_by, joined, kinds_of
+from stormproof.sinks.content import (
+    MODULUS,
+    NOTHING,
+    Content,
+    ContentSum,
+    Sum,
+    Totals,
+    content_by,
+    joined,
+    kinds_of,
+    summed_columns,
+)
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import Column, Kinds, is_by_server, keeps, row_hash
 from stormproof.sinks.postgres.refusals import why_uncounted
 from stormproof.sinks.postgres.table import find_oid, read_table
-from stormproof.sinks.totals import Sum, Totals, summed_columns
-from stormproof.sinks.unique_keys import SUSPECTS_MAX
 
 if TYPE_CHECKING:
     from stormproof.sinks.postgres.hold import TableHold

@@ -12,9 +12,8 @@ from psycopg import sql
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
-from stormproof.sinks.postgres.columns import Column
+from stormproof.sinks.postgres.columns import Column, column_type
 from stormproof.sinks.postgres.table import Table
-from stormproof.sinks.postgres.wire import column_type
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.row_rule import Change
 

@@ -13,7 +13,6 @@ from psycopg import sql
 from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
-from stormproof.sinks.abilities import warning_of
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import hashed_columns
@@ -47,6 +46,7 @@ from stormproof.sinks.protocol import (
     StoreRecord,
     decide,
     least_rows,
+    warning_of,
 )
 from stormproof.sinks.row_rule import Change, SchemaContract
 

@@ -12,6 +12,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.columns import cast_of, column_type
 from stormproof.sinks.postgres.connection import asked
 from stormproof.sinks.postgres.evolve import as_changed, changes_for
 from stormproof.sinks.postgres.guard import Guard
@@ -32,7 +33,6 @@ from stormproof.sinks.postgres.table import (
     require_table,
     wire_schema,
 )
-from stormproof.sinks.postgres.wire import cast_of, column_type
 from stormproof.sinks.preview import TableAction, TablePreview
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.row_rule import Change, SchemaContract

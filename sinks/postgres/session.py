@@ -16,8 +16,19 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
+from stormproof.sinks.by_key import require_unique_keys
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, content_of_files
-from stormproof.sinks.content import MODULUS, Content, ContentSum
+from stormproof.sinks.content import (
+    MODULUS,
+    Content,
+    ContentSum,
+    Sum,
+    Totals,
+    added_up,
+    summed_columns,
+    sums_of,
+    sums_of_files,
+)
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
@@ -31,7 +42,6 @@ from stormproof.sinks.postgres.judge import (
     move_in_order,
     move_without_rejects,
 )
-from stormproof.sinks.postgres.parallel import Loads
 from stormproof.sinks.postgres.refusals import (
     Facts,
     ask_facts,
@@ -40,7 +50,7 @@ from stormproof.sinks.postgres.refusals import (
     refers_to_itself,
     require_no_volatile,
 )
-from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
+from stormproof.sinks.postgres.rows import AppendedRows, Loads, RowsByKey, copy_rows, insert_rows
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
 from stormproof.sinks.protocol import (
     CommitDecision,
@@ -54,8 +64,6 @@ from stormproof.sinks.protocol import (
 from stormproof.sinks.rejects import NO_PARENT, REFUSED_MAX, Rejects
 from stormproof.sinks.row_rule import SchemaContract
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder, unreached
-from stormproof.sinks.totals import Sum, Totals, added_up, summed_columns, sums_of, sums_of_files
-from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 
 log = logging.getLogger("stormproof.sink")

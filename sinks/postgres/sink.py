@@ -14,7 +14,7 @@ from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute
-from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.by_key import check_fold_input
 from stormproof.sinks.postgres.connection import asked, key_of_name, locate
 from stormproof.sinks.postgres.preview import PostgresPreview
 from stormproof.sinks.postgres.refusals import what_can_refuse

@@ -20,7 +20,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.postgres.wire import column_type, json_text
+from stormproof.sinks.postgres.columns import column_type, json_text
 
 ROWS = edge_table()
 

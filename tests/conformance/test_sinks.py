@@ -17,7 +17,7 @@ from support.sink_harness import KINDS, SCHEMA, SinkHarness
 from stormproof.core.arrow_compute import pc
 from stormproof.core.errors import CannotTell, PositionMismatch
 from stormproof.core.folds import End, Fold
-from stormproof.sinks import folding, protocol
+from stormproof.sinks import by_key, protocol
 from stormproof.sinks.memory import MemorySession, MemorySink
 from stormproof.sinks.misfits import LeavingOutWriter
 from stormproof.sinks.protocol import (
@@ -185,13 +185,13 @@ def test_expired_evidence_cannot_tell(harness: SinkHarness, session: SinkSession
 def test_control_a_sink_that_folds_otherwise_is_caught(
     tmp_path: Path, case: Any, name: str, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole: Any = getattr(folding, name)
+    whole: Any = getattr(by_key, name)
     wrong: dict[str, Any] = {
         "the other end": lambda groups, compared, end: whole(groups, compared, next(e for e in End if e is not end)),
         "without a bound": lambda groups, values, number, at_most: whole(groups, values, number),
     }
     harness = SinkHarness("memory-fold", tmp_path, None)
-    monkeypatch.setattr(folding, name, wrong[broken])
+    monkeypatch.setattr(by_key, name, wrong[broken])
     with pytest.raises(AssertionError):
         case(harness)
 

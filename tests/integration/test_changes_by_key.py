@@ -25,8 +25,8 @@ from stormproof.core.sink import SinkInput
 from stormproof.sink import Lineage
 from stormproof.sinks.comparison import Comparison, RowsOnRecord, SupportsCompareRows
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.lineage import with_lineage
 from stormproof.sinks.protocol import Sink, SinkIdentity
+from stormproof.sinks.row_rule import with_lineage
 
 pytestmark = pytest.mark.postgres
 TRACED: Final = Lineage(message=None)

@@ -20,8 +20,8 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.delta.entries import put_next
 from stormproof.sinks.delta.log import DeltaLog, Label
+from stormproof.sinks.delta.newest_version import put_next
 from stormproof.sinks.delta.rows import HOOKS, adopt_files
 from stormproof.sinks.protocol import CommitOutcome, SinkIdentity
 

@@ -24,8 +24,8 @@ from support.sink_harness import SCHEMA, SinkHarness
 from stormproof.core.errors import SinkRefused, TopologyError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
-from stormproof.sinks import partitions
-from stormproof.sinks.delta import DeltaSink, checks
+from stormproof.sinks import writer
+from stormproof.sinks.delta import DeltaSink, judge
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
 
@@ -72,7 +72,7 @@ def test_rows_of_each_partition_come_back(kind: str, tmp_path: Path) -> None:
 def test_two_partition_columns_and_more_partitions_than_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitions, "OPEN_MAX", 2)
+    monkeypatch.setattr(writer, "OPEN_MAX", 2)
     schema = pa.schema([("a", pa.int64()), ("n", pa.int64()), ("b", pa.string())])
     DeltaTable.create(tmp_path, Schema.from_arrow(schema), partition_by=["a", "b"])
     rows = pa.table({"a": [i % 3 for i in range(60)], "n": range(60), "b": [str(i % 5) for i in range(60)]}, schema)
@@ -228,7 +228,7 @@ def test_a_row_that_violates_a_check_is_not_adopted(checked: SinkHarness, bad: i
 def test_control_without_the_question_such_a_row_is_adopted(
     checked: SinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "checks_of", lambda _: {})
+    monkeypatch.setattr(judge, "checks_of", lambda _: {})
     session = checked.open()
     session.commit(checked.prepare(session, 1, None, [("b", 100)]), checked=True)
     assert checked.rows() == Counter({("b", 100): 1})

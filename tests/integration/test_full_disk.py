@@ -25,7 +25,7 @@ from stormproof.core.errors import SinkRefused, StoreUnavailable
 from stormproof.core.failpoint import watched
 from stormproof.sinks import staging
 from stormproof.sinks.delta import hold as hold_module
-from stormproof.sinks.delta.failures import may_pass, os_error, shown
+from stormproof.sinks.delta.delta_rs import may_pass, os_error, shown
 from stormproof.sinks.postgres import session as postgres_session
 from stormproof.trident.state import sink as state_sink
 

@@ -21,8 +21,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, wrong_statistics
 from stormproof.sinks.delta.features import AskedCommitter
-from stormproof.sinks.delta.live_files import live_adds
-from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.log import DeltaLog, live_adds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

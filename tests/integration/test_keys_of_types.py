@@ -18,10 +18,8 @@ from support.queues import prepared_database, put
 
 from stormproof import PostgresMap, PostgresQueue, PostgresSink, Topology, sum_
 from stormproof.errors import SinkRefused
-from stormproof.sinks.postgres import map_keys
 from stormproof.sinks.postgres import table as table_module
-from stormproof.sinks.postgres.columns import Column
-from stormproof.sinks.postgres.wire import as_text
+from stormproof.sinks.postgres.columns import Column, as_text
 
 pytestmark = pytest.mark.postgres
 
@@ -186,7 +184,7 @@ def test_the_pattern_of_addresses_takes_what_postgres_gives_back_and_no_other_te
 ) -> None:
     rng, key = (
         Random(seed),
-        map_keys.key_of_text(Column("k", "inet", "inet", -1, not_null=True, has_default=False, generated=False)),
+        table_module.key_of_text(Column("k", "inet", "inet", -1, not_null=True, has_default=False, generated=False)),
     )
     words = [[rng.choice(["0", "0", "0", "1", "ffff", "a0"]) for _ in range(8)] for _ in range(2_000)]
     texts = [":".join(one) for one in words] + [str(ip_address(":".join(one))) for one in words]

@@ -20,7 +20,7 @@ from stormproof import MemorySource, PostgresSink, Topology, count
 from stormproof.core.errors import SinkRefused, UsageError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.sinks.postgres import parallel
+from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres import session as session_module
 from stormproof.sinks.postgres.rows import copy_rows
 from stormproof.sinks.protocol import CommitOutcome, Held
@@ -130,7 +130,7 @@ def test_a_task_that_dies_while_it_loads_leaves_no_table(
 
     with closing(harness.open()) as session:
         with monkeypatch.context() as patched:
-            patched.setattr(parallel, "copy_rows", dies)
+            patched.setattr(rows, "copy_rows", dies)
             with pytest.raises(KeyboardInterrupt):
                 harness.prepare(session, 1, None, B)
         assert staged(harness) == 0
@@ -186,7 +186,7 @@ def test_a_task_that_cannot_load_costs_no_batch(
 
     with closing(harness.open()) as session:
         with monkeypatch.context() as patched:
-            patched.setattr(parallel, "connect", away)
+            patched.setattr(rows, "connect", away)
             transaction = harness.prepare(session, 1, None, A)
         session.commit(transaction, checked=True)
     assert "left to the driver: no route" in caplog.text
@@ -197,7 +197,7 @@ def test_a_task_that_cannot_load_costs_no_batch(
 def test_a_file_that_reads_otherwise_than_it_was_written_is_not_loaded(
     harness: SinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "file_digest", lambda _path: "another")
+    monkeypatch.setattr(rows, "file_digest", lambda _path: "another")
     with closing(harness.open()) as session:
         harness.prepare(session, 1, None, A)
     assert staged(harness) == 0

@@ -30,12 +30,12 @@ from support.typed_rows import EDGES, IDENTITY, decimals, put
 from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
 from stormproof.sink import Lineage
-from stormproof.sinks.abilities import Repair
+from stormproof.sinks.protocol import Repair
 from stormproof.sinks.comparison import RowProblem
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.delta.live_files import live_adds
-from stormproof.sinks.lineage import with_lineage
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.delta.log import live_adds
+from stormproof.sinks.protocol import Repair, SinkIdentity
+from stormproof.sinks.row_rule import with_lineage
 
 
 @pytest.mark.parametrize("behind_checkpoint", [False, True])

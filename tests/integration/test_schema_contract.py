@@ -22,8 +22,8 @@ from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.folds import Fold
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
-from stormproof.sinks.delta.evolve import add_columns
 from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.opening import add_columns
 from stormproof.sinks.limits import discarded_in
 from stormproof.sinks.postgres.evolve import changes_for
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession

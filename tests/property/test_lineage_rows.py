@@ -19,7 +19,7 @@ from stormproof import MemorySink, Topology
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task import row_messages
 from stormproof.sink import Lineage
-from stormproof.sinks import latest
+from stormproof.sinks import by_key
 from stormproof.sinks.memory import FaultPoint
 
 
@@ -142,6 +142,6 @@ def txid_after_equal_rows(folder: Path) -> int:
 def test_an_equal_row_does_not_replace_the_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where the lineage columns told which row is later, the second batch would win."""
     assert txid_after_equal_rows(tmp_path / "one") == 1
-    whole = latest.compared_columns
-    monkeypatch.setattr(latest, "compared_columns", lambda input_, *more: whole(replace(input_, lineage=None), *more))
+    whole = by_key.compared_columns
+    monkeypatch.setattr(by_key, "compared_columns", lambda input_, *more: whole(replace(input_, lineage=None), *more))
     assert txid_after_equal_rows(tmp_path / "two") == 2

@@ -27,7 +27,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.postgres.wire import column_type
+from stormproof.sinks.postgres.columns import column_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

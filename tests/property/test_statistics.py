@@ -17,11 +17,10 @@ from support.typed_rows import IDENTITY, put
 from stormproof.core.errors import TopologyError
 from stormproof.core.folds import ByOrder, End
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.abilities import Repair
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import check_types
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.protocol import Repair, SinkIdentity
 
 HOW: Final = ("append", "merge", "fold", "compact")
 

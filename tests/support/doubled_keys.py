@@ -15,11 +15,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 
 from stormproof.core.folds import Fold
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.abilities import Repair
 from stormproof.sinks.comparison import Comparison, RowProblem, RowsOnRecord
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.protocol import Repair, SinkIdentity
 from support import duck
 from support.typed_rows import IDENTITY
 

@@ -35,7 +35,7 @@ from stormproof.core.graph.fields import can_be_key
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.delta.failures import panics_as_errors
+from stormproof.sinks.delta.delta_rs import panics_as_errors
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.merge_sql import quoted, spark_quoted

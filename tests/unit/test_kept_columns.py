@@ -30,7 +30,7 @@ from stormproof.core.folds import (
     fold_to_json,
 )
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.folding import check_fold_input
+from stormproof.sinks.by_key import check_fold_input
 from stormproof.testing import simulate
 
 LINES = ["van 7 Bonn", "van 9 Ulm", "bus 3 Kiel", "van 8 Kiel", "van 9 Aue", "van - Xanten"]

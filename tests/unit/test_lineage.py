@@ -23,7 +23,7 @@ from stormproof.core.source.spouts import key_of
 from stormproof.core.task.row_messages import message_columns, single_messages
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.sink import Lineage
-from stormproof.sinks.latest import compared_columns
+from stormproof.sinks.by_key import compared_columns
 from stormproof.sinks.memory import MemoryTable
 from stormproof.sinks.registry import describe_sink, described_sink, register_sink
 

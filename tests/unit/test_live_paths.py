@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 
-from stormproof.sinks.delta.live_files import paths_outside, respelled_paths
+from stormproof.sinks.delta.log import paths_outside, respelled_paths
 
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 RAW = [chr(code) for code in range(0x21, 0x7F) if chr(code) not in "#%/?\\"]

@@ -19,8 +19,7 @@ from stormproof.sinks.memory import FaultPoint
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.rejects import Rejects, RowMessages
 from stormproof.sinks.staging import prepared_batches
-from stormproof.sinks.stand_ins import WritesNothing
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.writer import FileWriter, WritesNothing
 from stormproof.trident.blocked_error import ALWAYS, WINDOW, RejectLimit
 from stormproof.trident.ledger import tables as t
 

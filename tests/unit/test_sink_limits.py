@@ -10,7 +10,7 @@ import pytest
 from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.folds import Fold
 from stormproof.core.sink import SinkInput
-from stormproof.sinks.folding import check_fold_input, fold_tables
+from stormproof.sinks.by_key import check_fold_input, fold_tables
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.trident.state.merge import merge_columns, total
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stormproof.core.errors import SinkRefused
-from stormproof.sinks import unique_keys
-from stormproof.sinks.unique_keys import require_unique_keys
+from stormproof.sinks import by_key
+from stormproof.sinks.by_key import require_unique_keys
 
 VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -60,7 +60,7 @@ def test_keys_of_one_hash_are_compared(monkeypatch: pytest.MonkeyPatch, keys: li
         del names
         return np.zeros(rows.num_rows, np.uint64)
 
-    monkeypatch.setattr(unique_keys, "hash_keys", alike)
+    monkeypatch.setattr(by_key, "hash_keys", alike)
     table = pa.table({"k": keys})
     if len(set(keys)) == len(keys):
         _check(table)

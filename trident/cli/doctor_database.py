@@ -13,9 +13,8 @@ from stormproof.core.postgres.rights import explained
 from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
-from stormproof.sinks.abilities import warning_of
 from stormproof.sinks.preview import TableAction
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.protocol import SinkIdentity, warning_of
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.grants import lacking

@@ -10,8 +10,7 @@ from stormproof.core.errors import StormproofError, UsageError
 from stormproof.core.graph.components import SinkComponent
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.settings import Settings
-from stormproof.sinks.abilities import warning_of
-from stormproof.sinks.protocol import Sink
+from stormproof.sinks.protocol import Sink, warning_of
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.output import emit, note, say
 from stormproof.trident.explain import explain

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.storage.address import is_url
-from stormproof.sinks.abilities import SupportsCompact, SupportsRepair, SupportsVacuum
-from stormproof.sinks.protocol import SinkIdentity, SinkSession
+from stormproof.sinks.protocol import SinkIdentity, SinkSession, SupportsCompact, SupportsRepair, SupportsVacuum
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.cli.output import Exit, emit, finish, note, say

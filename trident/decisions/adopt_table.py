@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from stormproof.core.errors import PositionMismatch, SinkRefused, UsageError
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkMode
-from stormproof.sinks.abilities import SupportsTakeTable
 from stormproof.sinks.protocol import (
     PROBLEM,
     Held,
@@ -17,6 +16,7 @@ from stormproof.sinks.protocol import (
     SinkIdentity,
     SinkProblem,
     SinkSession,
+    SupportsTakeTable,
     least_rows,
 )
 from stormproof.trident.audit.inspect import described_sink

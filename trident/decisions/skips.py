@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 from stormproof.core.errors import Json, SinkRefused, StormproofError, UsageError
 from stormproof.core.message import storable_text
 from stormproof.core.sink import PreparedFile, SinkInput
-from stormproof.sinks.abilities import SupportsOperate
-from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdentity, SinkSession
+from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdentity, SinkSession, SupportsOperate
 from stormproof.sinks.staging import open_prepared
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.status import may_be_running

@@ -12,25 +12,26 @@ from stormproof.core.errors import Json, SettingsError, SinkRefused, TopologyErr
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
-from stormproof.sinks.content import NOTHING, Content
+from stormproof.sinks.content import NOTHING, Content, Totals
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres.columns import known_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.connection import key_of_name, locate
 from stormproof.sinks.postgres.hold import TableHold
-from stormproof.sinks.postgres.map_keys import MapKey, map_keys, with_keys
 from stormproof.sinks.postgres.refusals import is_empty, require_durable
 from stormproof.sinks.postgres.rows import RowsByKey
 from stormproof.sinks.postgres.table import (
+    MapKey,
     Table,
     TableName,
     check_flat_types,
     find_oid,
+    map_keys,
     wire_schema,
+    with_keys,
 )
 from stormproof.sinks.protocol import CommitDecision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.totals import Totals
 from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, change_of, make_map, stored_schema
 from stormproof.trident.state.protocol import StateContext, StateKind

@@ -23,7 +23,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import APPEND_AND_FOLD, EVERY_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.storage.address import absolute
-from stormproof.sinks.abilities import SupportsTakeTable
+from stormproof.sinks.by_key import require_unique_keys
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, SupportsCompareRows
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (
@@ -37,11 +37,11 @@ from stormproof.sinks.protocol import (
     Sink,
     SinkIdentity,
     SinkSession,
+    SupportsTakeTable,
     decide,
 )
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
-from stormproof.sinks.unique_keys import require_unique_keys
 from stormproof.sinks.writer import FileWriter
 from stormproof.trident.state.checks import require_state
 from stormproof.trident.state.map import Backing, check_map_columns

@@ -16,9 +16,8 @@ import sqlalchemy as sa
 from stormproof.core.graph.plan import Plan
 from stormproof.core.settings import Settings
 from stormproof.core.sink import TaskContext, files_of
-from stormproof.sinks.lineage import one_message_writer
 from stormproof.sinks.preview import RowsPreview
-from stormproof.sinks.stand_ins import Rehearsal
+from stormproof.sinks.writer import Rehearsal, one_message_writer
 from stormproof.trident.dry_run import DryRun, DryRunOutcome, outcome_of
 from stormproof.trident.ledger import handed_in
 from stormproof.trident.ledger.graphs import graph_of

@@ -23,7 +23,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkMode, SinkSpec, TaskContext
 from stormproof.core.source.protocol import Source
 from stormproof.core.tracking.outcome import FailedIn
-from stormproof.sinks.lineage import one_message_writer
+from stormproof.sinks.writer import one_message_writer
 from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.handed_in import HandedIn, source_of

@@ -21,7 +21,7 @@ from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, Ta
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice
 from stormproof.core.storage.kept_files import IN_MEMORY, kept_folder
-from stormproof.sinks.latest import LatestWriter
+from stormproof.sinks.by_key import LatestWriter
 from stormproof.sinks.memory import MemorySession, MemorySink, Next, limits_of
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.rejects import Part
