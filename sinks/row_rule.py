@@ -16,12 +16,7 @@ from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.folds import AnyFold, Fold
 from stormproof.core.graph.fields import require_key
 from stormproof.core.lineage import Lineage
-from stormproof.core.sink import (
-    EVERY_FOLD,
-    EVERY_MODE,
-    SinkInput,
-    SinkMode,
-)
+from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode
 from stormproof.sinks.by_key import has_order
 from stormproof.sinks.protocol import Sink
 

@@ -6,7 +6,7 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | module | question that it answers |
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
-| `hold` | the commit: at which txid is the table, and may this driver write the next |
+| `hold`, `record` | the commit: may this driver write the next txid; which one does the log hold, with all of its files |
 | `rows` | how do rows get into the table: adoption, or one MERGE that upserts or folds |
 | `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
 | `bounds`, `repair` | which columns may have bounds; how are bounds that exclude a row, and doubled keys, mended |

@@ -1,4 +1,4 @@
-"""The two committers of a Delta table behind one face: who is to write, alone where Spark does, rows and their undoing."""
+"""The two committers of a Delta table behind one face: who is to write, alone where Spark does, and how rows are undone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFact
 from stormproof.sinks.delta.log import DeltaLog, Label
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.rewrite import restore
-from stormproof.sinks.delta.rows import RowsToPut, adopt_files
+from stormproof.sinks.delta.rows import adopt_files
 from stormproof.sinks.delta.spark import SparkCommitter, alone, make_lock
 from stormproof.sinks.delta.table import committer_of
-from stormproof.sinks.protocol import PreparedTransaction
 
 
 class Committers:
@@ -71,15 +70,6 @@ class Committers:
         if committer is Committer.DELTA_RS and self._input.is_by_key:
             make_lock(self._log)
         return self.alone(committer)
-
-    def put(
-        self, committer: Committer, rows: RowsToPut, table: DeltaTable, transaction: PreparedTransaction, label: Label
-    ) -> None:
-        """Write the rows of a transaction, in one version."""
-        if committer is Committer.SPARK:
-            rows.put_by_spark(self.spark, transaction, label)
-        else:
-            rows.put(table, transaction, label.for_delta_rs())
 
     def put_label(self, committer: Committer, table: DeltaTable, label: Label) -> None:
         """Write a version that holds the label alone."""

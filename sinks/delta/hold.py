@@ -1,9 +1,10 @@
-"""One driver's hold on a Delta table: the commit under the check of the table's log, its evidence, its claim, lost files."""
+"""One driver's hold on a Delta table: the commit under the check of the table's log, its claim, what power losses took."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable
+from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.failpoint import failpoint
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.content import Content
@@ -28,29 +29,11 @@ from stormproof.sinks.delta.delta_rs import (
     panics_as_errors,
     shown,
 )
-from stormproof.sinks.delta.evidence import (
-    Position,
-    evidence_of,
-    find_commit,
-    find_position,
-    lost_files,
-    require_not_given_up,
-    tail_since,
-    totals_with,
-)
+from stormproof.sinks.delta.evidence import Position, find_commit, require_not_given_up, totals_with
 from stormproof.sinks.delta.features import AskedCommitter, Committer
-from stormproof.sinks.delta.judge import LeftOut, may_reject, refused_rows
-from stormproof.sinks.delta.log import (
-    APPLICATION,
-    DeltaLog,
-    Label,
-    OurCommit,
-    Undo,
-    commit_metadata,
-    live_files,
-    undo_metadata,
-)
-from stormproof.sinks.delta.newest_version import NewestTable, TableAhead, TableHead, is_ours
+from stormproof.sinks.delta.judge import Judge, LeftOut, may_reject, refused_rows
+from stormproof.sinks.delta.log import Label, OurCommit, Undo, commit_metadata, live_files, undo_metadata
+from stormproof.sinks.delta.newest_version import TableAhead, TableHead, is_ours
 from stormproof.sinks.delta.opening import (
     add_columns,
     changes_of,
@@ -61,7 +44,8 @@ from stormproof.sinks.delta.opening import (
     versions_for,
 )
 from stormproof.sinks.delta.power_loss import put_torn_aside
-from stormproof.sinks.delta.rows import RowsToPut
+from stormproof.sinks.delta.record import TableRecord
+from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import (
@@ -69,12 +53,10 @@ from stormproof.sinks.protocol import (
     APPLIED,
     CommitDecision,
     CommitResult,
-    EvidenceReport,
     Held,
     PreparedTransaction,
     SinkIdentity,
     SinkProblem,
-    StoreRecord,
     decide,
 )
 from stormproof.sinks.row_rule import BY_DELTA_RS, SchemaContract
@@ -85,16 +67,16 @@ CONFLICT_TRIES_MAX: Final = 5
 """How often a commit is tried before it is an outage: a MERGE loses against each commit that comes before its own."""
 
 
-class TableHold(StoreRecord):
-    """What a Delta sink and a map in a Delta table have in common; `rows` is what they write.
+class TableHold(TableRecord):
+    """What a Delta sink and a map in a Delta table have in common. The rows that a transaction writes are their own: a sink
+    has them in prepared files, a map in memory.
 
-    `reading`: for reading only, so a table that cannot be written to is not refused.
+    `reading`: for reading only, so a table that cannot be written to is not refused. `committer` is who shall write.
     """
 
     def __init__(
         self,
         path: str,
-        rows: RowsToPut,
         *,
         identity: SinkIdentity,
         input_: SinkInput,
@@ -103,15 +85,10 @@ class TableHold(StoreRecord):
         contract: SchemaContract = SchemaContract.FREEZE,
         committer: AskedCommitter = "auto",
     ) -> None:
+        super().__init__(path, identity, input_)
         self.contract = contract
-        self._identity = identity
-        self.input = input_
-        self.log = DeltaLog(path)
-        self.where = f"sink {identity.sink!r} ({path})"
-        self._rows = rows
+        self._asked: AskedCommitter = committer
         self._epoch = epoch
-        self._application = identity.application_id
-        self._newest = NewestTable(self.log, self.where)
         self.committers = Committers(self.log, self.where, input_, committer)
         self._claims = Claims(self.log, self._newest, identity, self.where, self.committers)
         table = load_table(path)
@@ -139,63 +116,48 @@ class TableHold(StoreRecord):
         power_loss.sync_version(self.log, load_table(self.log.table).version())
         log.info("%s: its protocol lists the feature of NOT NULL now, which Spark asks for", self.where)
 
-    @property
-    def identity(self) -> SinkIdentity:
-        """Under what name it keeps its evidence."""
-        return self._identity
+    # -- the rows of a transaction -------------------------------------------------------------------------------------
 
-    @property
-    def table_id(self) -> str:
-        """The table's own id, made when it is created."""
-        return self._table_id
-
-    def load(self) -> DeltaTable:
-        """The table at its newest version; see `NewestTable.load`."""
-        return self._newest.load()
-
-    def head(self) -> TableHead:
-        """The newest version without its files; see `NewestTable.head`."""
-        return self._newest.head()
-
-    def close(self) -> None:
-        """Load the table anew the next time: there is no connection to let go."""
-        self._newest.forget()
-
-    def writers(self) -> Iterator[str]:
-        """The application of each version, newest first, as far back as the log goes; empty for other writers' versions."""
-        for entry in self.log.back_from(self._newest.load().version()):
-            yield str(entry.info.get(APPLICATION, ""))
-
-    def position(self, table: TableHead, *, same_table: bool) -> Position | None:
-        """What the table holds for this sink; None: no txid.
+    @abstractmethod
+    def check_rows(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
+        """Check that all rows are there, and that the table can hold them.
 
         Raises:
-            PositionMismatch: `same_table` is asked for, and it is another table than the one that was opened, or a RESTORE
-                took its last txid's rows back.
+            SinkRefused: rows are missing or changed, or the table cannot hold them.
         """
-        if same_table and str(table.metadata().id) != self._table_id:
-            raise PositionMismatch(
-                f"{self.where}: the table is now {table.metadata().id}, it was {self._table_id} when it was opened; "
-                f"inspect with: stormproof audit verify {self.identity.topology}",
-                table_id=str(table.metadata().id),
-                expected=self._table_id,
-            )
-        found = find_position(self.log, table, self._application)
-        if same_table and found is not None and found.commit is not None and found.restored is not None:
-            raise PositionMismatch(
-                f"{self.where}: version {found.restored} restored the table to before version {found.commit.version}, "
-                f"which holds txid {found.txid}: its rows are gone; inspect with: stormproof audit verify "
-                f"{self.identity.topology}. RESTORE the table to version {found.restored - 1}; or give the rows up, on "
-                f"record: stormproof ledger adopt-table {self.identity.topology} {self.identity.sink} --accept-loss",
-                txid=found.txid,
-                version=found.restored,
-            )
-        return found
 
-    def other_incarnations(self) -> tuple[str, ...]:
-        """Other lives that committed to the table, as far back as the log goes."""
-        found = (self.identity.other_life(application) for application in self.writers())
-        return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
+    def judge(
+        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
+    ) -> Judge | None:
+        """Who tells which of them the table refuses; None: nobody, and the table takes all or none.
+
+        `spark` is who writes to it; None: delta-rs.
+        """
+        del table, transaction, spark, where
+        return None
+
+    def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
+        """What they add to the content of a table by key, less what they replace in it; None: it is not known."""
+        del table, transaction
+        return None
+
+    def put_next(self, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
+        """Write them in the version behind `table`'s by a log entry of our own; whether that was done: see
+        `newest_version.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
+        """
+        del table, transaction, label
+        return False
+
+    @abstractmethod
+    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+        """Write them to the table, in one version."""
+
+    def put_by_spark(self, transaction: PreparedTransaction, label: Label) -> None:
+        """The same through Spark."""
+        del transaction, label
+        raise UsageError(f"{self.where}: its rows are written by delta-rs alone")
+
+    # -- the commit ----------------------------------------------------------------------------------------------------
 
     def claim(self, accepted: Collection[str]) -> tuple[str, ...]:
         """Put this life's name among the table's properties; see the protocol."""
@@ -204,17 +166,6 @@ class TableHold(StoreRecord):
     def release(self) -> bool:
         """Mark that property as released."""
         return self._claims.release()
-
-    def held(self) -> Held | None:
-        """The last transaction in the table's log, read afresh.
-
-        Raises:
-            PositionMismatch: a RESTORE took its rows back, or this is another table.
-            SinkRefused: the table is gone.
-            StoreUnavailable: it cannot be read.
-        """
-        position = self.position(self._newest.load(), same_table=True)
-        return None if position is None else position.held
 
     def committer(self) -> Committer:
         """Who writes to the table, by its features at its newest version."""
@@ -272,9 +223,9 @@ class TableHold(StoreRecord):
             table = whole = self.narrowed(self._evolved(whole, transaction, where), committer, where)
             if whole.transaction_version(self._application) != seen:  # another driver has committed meanwhile
                 return self._commit(transaction, committer, checked=checked, here=here)
-        self._rows.check(table, transaction, where)
+        self.check_rows(table, transaction, where)
         spark = self.committers.spark if committer is Committer.SPARK else None
-        judge = None if whole is None else self._rows.judge(whole, transaction, spark, where)
+        judge = None if whole is None else self.judge(whole, transaction, spark, where)
         left_out = None if judge is None else judge.refused()
         failpoint("delta.after_check")
         read_version = table.version()
@@ -318,7 +269,7 @@ class TableHold(StoreRecord):
     def _put_here(
         self, table: TableHead, transaction: PreparedTransaction, position: Position | None, *, checked: bool
     ) -> tuple[OurCommit | None, OSError | ValueError | None] | None:
-        """As `_put`, by `RowsToPut.put_next`. None: nothing was written, and delta-rs is to write it.
+        """As `_put`, by `put_next`. None: nothing was written, and delta-rs is to write it.
 
         Raises:
             StoreUnavailable: the entry was written where no reader finds it.
@@ -330,7 +281,7 @@ class TableHold(StoreRecord):
             # Our entry is synced before it gets its name: in a power loss it must not outlive a version before it, and with
             # no commit of ours before, not the one that was read.
             power_loss.sync_versions(self.log, _last_of_ours(position, table.version() - 1) + 1, table.version())
-            put = self._rows.put_next(self.log, table, transaction, label)
+            put = self.put_next(table, transaction, label)
             is_sure = put and self._newest.is_as_seen(table)
         except (OSError, ValueError) as error:
             problem = error
@@ -377,9 +328,12 @@ class TableHold(StoreRecord):
         try:
             with panics_as_errors():
                 put = transaction if left_out is None else left_out.put
-                change = self._rows.change(table, put) if committer is Committer.DELTA_RS else None
+                change = self.change(table, put) if committer is Committer.DELTA_RS else None
                 label = self._label(transaction, position, table, left_out, change, checked=checked)
-                self.committers.put(committer, self._rows, table, put, label)
+                if committer is Committer.SPARK:
+                    self.put_by_spark(put, label)
+                else:
+                    self.put(table, put, label.for_delta_rs())
         except (DeltaError, OSError, ValueError) as error:
             problem = error
         if problem is None:
@@ -446,35 +400,6 @@ class TableHold(StoreRecord):
         log.info("%s: %s is %r now: by other columns' bounds rows could be missed", where, WITH_STATISTICS, columns)
         return self._newest.load()
 
-    def evidence(self, first: int, last: int | None) -> EvidenceReport:
-        """What the table's log says of each txid, and of its files since."""
-        return evidence_of(
-            self.log,
-            self._newest.load(),
-            self._application,
-            table_id=self._table_id,
-            fold=self.input.is_by_key,
-            first=first,
-            last=last,
-        )
-
-    def evidence_since(self, first: int) -> EvidenceReport:
-        """What the log says of the txids from `first` on, read back to the one before."""
-        table = self._newest.load()
-        tail = tail_since(self.log, table.version(), self._application, first)
-        if tail is None:
-            return replace(self.evidence(first, None), looks_back=True)
-        return evidence_of(
-            self.log,
-            table,
-            self._application,
-            table_id=self._table_id,
-            fold=self.input.is_by_key,
-            first=first,
-            last=None,
-            tail=tail,
-        )
-
     def keep_held(self) -> None:
         """Check that the files of the last commit are there, and sync it."""
         position = self.position(self._newest.load(), same_table=True)
@@ -503,7 +428,7 @@ class TableHold(StoreRecord):
                 problem=SinkProblem.FILE_LOST,
                 files=list(lost),
             )
-        self._rows.check(table, transaction, where)
+        self.check_rows(table, transaction, where)
         self.restore_before(table, version, transaction.previous, where)
         return (
             f"version {version} had lost {'; '.join(lost[:5])}; the table is as in version {version - 1} again, and the "
@@ -526,11 +451,6 @@ class TableHold(StoreRecord):
             kind = StoreUnavailable if may_pass(error) else SinkRefused
             raise kind(f"{where}: version {version - 1} cannot be restored: {shown(error)}") from error
         power_loss.sync_version(self.log, self._newest.load().version())
-
-    def count_rows(self, limit: int) -> int:
-        """The number of rows in the newest version by the statistics of its files; `limit` where a file has none."""
-        counted = self._newest.load().get_add_actions(flatten=True).column("num_records").to_pylist()
-        return limit if None in counted else min(sum(counted), limit)
 
     def take_table(self, last: PreparedTransaction | None) -> None:
         """Where the log does not hold `last`, or a RESTORE took its rows back, write its identifier into the log, with those
@@ -632,55 +552,6 @@ class TableHold(StoreRecord):
         table = self._newest.load()
         if table.metadata().configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
             table.cleanup_metadata()
-
-    def _require_live(self, position: Position | None) -> None:
-        """Refuse a commit whose live files are not all on disk: a power loss may take them and leave the log."""
-        if position is None or position.commit is None:
-            return
-        lost = self._lost_of(position.commit)
-        if lost:
-            way_on = (
-                f"`retry` takes version {position.commit.version} back, as long as it is the newest, and merges the batch "
-                "again from its prepared files"
-                if self._is_copied(position.commit)
-                else "put the file back"
-            )
-            raise SinkRefused(
-                f"{self.where}: file lost: version {position.commit.version} holds txid {position.txid}, but "
-                f"{'; '.join(lost[:5])}; it was lost after the commit; {way_on}",
-                problem=SinkProblem.FILE_LOST,
-                files=list(lost),
-            )
-
-    def _lost_of(self, commit: OurCommit) -> list[str]:
-        entry = self.log.entry(commit.version)
-        if entry is None:
-            return []
-        # Adopted files were synced before they were prepared, a committer's own only after its commit: so these are decoded.
-        decode = self.log.files.is_local and self._is_copied(commit)
-        return lost_files(self.log, entry, self.log.tail(self._newest.load().version()), decode=decode)
-
-    def _is_copied(self, commit: OurCommit) -> bool:
-        """Whether a committer wrote files of its own, instead of adopting the prepared ones."""
-        entry = self.log.entry(commit.version)
-        return self.input.is_by_key or (entry is not None and entry.is_by_spark)
-
-    def has_adopted(self, transaction: PreparedTransaction) -> bool:
-        """Whether the files of a transaction are the table's own; True where its commit is not the last one, or is gone."""
-        position = self.position(self._newest.load(), same_table=False)
-        if position is None or position.commit is None or position.txid != transaction.txid:
-            return True
-        entry = self.log.entry(position.commit.version)
-        return entry is None or not {f.path for f in entry.added}.isdisjoint(f.path for f in transaction.files)
-
-    def adopted(self) -> frozenset[str]:
-        """The files that are live, or that a version still in the log has added: they are the table's, whatever the ledger
-        says.
-        """
-        if self.input.is_by_key:
-            return frozenset()
-        logged = {file.path for v in self.log.versions() if (e := self.log.entry(v)) is not None for file in e.added}
-        return frozenset(live_files(self._newest.load()).keys() | logged)
 
 
 def _last_of_ours(position: Position | None, otherwise: int) -> int:

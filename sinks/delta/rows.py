@@ -1,9 +1,9 @@
-"""How rows get into a Delta table: by adopting prepared files, or by one MERGE that upserts or folds them."""
+"""How rows get into a Delta table by delta-rs: by adopting files, or by one MERGE that upserts or folds them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -11,63 +11,14 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Qu
 from deltalake.transaction import AddAction
 
 from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import UsageError
 from stormproof.core.sink import SinkInput
 from stormproof.core.task.keyhash import hash_keys, is_hashable
-from stormproof.sinks.content import Content
-from stormproof.sinks.delta.judge import Judge
-from stormproof.sinks.delta.log import SUPERSEDED, DeltaLog, Label
-from stormproof.sinks.delta.newest_version import TableHead
+from stormproof.sinks.delta.log import SUPERSEDED
 from stormproof.sinks.delta.power_loss import written_for
-from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.merge_sql import DATAFUSION, assignments, later_condition, quoted, same_key
-from stormproof.sinks.protocol import PreparedTransaction
 
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 """Old log entries must stay until the checkpoint that replaces them is synced, so we remove them ourselves."""
-
-
-class RowsToPut(Protocol):
-    """The rows of a transaction: a sink has them in prepared files, a map in memory."""
-
-    def check(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
-        """Check that all rows are there, and that the table can hold them.
-
-        Raises:
-            SinkRefused: rows are missing or changed, or the table cannot hold them.
-        """
-        ...
-
-    def judge(
-        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
-    ) -> Judge | None:
-        """Who tells which of them the table refuses; None: nobody, and the table takes all or none.
-
-        `spark` is who writes to it; None: delta-rs.
-        """
-        del table, transaction, spark, where
-        return None
-
-    def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
-        """What they add to the content of a table by key, less what they replace in it; None: it is not known."""
-        del table, transaction
-        return None
-
-    def put_next(self, log: DeltaLog, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
-        """Write them in the version behind `table`'s by a log entry of our own; whether that was done: see
-        `newest_version.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
-        """
-        del log, table, transaction, label
-        return False
-
-    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
-        """Write them to the table, in one version."""
-        ...
-
-    def put_by_spark(self, spark: SparkCommitter, transaction: PreparedTransaction, label: Label) -> None:
-        """The same through Spark."""
-        del spark, transaction, label
-        raise UsageError(f"{type(self).__name__} are written by delta-rs alone")
 
 
 def read_rows(table: DeltaTable, schema: pa.Schema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

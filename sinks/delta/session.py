@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -32,10 +31,10 @@ from stormproof.sinks.delta.evidence import find_position
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.judge import Judge, lacking, may_reject, refused_rows
-from stormproof.sinks.delta.log import GIVEN_UP, DeltaLog, Label, Undo, undo_metadata
+from stormproof.sinks.delta.log import GIVEN_UP, Label, Undo, undo_metadata
 from stormproof.sinks.delta.newest_version import TableHead, put_next
 from stormproof.sinks.delta.repair import repair
-from stormproof.sinks.delta.rows import RowsToPut, adopt_files, all_hashable, merge_rows, rows_of_keys
+from stormproof.sinks.delta.rows import adopt_files, all_hashable, merge_rows, rows_of_keys
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.protocol import (
@@ -91,10 +90,8 @@ class DeltaSession(TableHold, SinkSession):
         compact_every: int | None = None,
         content_digests: bool = False,
     ) -> None:
-        rows = _PreparedRows(directory, input_, committer, f"sink {identity.sink!r} ({path})")
         super().__init__(
             path,
-            rows,
             identity=identity,
             input_=input_,
             epoch=epoch,
@@ -103,6 +100,7 @@ class DeltaSession(TableHold, SinkSession):
             committer=committer,
         )
         self._directory = directory
+        self._opened_ns = time.time_ns()
         self._reading = reading
         self._epoch_held = epoch
         self._compact_every = compact_every
@@ -175,6 +173,122 @@ class DeltaSession(TableHold, SinkSession):
                     power_loss.sync_version(self.log, self.load().version())
                     return version
         raise StoreUnavailable(f"{where}: other writers keep coming first, or the store does not answer; try again")
+
+    def check_rows(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
+        """The files are as prepared, and of such rows and partitions as the table has."""
+        if not self.input.is_by_key:
+            put_back(self._directory, transaction.files)
+        by = require_table(table, self.input, where, self._asked)
+        adopts = by is Committer.DELTA_RS and not self.input.is_by_key
+        if adopts:
+            self._require_partitions(table, transaction, where)
+        states = states_of(self._directory, transaction.files)
+        # The driver under which files to adopt were written need not read them again. Files that are not adopted are read
+        # anyway, and files that outlived their driver may have changed: in both cases their digests are compared.
+        digests = not adopts or any(state is None or state.modified_ns < self._opened_ns for state in states)
+        require_files(self._directory, transaction.files, where=where, digests=digests, states=states)
+        counted = sum(file.rows for file in transaction.files)
+        if counted != transaction.rows:
+            raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
+        if adopts and not may_reject(table, self.input):
+            self._require_no_nulls(table, transaction, where)
+        if self.input.is_by_key:
+            read = partial(prepared_batches, self._directory, transaction.files, self.input.keys)
+            require_unique_keys(read, transaction.rows, self.input.keys, where)
+
+    def judge(
+        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
+    ) -> Judge:
+        """By the table's rules."""
+        return Judge(table, self._directory, transaction, self.input, spark, where)
+
+    def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
+        """By the rules of an upsert and a fold in memory, from the rows that the table has of these keys."""
+        input_ = self.input
+        if not input_.is_by_key or input_.lineage is None:
+            return None
+        if not all_hashable(input_) or transaction.rows > MERGE_ROWS_IN_MEMORY_MAX:
+            return None
+        if not transaction.rows:
+            return NOTHING
+        batches = prepared_batches(self._directory, transaction.files, input_.schema.names)
+        added = pa.Table.from_batches(list(batches)).cast(input_.schema)
+        held, kinds = rows_of_keys(table, added, input_), kinds_of(input_.schema)
+        folds = input_.mode is SinkMode.FOLD
+        try:
+            after = fold_tables(held, added, input_, self.where) if folds else put_rows(held, added, input_)[0]
+        except SinkRefused:  # a sum does not fit: the MERGE refuses it, too, and is asked for which groups
+            return None
+        return content_of(after, kinds) + -content_of(held, kinds)
+
+    def _require_partitions(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
+        columns = sorted(table.metadata().partition_columns)
+        filled = [file for file in transaction.files if file.rows]
+        wrong = [file.path for file in filled if sorted(partition_values(file)) != columns]
+        if wrong:
+            raise SinkRefused(
+                f"{where}: the table is partitioned by {', '.join(columns) or 'nothing'}, and {wrong[0]} was written for "
+                "other partitions: another table has taken its place since the batch was prepared",
+                files=list(wrong),
+            )
+
+    def _require_no_nulls(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
+        for file in transaction.files:
+            wrong = lacking(table, file)
+            if wrong:
+                raise SinkRefused(
+                    f"{where}: the table's column {wrong[0]!r} is NOT NULL, and {file.path} has NULL in it: the table was "
+                    "changed since the batch was prepared; nothing was written. Let the column take NULL again, then retry "
+                    "the txid",
+                    column=wrong[0],
+                )
+
+    def put_next(self, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
+        """Adopt the files."""
+        with self._files_there(transaction) as files:
+            return put_next(self.log, table, files, label)
+
+    @contextmanager
+    def _files_there(self, transaction: PreparedTransaction) -> Generator[list[AddAction]]:
+        """Around an adoption of the files: up to the log entry a VACUUM may take them, and here they are put back."""
+        put_back(self._directory, transaction.files)
+        filled = [file for file in transaction.files if file.rows]
+        try:
+            yield [*map(_add_action, filled, states_of(self._directory, filled))]
+        finally:
+            put_back(self._directory, transaction.files)
+
+    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
+        """Adopt the files, or merge their rows."""
+        if not self.input.is_by_key:
+            with self._files_there(transaction) as files:
+                adopt_files(table, files, properties)
+            return
+        if transaction.rows == 0:
+            adopt_files(table, [], properties)
+            return
+        schema = self.input.schema
+        batches = prepared_batches(self._directory, transaction.files, schema.names)
+        streamed = transaction.rows > MERGE_ROWS_IN_MEMORY_MAX
+        rows: pa.Table | pa.RecordBatchReader = (
+            pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in batches))
+            if streamed
+            else pa.Table.from_batches(list(batches)).cast(schema)
+        )
+        merge_rows(table, rows, self.input, properties, streamed=streamed)
+
+    def put_by_spark(self, transaction: PreparedTransaction, label: Label) -> None:
+        """Have Spark read the files, and append or merge their rows."""
+        spark, names = self.committers.spark, self.input.schema.names
+        if transaction.rows == 0:
+            spark.append(spark.no_rows(names), label)
+            return
+        filled = [file for file in transaction.files if file.rows]
+        frame = spark.prepared_rows(self._directory, filled, names)
+        if self.input.is_by_key:
+            spark.merge(frame, self.input, label)
+        else:
+            spark.append(frame, label)
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts; never one that the table's log has adopted."""
@@ -267,132 +381,6 @@ class DeltaSession(TableHold, SinkSession):
             return
         if done.version is not None:
             log.info("%s: %d files are %d now, in version %d", self.where, done.removed, done.added, done.version)
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedRows(RowsToPut):
-    """The rows of a transaction's prepared files."""
-
-    directory: str
-    input: SinkInput
-    committer: AskedCommitter
-    where: str
-    opened_ns: int = field(default_factory=time.time_ns)
-
-    def check(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
-        if not self.input.is_by_key:
-            put_back(self.directory, transaction.files)
-        by = require_table(table, self.input, where, self.committer)
-        adopts = by is Committer.DELTA_RS and not self.input.is_by_key
-        if adopts:
-            self._require_partitions(table, transaction, where)
-        states = states_of(self.directory, transaction.files)
-        # The driver under which files to adopt were written need not read them again. Files that are not adopted are read
-        # anyway, and files that outlived their driver may have changed: in both cases their digests are compared.
-        digests = not adopts or any(state is None or state.modified_ns < self.opened_ns for state in states)
-        require_files(self.directory, transaction.files, where=where, digests=digests, states=states)
-        counted = sum(file.rows for file in transaction.files)
-        if counted != transaction.rows:
-            raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
-        if adopts and not may_reject(table, self.input):
-            self._require_no_nulls(table, transaction, where)
-        if self.input.is_by_key:
-            read = partial(prepared_batches, self.directory, transaction.files, self.input.keys)
-            require_unique_keys(read, transaction.rows, self.input.keys, where)
-
-    def judge(
-        self, table: DeltaTable, transaction: PreparedTransaction, spark: SparkCommitter | None, where: str
-    ) -> Judge:
-        """By the table's rules."""
-        return Judge(table, self.directory, transaction, self.input, spark, where)
-
-    def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
-        """By the rules of an upsert and a fold in memory, from the rows that the table has of these keys."""
-        input_ = self.input
-        if not input_.is_by_key or input_.lineage is None:
-            return None
-        if not all_hashable(input_) or transaction.rows > MERGE_ROWS_IN_MEMORY_MAX:
-            return None
-        if not transaction.rows:
-            return NOTHING
-        batches = prepared_batches(self.directory, transaction.files, input_.schema.names)
-        added = pa.Table.from_batches(list(batches)).cast(input_.schema)
-        held, kinds = rows_of_keys(table, added, input_), kinds_of(input_.schema)
-        folds = input_.mode is SinkMode.FOLD
-        try:
-            after = fold_tables(held, added, input_, self.where) if folds else put_rows(held, added, input_)[0]
-        except SinkRefused:  # a sum does not fit: the MERGE refuses it, too, and is asked for which groups
-            return None
-        return content_of(after, kinds) + -content_of(held, kinds)
-
-    def _require_partitions(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
-        columns = sorted(table.metadata().partition_columns)
-        filled = [file for file in transaction.files if file.rows]
-        wrong = [file.path for file in filled if sorted(partition_values(file)) != columns]
-        if wrong:
-            raise SinkRefused(
-                f"{where}: the table is partitioned by {', '.join(columns) or 'nothing'}, and {wrong[0]} was written for "
-                "other partitions: another table has taken its place since the batch was prepared",
-                files=list(wrong),
-            )
-
-    def _require_no_nulls(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
-        for file in transaction.files:
-            wrong = lacking(table, file)
-            if wrong:
-                raise SinkRefused(
-                    f"{where}: the table's column {wrong[0]!r} is NOT NULL, and {file.path} has NULL in it: the table was "
-                    "changed since the batch was prepared; nothing was written. Let the column take NULL again, then retry "
-                    "the txid",
-                    column=wrong[0],
-                )
-
-    def put_next(self, log: DeltaLog, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
-        """Adopt the files."""
-        with self._files_there(transaction) as files:
-            return put_next(log, table, files, label)
-
-    @contextmanager
-    def _files_there(self, transaction: PreparedTransaction) -> Generator[list[AddAction]]:
-        """Around an adoption of the files: up to the log entry a VACUUM may take them, and here they are put back."""
-        put_back(self.directory, transaction.files)
-        filled = [file for file in transaction.files if file.rows]
-        try:
-            yield [*map(_add_action, filled, states_of(self.directory, filled))]
-        finally:
-            put_back(self.directory, transaction.files)
-
-    def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
-        """Adopt the files, or merge their rows."""
-        if not self.input.is_by_key:
-            with self._files_there(transaction) as files:
-                adopt_files(table, files, properties)
-            return
-        if transaction.rows == 0:
-            adopt_files(table, [], properties)
-            return
-        schema = self.input.schema
-        batches = prepared_batches(self.directory, transaction.files, schema.names)
-        streamed = transaction.rows > MERGE_ROWS_IN_MEMORY_MAX
-        rows: pa.Table | pa.RecordBatchReader = (
-            pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in batches))
-            if streamed
-            else pa.Table.from_batches(list(batches)).cast(schema)
-        )
-        merge_rows(table, rows, self.input, properties, streamed=streamed)
-
-    def put_by_spark(self, spark: SparkCommitter, transaction: PreparedTransaction, label: Label) -> None:
-        """Have Spark read the files, and append or merge their rows."""
-        names = self.input.schema.names
-        if transaction.rows == 0:
-            spark.append(spark.no_rows(names), label)
-            return
-        filled = [file for file in transaction.files if file.rows]
-        frame = spark.prepared_rows(self.directory, filled, names)
-        if self.input.is_by_key:
-            spark.merge(frame, self.input, label)
-        else:
-            spark.append(frame, label)
 
 
 def _add_action(file: PreparedFile, state: FileState | None) -> AddAction:

@@ -108,7 +108,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_blocks_nothing(kept: Kept) -> N
 def test_control_a_refusal_by_the_table_blocks(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """As every error of a MERGE did: then the test above finds it. To ask which row it is about needs the disk, too."""
     monkeypatch.setattr(hold_module, "may_pass", lambda error: False)
-    monkeypatch.setattr("stormproof.sinks.delta.session._PreparedRows.refused", lambda *asked: None)
+    monkeypatch.setattr("stormproof.sinks.delta.judge.Judge.refused_since", lambda *asked: None)
     with full_disk(2), pytest.raises(SinkRefused, match="is blocked"):
         kept.run(put=[b"c d"])
 

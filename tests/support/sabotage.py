@@ -30,7 +30,7 @@ from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.state.delta import GatheredRows
+from stormproof.trident.state.delta import MapHold
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
@@ -190,10 +190,10 @@ def guard_before_rows() -> None:
 
 def identifier_before_rows() -> None:
     """A map in Delta puts its transaction identifier in a version before the one with the rows."""
-    put = GatheredRows.put
+    put = MapHold.put
 
     def put_in_two(
-        rows: GatheredRows, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
+        rows: MapHold, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
     ) -> None:
         gathered, rows.gathered = rows.gathered, []
         put(rows, table, transaction, properties)
@@ -201,7 +201,7 @@ def identifier_before_rows() -> None:
         rows.gathered = gathered
         put(rows, DeltaTable(table.table_uri), transaction, CommitProperties())
 
-    replace_in(GatheredRows, "put", put_in_two)
+    replace_in(MapHold, "put", put_in_two)
 
 
 def no_txid_check() -> None:

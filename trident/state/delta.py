@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.power_loss import require_whole
-from stormproof.sinks.delta.rows import RowsToPut, adopt_files, merge_rows
+from stormproof.sinks.delta.rows import adopt_files, merge_rows
 from stormproof.sinks.delta.table import check_types, key_of_path, locate, require_plain_files, require_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction
@@ -43,7 +44,6 @@ class DeltaBacking(Backing):
     def __init__(self, path: str, context: StateContext, kind: StateKind) -> None:
         self._keys, self._stored = context.key_schema, stored_schema(context, kind)
         self._input = SinkInput.for_upsert(pa.schema([*self._keys, *self._stored]), context.keys)
-        self._rows = GatheredRows(self._input)
         self._begun: tuple[PreparedTransaction, bool] | None = None
         identity, reading = context.identity, context.epoch is None
         with opening(f"sink {identity.sink!r} ({path})", DeltaLog(path), self._input.mode) as where:
@@ -51,9 +51,8 @@ class DeltaBacking(Backing):
                 require_whole(DeltaLog(path), where)
             else:
                 prepare_table(path, identity, self._input, where, create=context.create)
-            self._hold = TableHold(
+            self._hold = MapHold(
                 path,
-                self._rows,
                 identity=identity,
                 input_=self._input,
                 epoch=context.epoch or 0,
@@ -110,7 +109,7 @@ class DeltaBacking(Backing):
         table = self._hold.load()
         require_table(table, self._input, f"{self._hold.where}, txid {transaction.txid}")
         self._hold.position(table, same_table=checked)
-        self._begun, self._rows.gathered, self._rows.changed = (transaction, checked), [], NOTHING
+        self._begun, self._hold.gathered, self._hold.changed = (transaction, checked), (), NOTHING
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of these keys at the table's newest version."""
@@ -131,34 +130,32 @@ class DeltaBacking(Backing):
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
         """Gather the rows; a key comes only once in a txid."""
-        self._rows.changed += change_of(keys, stored, held)
+        self._hold.changed += change_of(keys, stored, held)
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._input.schema)
-        self._rows.gathered.append(rows)
+        self._hold.gathered = (*self._hold.gathered, rows)
 
     def end(self) -> None:
         """Merge the gathered rows together with the transaction identifier: all of the txid or nothing."""
         assert self._begun is not None
         transaction, checked = self._begun
         self._hold.commit(transaction, checked=checked)
-        self._begun, self._rows.gathered = None, []
+        self._begun, self._hold.gathered = None, ()
 
     def close(self) -> None:
         """Nothing to let go."""
         self._hold.close()
 
 
-class GatheredRows(RowsToPut):
-    """The rows that a txid has written, in memory."""
+class MapHold(TableHold):
+    """The hold of a map, with the rows that a txid has written, in memory."""
 
-    def __init__(self, input_: SinkInput) -> None:
-        self._input = input_
-        self.gathered: list[pa.RecordBatch] = []
-        self.changed = NOTHING
+    gathered: Sequence[pa.RecordBatch] = ()
+    changed: Content = NOTHING
 
-    def check(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
+    def check_rows(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         """Check that the table can hold them; the transaction's files have been checked already."""
         del transaction
-        require_table(table, self._input, where, "delta-rs")
+        require_table(table, self.input, where, "delta-rs")
         require_plain_files(table, where)
 
     def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content:
@@ -170,7 +167,7 @@ class GatheredRows(RowsToPut):
         """Merge them; without rows the version holds its transaction identifier alone."""
         del transaction
         if self.gathered:
-            merge_rows(table, pa.Table.from_batches(self.gathered), self._input, properties)
+            merge_rows(table, pa.Table.from_batches(self.gathered), self.input, properties)
         else:
             adopt_files(table, (), properties)
 
