@@ -117,21 +117,34 @@ class TableHold(StoreRecord):
                     raise self.guard.gone()
                 bookkeeping.one_at_a_time(connection)
                 connection.execute(create_statement(self.name, self.input))
-            table = self._table(connection)
-            # What the first batch will change, the checks of its rows take for changed.
-            table = as_changed(table, self._changes(table))
-            require_table(table, self.input, self.where)
-            require_durable(connection, table.oid, self.where)
-            require_writable(connection, table.oid, self.input, self.where)
-            require_deterministic_keys(connection, table.oid, self.input, self.where)
+            table, _ = self.check(connection)
             refusing = what_can_refuse(connection, table.oid, self.input)
-            self.limits = column_limits(table, self.input)
-            self.undecided = kept_otherwise(table, self.input)
-            if self.input.mode is SinkMode.APPEND:
-                self.hashed = hashed_columns(table.columns, self.input.schema)
             self._table_id = self.guard.table_id(connection)
         if refusing:
             log.warning("%s: %s", self.where, warning_of(refusing))
+
+    def check(self, connection: psycopg.Connection) -> tuple[Table, tuple[Change, ...]]:
+        """The table as the first batch will have changed it, which is what the checks of its rows go by; and the changes.
+
+        Raises:
+            SinkRefused: it cannot hold the rows.
+        """
+        table = self._table(connection)
+        changes = self._changes(table)
+        table = as_changed(table, changes)
+        require_table(table, self.input, self.where)
+        require_durable(connection, table.oid, self.where)
+        require_writable(connection, table.oid, self.input, self.where)
+        require_deterministic_keys(connection, table.oid, self.input, self.where)
+        self.go_by(table)
+        return table, changes
+
+    def go_by(self, table: Table) -> None:
+        """Check rows by what this table's columns hold."""
+        self.limits = column_limits(table, self.input)
+        self.undecided = kept_otherwise(table, self.input)
+        if self.input.mode is SinkMode.APPEND:
+            self.hashed = hashed_columns(table.columns, self.input.schema)
 
     def begin(
         self, connection: psycopg.Connection, transaction: PreparedTransaction, *, checked: bool

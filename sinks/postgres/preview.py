@@ -10,33 +10,15 @@ from psycopg import sql
 from stormproof.core.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput
-from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import cast_of, column_type
 from stormproof.sinks.postgres.connection import asked
-from stormproof.sinks.postgres.evolve import as_changed, changes_for
-from stormproof.sinks.postgres.guard import Guard
-from stormproof.sinks.postgres.refusals import (
-    has_row_security,
-    require_deterministic_keys,
-    require_durable,
-    require_writable,
-    what_can_refuse,
-)
-from stormproof.sinks.postgres.table import (
-    Table,
-    TableName,
-    column_limits,
-    find_oid,
-    kept_otherwise,
-    read_table,
-    require_table,
-    wire_schema,
-)
+from stormproof.sinks.postgres.evolve import as_changed
+from stormproof.sinks.postgres.refusals import has_row_security, what_can_refuse
+from stormproof.sinks.postgres.session import PostgresSession
+from stormproof.sinks.postgres.table import Table, find_oid, wire_schema
 from stormproof.sinks.preview import TableAction, TablePreview
-from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.row_rule import Change, SchemaContract
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.row_rule import Change
 
 _MAY_CREATE: Final = """
     select coalesce(has_schema_privilege(coalesce(%(schema)s::text, current_schema()::text), 'CREATE'), false),
@@ -96,23 +78,12 @@ def lacking_rights(connection: psycopg.Connection, table: Table, input_: SinkInp
 
 
 class PostgresPreview:
-    """What is looked at. `database` None: there is no database yet."""
+    """What is looked at; `session` is opened for reading only. `database` None: there is no database yet."""
 
-    def __init__(
-        self,
-        database: Database | None,
-        name: TableName,
-        identity: SinkIdentity,
-        input_: SinkInput,
-        contract: SchemaContract,
-    ) -> None:
+    def __init__(self, database: Database | None, session: PostgresSession) -> None:
         self._database = database
-        self._name = name
-        self._identity = identity
-        self._input = input_
-        self._contract = contract
-        where = "a database that is not there yet" if database is None else database.redacted
-        self._where = f"sink {identity.sink!r} (table {name} at {where})"
+        self._session = session
+        self._name, self._input, self._where = session.name, session.input, session.where
 
     def now(self) -> TablePreview:
         """By the catalog as it is now.
@@ -125,29 +96,20 @@ class PostgresPreview:
         try:
             with asked(self._database, self._where) as connection, connection.transaction():
                 connection.execute("set transaction isolation level repeatable read, read only")
-                oid = find_oid(connection, self._name)
-                if oid is not None:
-                    return self._of_table(connection, oid)
+                if find_oid(connection, self._name) is not None:
+                    return self._of_table(connection)
                 return self._may_not_create(connection) or self._of_new_table()
         except SinkRefused as refused:
             return TablePreview(TableAction.REFUSE, refused.message)
 
-    def _of_table(self, connection: psycopg.Connection, oid: int) -> TablePreview:
-        found = read_table(connection, oid)
-        changes: tuple[Change, ...] = ()
-        if self._contract is SchemaContract.EVOLVE:
-            changes = changes_for(found, self._input)
-        table = as_changed(found, changes)
-        guard = Guard(self._identity, self._name, None, self._where)
+    def _of_table(self, connection: psycopg.Connection) -> TablePreview:
+        guard = self._session.guard
         table_id = guard.table_id(connection)
         try:
-            require_table(table, self._input, self._where)
-            require_durable(connection, oid, self._where)
-            require_writable(connection, oid, self._input, self._where)
-            require_deterministic_keys(connection, oid, self._input, self._where)
+            table, changes = self._session.check(connection)
         except SinkRefused as refused:
             return TablePreview(TableAction.REFUSE, refused.message, table_id=table_id)
-        can_refuse = tuple(what_can_refuse(connection, oid, self._input))
+        can_refuse = tuple(what_can_refuse(connection, table.oid, self._input))
         lacking = lacking_rights(connection, table, self._input, alters=bool(changes))
         if lacking:
             why = f"{self._where}: {lacking}. Grant them (GRANT ... TO ...), and start again"
@@ -164,7 +126,7 @@ class PostgresPreview:
             table_id=table_id,
             other_lives=holds,
             claimed_by=claims,
-            writer=self._writer(table),
+            writer=self._session.writer(),
         )
 
     def _may_not_create(self, connection: psycopg.Connection) -> TablePreview | None:
@@ -181,20 +143,9 @@ class PostgresPreview:
     def _of_new_table(self) -> TablePreview:
         told = ", ".join(f"{field.name} {column_type(field.type)}" for field in self._input.schema)
         key = f"; primary key {', '.join(self._input.keys)}" if self._input.is_by_key else ""
-        return TablePreview(TableAction.CREATE, changes=(f"columns: {told}{key}",), writer=self._writer(self._made()))
+        self._session.go_by(self._made())
+        return TablePreview(TableAction.CREATE, changes=(f"columns: {told}{key}",), writer=self._session.writer())
 
     def _made(self) -> Table:
         columns = tuple(Change(f.name, None, column_type(f.type) or "") for f in self._input.schema)
         return as_changed(Table(0, self._name, "r", "p", (), (frozenset(self._input.keys),)), columns)
-
-    def _writer(self, table: Table) -> FileWriter:
-        return FileWriter(
-            self._identity.sink,
-            NOWHERE,
-            column_limits(table, self._input),
-            input=self._input,
-            discards=self._contract is SchemaContract.DISCARD_VALUE,
-            leaves_out=self._contract is SchemaContract.DISCARD_ROW,
-            names_messages=True,
-            undecided=kept_otherwise(table, self._input),
-        )

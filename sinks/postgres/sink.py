@@ -14,6 +14,7 @@ from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute
+from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.by_key import check_fold_input
 from stormproof.sinks.postgres.connection import asked, key_of_name, locate
 from stormproof.sinks.postgres.preview import PostgresPreview
@@ -194,7 +195,18 @@ class PostgresSink(TableSink):
 
     def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
         """By the table's catalog, or by what it would be made of."""
-        return PostgresPreview(self._database or database, self._table, identity, input_, self._contract).now()
+        database = self._database or database
+        session = PostgresSession(
+            database or Database.of({}),
+            self._table,
+            staging=NOWHERE,
+            identity=identity,
+            input_=input_,
+            epoch=None,
+            contract=self._contract,
+            content_digests=False,
+        )
+        return PostgresPreview(database, session).now()
 
     def operate(self, identity: SinkIdentity, input_: SinkInput, epoch: int, staging: str) -> PostgresSession:
         """Open under an epoch that stands, for a command on a batch whose driver has stopped: fences nobody."""
