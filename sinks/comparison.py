@@ -18,6 +18,15 @@ Progress: TypeAlias = Callable[[int, int | None], None]
 """Told how many rows of how many were looked at by now; None: their number is not known."""
 
 
+Span: TypeAlias = tuple[int, int | None]
+"""The first txid that is looked at, and the last one; None: the newest."""
+
+
+def within(txid: int, span: Span) -> bool:
+    """Whether the txid is looked at."""
+    return txid >= span[0] and (span[1] is None or txid <= span[1])
+
+
 class RowProblem(StrEnum):
     """What is wrong with a table's rows; append-only."""
 
@@ -151,6 +160,40 @@ class Compared:
             self.add(RowProblem.ROWS_CHANGED, f"the table: {text}")
         if names:
             self._not_compared(input_, names, "their type has no digest")
+
+    def by_txid(
+        self,
+        counts: Mapping[int | None, int],
+        written: Mapping[int, int],
+        span: Span,
+        *,
+        given_up: int,
+        pruned: int = 0,
+        began_empty: bool,
+    ) -> None:
+        """Compare how many rows of a table by key name each txid, by the lineage column, with how many that one has
+        `written`. Of txids up to `pruned` that is not known of each.
+        """
+        rows = 0
+        for txid, number in counts.items():
+            if txid is not None and (not within(txid, span) or txid <= given_up):
+                continue
+            if txid is not None and txid in written:
+                rows += number
+                if number > written[txid]:
+                    text = f"txid {txid}: {number} rows name it, it wrote {written[txid]}"
+                    self.add(RowProblem.ROWS_ADDED, text, txid)
+            elif txid is None or txid > pruned:
+                self.strangers(txid, number, began_empty=began_empty)
+        self.compared.append(f"that no txid has more rows than it wrote, by the lineage column of {rows} rows")
+
+    def strangers(self, txid: int | None, rows: int, *, began_empty: bool) -> None:
+        """Note rows that name a txid which nobody has on record; the table `began_empty`, or may have had them before."""
+        text = f"{rows} rows name {'no txid' if txid is None else f'txid {txid}, which is not on record'}"
+        if began_empty:
+            self.add(RowProblem.ROWS_ADDED, text, txid, by_others=True)
+        else:
+            self.left_out.append(f"{text}: it is not on record that the table was empty before the first txid")
 
     def not_in_part(self, input_: SinkInput) -> None:
         """Note that some txids' rows cannot be told from others'."""

@@ -35,8 +35,10 @@ from stormproof.sinks.comparison import (
     ReadRecord,
     RowProblem,
     RowsOnRecord,
+    Span,
     content_of_files,
     spans,
+    within,
 )
 from stormproof.sinks.content import (
     NOTHING,
@@ -63,7 +65,7 @@ _MAPPING: Final = "delta.columnMapping.mode"
 _STORED_AS: Final = "delta.columnMapping.physicalName"
 
 
-def compare(hold: TableHold, read: ReadRecord, span: tuple[int, int | None], progress: Progress) -> Comparison:
+def compare(hold: TableHold, read: ReadRecord, span: Span, progress: Progress) -> Comparison:
     """See `SupportsCompareRows.compare_rows`."""
     found = Compared()
     table = hold.load()
@@ -121,7 +123,7 @@ class _Files:
         hold: TableHold,
         table: DeltaTable,
         entries: Sequence[LogEntry],
-        span: tuple[int, int | None],
+        span: Span,
         progress: Progress,
         found: Compared,
     ) -> None:
@@ -148,10 +150,6 @@ class _Files:
         self._rows_done = 0
         self._rows_of = _rows_of(table)
 
-    def _within(self, txid: int) -> bool:
-        first, last = self._span
-        return txid >= first and (last is None or txid <= last)
-
     def against(self, record: RowsOnRecord) -> None:
         """Compare them with what is on record."""
         sources = self._sources(record)
@@ -160,7 +158,7 @@ class _Files:
         moved: list[_Source] = []
         for source in sources:
             traced |= source.files
-            if not self._within(source.txid):
+            if not within(source.txid, self._span):
                 continue
             (plain if source.files == {source.path} else moved).append(source)
         self._plain(plain)
@@ -196,7 +194,7 @@ class _Files:
                     sources.append(self._source(ours.txid, prepared, file.path, entry.version))
             if copied:
                 sources.append(self._copied(ours, record.files[ours.txid], copied))
-            if not ours.checked and self._within(ours.txid):
+            if not ours.checked and within(ours.txid, self._span):
                 unchecked.append(ours.txid)
         # Live files whose entries are older than the log.
         older = [(path, *found) for path, found in names.items() if path in self._live and path not in seen]
@@ -460,7 +458,7 @@ def compare_by_key(
     table: DeltaTable,
     entries: Sequence[LogEntry],
     read: ReadRecord,
-    span: tuple[int, int | None],
+    span: Span,
     found: Compared,
 ) -> None:
     """Compare the table as a whole, and count the rows of an upsert or a fold by txid."""
@@ -487,24 +485,14 @@ def compare_by_key(
     record = read()
     for txid, files in record.files.items():
         written.setdefault(txid, sum(file.rows for file in files))
-    first, last = span
-    rows = 0
-    for one in counted:
-        txid, number = one["txid"], int(one["n"])
-        if txid is not None and (txid < first or (last is not None and txid > last) or txid <= record.given_up):
-            continue
-        if txid in written:
-            rows += number
-            if number > written[txid]:
-                text = f"txid {txid}: {number} rows name it, it wrote {written[txid]}"
-                found.add(RowProblem.ROWS_ADDED, text, txid)
-        elif txid is None or txid > record.pruned:
-            text = f"{number} rows name {'no txid' if txid is None else f'txid {txid}, which is not on record'}"
-            if _began_empty(entries, application):
-                found.add(RowProblem.ROWS_ADDED, text, txid, by_others=True)
-            else:
-                found.left_out.append(f"{text}: it is not on record that the table was empty before the first txid")
-    found.compared.append(f"that no txid has more rows than it wrote, by the lineage column of {rows} rows")
+    found.by_txid(
+        {one["txid"]: int(one["n"]) for one in counted},
+        written,
+        span,
+        given_up=record.given_up,
+        pruned=record.pruned,
+        began_empty=_began_empty(entries, application),
+    )
 
 
 def _is_another_lifes(entry: LogEntry, application: str) -> bool:
@@ -547,7 +535,7 @@ def _against_totals(hold: TableHold, table: DeltaTable, found: Compared, entries
 
 
 def _foreign_versions(
-    delta_log: DeltaLog, application: str, entries: Sequence[LogEntry], span: tuple[int, int | None], found: Compared
+    delta_log: DeltaLog, application: str, entries: Sequence[LogEntry], span: Span, found: Compared
 ) -> None:
     """Versions of other writers that added rows after the first of ours; those that changed rows are in the evidence."""
     began, reach = False, Reach(delta_log)

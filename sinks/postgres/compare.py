@@ -27,7 +27,17 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.session import started
 from stormproof.core.sink import SinkMode
 from stormproof.sinks.by_key import SUSPECTS_MAX
-from stormproof.sinks.comparison import Compared, Comparison, Progress, ReadRecord, RowProblem, content_of_files, spans
+from stormproof.sinks.comparison import (
+    Compared,
+    Comparison,
+    Progress,
+    ReadRecord,
+    RowProblem,
+    Span,
+    content_of_files,
+    spans,
+    within,
+)
 from stormproof.sinks.content import (
     MODULUS,
     NOTHING,
@@ -70,9 +80,7 @@ class _Entry:
         )
 
 
-def compare(
-    hold: TableHold, database: Database, read: ReadRecord, span: tuple[int, int | None], progress: Progress
-) -> Comparison:
+def compare(hold: TableHold, database: Database, read: ReadRecord, span: Span, progress: Progress) -> Comparison:
     """See `SupportsCompareRows.compare_rows`."""
     found = Compared()
     with hold.link.snapshot() as connection:
@@ -108,7 +116,7 @@ class _Reading:
         connection: psycopg.Connection,
         columns: Sequence[Column],
         entries: Mapping[int, _Entry],
-        span: tuple[int, int | None],
+        span: Span,
         progress: Progress,
         found: Compared,
     ) -> None:
@@ -128,15 +136,11 @@ class _Reading:
         first = min(entries, default=None)
         self._began_empty = first is not None and entries[first].began_empty
 
-    def _within(self, txid: int) -> bool:
-        first, last = self._span
-        return txid >= first and (last is None or txid <= last)
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def append(self) -> None:
         """Read the rows of an append."""
-        wanted = [e for txid, e in self._entries.items() if self._within(txid)]
+        wanted = [e for txid, e in self._entries.items() if within(txid, self._span)]
         sets = {entry.content.kinds for entry in wanted if entry.content is not None and entry.rows}
         kinds: Kinds = ()
         try:
@@ -283,7 +287,9 @@ class _Reading:
             known = self._on_record() if not record.given_up else None
             self._found.by_key(self._hold.input, known, self._totals, self._doubled)
         if self._counts is not None:
-            self._judge_counts(self._counts, record.given_up)
+            written = {txid: entry.rows for txid, entry in self._entries.items()}
+            given_up, began_empty = record.given_up, self._began_empty
+            self._found.by_txid(self._counts, written, self._span, given_up=given_up, began_empty=began_empty)
         elif self._whole is not None or self._rows is not None:
             self._judge_whole(record.given_up)
         elif self._txid_column is not None and self._hold.input.mode is SinkMode.APPEND:
@@ -293,7 +299,7 @@ class _Reading:
         """The sink's evidence has the content that the ledger fixed, unless rows were refused or dropped."""
         for txid, prepared in files.items():
             entry = self._entries.get(txid)
-            if entry is None or entry.content is None or not self._within(txid):
+            if entry is None or entry.content is None or not within(txid, self._span):
                 continue
             content = content_of_files(prepared)
             if content is not None and content.rows == entry.content.rows and content.digest != entry.content.digest:
@@ -308,7 +314,7 @@ class _Reading:
         undigested: list[int] = []
         compared: list[int] = []
         for txid, entry in sorted(self._entries.items()):
-            if not self._within(txid) or txid <= given_up:
+            if not within(txid, self._span) or txid <= given_up:
                 continue
             expected = entry.content
             there = (counted if expected is None or not expected.rows else self._sums.get(expected.kinds, {})).get(
@@ -326,8 +332,9 @@ class _Reading:
             self._found.compared.append(f"{self._found.rows} rows of txids {spans(compared)}, txid by txid")
         self._not_digested(undigested)
         self._given_up(given_up)
-        strangers = {t: c.rows for t, c in counted.items() if t is None or (t > given_up and t not in self._entries)}
-        self._strangers(strangers)
+        for txid, content in counted.items():
+            if txid is None or (within(txid, self._span) and txid > given_up and txid not in self._entries):
+                self._found.strangers(txid, content.rows, began_empty=self._began_empty)
 
     def _judge_whole(self, given_up: int) -> None:
         if given_up:
@@ -363,21 +370,6 @@ class _Reading:
                 "before; without lineage columns (lineage=True) these cannot be told from others"
             )
 
-    def _judge_counts(self, counts: Mapping[int | None, int], given_up: int) -> None:
-        more = 0
-        for txid, rows in counts.items():
-            if txid is None or txid <= given_up or not self._within(txid) or txid not in self._entries:
-                continue
-            more += rows
-            if rows > self._entries[txid].rows:
-                self._found.add(
-                    RowProblem.ROWS_ADDED,
-                    f"txid {txid}: {rows} rows name it, it wrote {self._entries[txid].rows}",
-                    txid,
-                )
-        self._strangers({t: n for t, n in counts.items() if t is None or (t > given_up and t not in self._entries)})
-        self._found.compared.append(f"that no txid has more rows than it wrote, by the lineage column of {more} rows")
-
     def _on_record(self) -> Totals | None:
         """What the table must hold by the evidence of all txids; None: it is not on record."""
         total = Totals(content=NOTHING) if self._began_empty or not self._entries else None
@@ -386,20 +378,6 @@ class _Reading:
                 return None
             total = total.after(entry.totals.sums, entry.totals.rows, entry.totals.content)
         return total
-
-    def _strangers(self, rows: Mapping[int | None, int]) -> None:
-        for txid, number in rows.items():
-            if txid is not None and not self._within(txid):
-                continue
-            text = (
-                f"{number} rows name {'no txid' if txid is None else f'txid {txid}, which the sink has no record of'}"
-            )
-            if self._began_empty:
-                self._found.add(RowProblem.ROWS_ADDED, text, txid, by_others=True)
-            else:
-                self._found.left_out.append(
-                    f"{text}: it is not on record that the table was empty before the first txid"
-                )
 
     def _not_digested(self, txids: Sequence[int]) -> None:
         by_why: dict[str, list[int]] = {}
