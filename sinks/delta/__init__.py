@@ -7,7 +7,6 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
 | `hold`, `record` | the commit: may this driver write the next txid; which one does the log hold, with all of its files |
-| `rows` | how do rows get into the table: adoption, or one MERGE that upserts or folds |
 | `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
 | `bounds`, `repair` | which columns may have bounds; how are bounds that exclude a row, and doubled keys, mended |
 | `log` | what does the log say of each version and of the live files, and how does it spell their paths |
@@ -21,7 +20,7 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `opening`, `table` | how is a table made, opened, and given the columns of its rows; is it fit; do two paths mean one |
 | `features` | which committer serves which table, as data |
 | `power_loss` | what is synced, and what did a power loss leave: see above |
-| `delta_rs` | how is delta-rs given an address; is its error the machine's, or the table's; which stores will do |
+| `delta_rs` | how does it get rows into the table; is its error the machine's, or the table's; which stores will do |
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from deltalake import DeltaTable
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.sinks.delta.delta_rs import adopt_files
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose
 from stormproof.sinks.delta.log import DeltaLog, Label
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.rewrite import restore
-from stormproof.sinks.delta.rows import adopt_files
 from stormproof.sinks.delta.spark import SparkCommitter, alone, make_lock
 from stormproof.sinks.delta.table import committer_of
 

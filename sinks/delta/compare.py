@@ -52,9 +52,9 @@ from stormproof.sinks.content import (
     sums_of,
 )
 from stormproof.sinks.delta.bounds import wrong_statistics
+from stormproof.sinks.delta.delta_rs import all_hashable, read_rows
 from stormproof.sinks.delta.evidence import Reach, Trail, find_position, totals_at
 from stormproof.sinks.delta.log import REPAIRS, DeltaLog, LogEntry, OurCommit, live_adds, live_files
-from stormproof.sinks.delta.rows import all_hashable, read_rows
 from stormproof.sinks.staging import file_digest, parse_prepared_name
 
 if TYPE_CHECKING:

@@ -31,12 +31,11 @@ from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.by_key import compared_columns, latest_of
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics
-from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, shown
+from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, merge_rows, shown
 from stormproof.sinks.delta.evidence import find_position, totals_at
 from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, live_adds, now_ms, removal_of
 from stormproof.sinks.delta.newest_version import entry_of, other_features
 from stormproof.sinks.delta.rewrite import COMPACTED, new_files, put_entry
-from stormproof.sinks.delta.rows import merge_rows
 from stormproof.sinks.merge_sql import quoted, written_where_held
 from stormproof.sinks.protocol import Repair
 from stormproof.sinks.writer import indexed

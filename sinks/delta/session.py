@@ -26,7 +26,16 @@ from stormproof.sinks.content import NOTHING, Content, content_of, kinds_of
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.care import commits_since_compaction, compact, settle_compactions, vacuum
 from stormproof.sinks.delta.compare import compare
-from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, panics_as_errors, shown
+from stormproof.sinks.delta.delta_rs import (
+    adopt_files,
+    all_hashable,
+    is_conflict,
+    may_pass,
+    merge_rows,
+    panics_as_errors,
+    rows_of_keys,
+    shown,
+)
 from stormproof.sinks.delta.evidence import find_position
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
@@ -34,7 +43,6 @@ from stormproof.sinks.delta.judge import Judge, lacking, may_reject, refused_row
 from stormproof.sinks.delta.log import GIVEN_UP, Label, Undo, undo_metadata
 from stormproof.sinks.delta.newest_version import TableHead, put_next
 from stormproof.sinks.delta.repair import repair
-from stormproof.sinks.delta.rows import adopt_files, all_hashable, merge_rows, rows_of_keys
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.protocol import (

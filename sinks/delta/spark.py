@@ -206,7 +206,7 @@ class SparkCommitter:
             frame.write.format("delta").mode("append").save(self._log.table)
 
     def merge(self, frame: DataFrame, input_: SinkInput, label: Label) -> None:
-        """MERGE rows by their keys, as one version: see `rows.merge_rows`."""
+        """MERGE rows by their keys, as one version: see `delta_rs.merge_rows`."""
         added = {spark_quoted(name): SPARK.both(name)[1] for name in input_.schema.names}
         changed = [f"{name} = {value}" for name, value in assignments(input_, SPARK).items()]
         later = later_condition(input_, SPARK)

@@ -4,7 +4,7 @@
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, and how does a driver write to it |
 | `guard` | which txid does the table hold: commits a txid once |
-| `hold` | what does one driver hold: its commits, its evidence, the rows that an audit counts |
+| `hold` | what does one driver hold: its commits, its evidence, a count of the rows; the columns that the table gets |
 | `compare` | does it have the rows that were written |
 | `connection` | its connection; how is an older driver kept from writing; do two names mean one table |
 | `bookkeeping` | the sink's own tables |
@@ -13,7 +13,6 @@
 | `judge` | which rows does the table refuse, and in which order are they put where they exclude each other |
 | `columns` | which columns take which text, and give values back as they came; how does a column of Arrow get into one |
 | `table` | what can each column hold; which text is a key that a map's table compares as another type |
-| `evolve` | how does a table get the columns and types that its rows have |
 | `preview` | what would a start do with the table, for a dry run |
 """
 

@@ -338,7 +338,7 @@ UUID_KEY_PATTERN: Final = r"^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 _FORM: Final = b"stormproof.form"
 _CAST: Final = b"stormproof.cast"
-_KEY: Final = b"stormproof.key"
+_AS_KEY: Final = b"stormproof.key"
 _TYPE: Final = b"stormproof.type"
 _EPOCH_US: Final = 946_684_800_000_000
 """Postgres counts time from the year 2000."""
@@ -367,7 +367,7 @@ def as_text(name: str, kind: pa.DataType, cast: str, *, is_key: bool) -> pa.Fiel
     """A field whose text, or texts, the server casts to a type that has another binary form; a key only where the type
     writes it so.
     """
-    return pa.field(name, kind, metadata={_CAST: cast.encode(), **({_KEY: b""} if is_key else {})})
+    return pa.field(name, kind, metadata={_CAST: cast.encode(), **({_AS_KEY: b""} if is_key else {})})
 
 
 def of_type(field: pa.Field, kind: str) -> pa.Field:
@@ -390,7 +390,7 @@ def cast_of(field: pa.Field, value: sql.Composable) -> sql.Composable | None:
     if _CAST not in known:
         return None
     cast = sql.SQL("{}::{}").format(value, sql.SQL(known[_CAST].decode()))  # pyright: ignore[reportArgumentType]
-    if _KEY not in known:
+    if _AS_KEY not in known:
         return cast
     refused = sql.SQL("({0} || ', as a key is written: ' || format('%s', {1}))::{2}").format(
         value,

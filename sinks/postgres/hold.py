@@ -1,4 +1,6 @@
-"""One driver's hold on a Postgres table: connection, fence and guard, the checks of the table, the count of its rows."""
+"""One driver's hold on a Postgres table: connection, fence and guard, the checks of the table, the count of its rows; and
+how the table follows its rows' schema: columns are added and widened in the first batch that needs them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 
 from stormproof.core.errors import SinkRefused
@@ -15,9 +18,9 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.columns import hashed_columns
+from stormproof.sinks.postgres.bookkeeping import MINE
+from stormproof.sinks.postgres.columns import Column, column_type, hashed_columns
 from stormproof.sinks.postgres.connection import Fence, Link
-from stormproof.sinks.postgres.evolve import as_changed, change, changes_for, changes_of
 from stormproof.sinks.postgres.guard import Guard
 from stormproof.sinks.postgres.refusals import (
     require_deterministic_keys,
@@ -278,3 +281,113 @@ class TableHold(StoreRecord):
         if oid is None:
             raise self.guard.gone()
         return read_table(connection, oid)
+
+
+_WIDER: Final = ("smallint", "integer", "bigint")
+_CHANGES: Final = """
+    create table if not exists stormproof_sink.schema_change (
+        topology text not null,
+        incarnation text not null,
+        sink text not null,
+        txid bigint not null,
+        number integer not null,
+        change text not null,
+        changed_at timestamptz not null default now(),
+        primary key (topology, incarnation, sink, txid, number)
+    )
+    """
+
+
+def changes_for(table: Table, input_: SinkInput) -> tuple[Change, ...]:
+    """What has to change before the table can hold such rows; a type that cannot be widened is left to `require_table`.
+
+    Integers, `real` and `numeric` are widened to what holds both the rows' values and the table's. A key column is never
+    added: rows that are there would have none.
+    """
+    there = {column.name: column for column in table.columns}
+    found: list[Change] = []
+    for field in input_.schema:
+        made = column_type(field.type)
+        column = there.get(field.name)
+        if made is None:
+            continue
+        if column is None:
+            if field.name not in input_.keys:
+                found.append(Change(field.name, None, made))
+            continue
+        wider = _wider(field.type, column, made)
+        if wider is not None and not column.generated:
+            found.append(Change(field.name, column.type, wider))
+    return tuple(found)
+
+
+def _wider(kind: pa.DataType, column: Column, made: str) -> str | None:
+    """The type that the column is to be widened to; None where it is wide enough, or of another kind."""
+    if column.type != column.base and not column.type.startswith("numeric("):
+        return None  # a domain, or a length
+    if made in _WIDER and column.base in _WIDER:
+        return made if _WIDER.index(made) > _WIDER.index(column.base) else None
+    if made == "double precision" and column.base == "real":
+        return made
+    if pa.types.is_decimal128(kind) and column.base == "numeric" and column.modifier >= 4:
+        precision, scale = (column.modifier - 4) >> 16, (column.modifier - 4) & 0x7FF
+        digits, fraction = max(precision - scale, kind.precision - kind.scale), max(scale, kind.scale)
+        return (
+            f"numeric({digits + fraction},{fraction})" if (digits + fraction, fraction) != (precision, scale) else None
+        )
+    return None
+
+
+def as_changed(table: Table, changes: tuple[Change, ...]) -> Table:
+    """The table as it will be, for the checks of rows that are written before it is changed."""
+    columns = {column.name: column for column in table.columns}
+    for change in changes:
+        base, modifier = change.becomes, -1
+        if base.startswith("numeric("):
+            precision, scale = (int(digits) for digits in base[8:-1].split(","))
+            base, modifier = "numeric", (precision << 16 | scale) + 4
+        new = Column(change.column, change.becomes, base, modifier, not_null=False, has_default=False, generated=False)
+        old = columns.get(change.column)
+        kept = new if old is None else replace(old, type=new.type, base=new.base, modifier=new.modifier)
+        columns[change.column] = kept
+    return replace(table, columns=tuple(columns.values()))
+
+
+def change(
+    connection: psycopg.Connection, table: Table, changes: tuple[Change, ...], identity: SinkIdentity, txid: int
+) -> None:
+    """Change the table, and record it with the txid, in the caller's transaction."""
+    if not changes:
+        return
+    parts = [
+        sql.SQL("add column {} {}" if one.was is None else "alter column {} type {}").format(
+            sql.Identifier(one.column),
+            sql.SQL(one.becomes),  # pyright: ignore[reportArgumentType]
+        )
+        for one in changes
+    ]
+    connection.execute(sql.SQL("alter table {} {}").format(table.name.identifier, sql.SQL(", ").join(parts)))
+    bookkeeping.one_at_a_time(connection)
+    connection.execute(_CHANGES)
+    mine = {**bookkeeping.mine(identity), "txid": txid}
+    # Unchecked, a later attempt may write a txid again, and need further changes.
+    (first,) = connection.execute(
+        f"select coalesce(max(number) + 1, 0) from stormproof_sink.schema_change where {MINE} and txid = %(txid)s", mine
+    ).fetchone() or (0,)
+    connection.cursor().executemany(
+        "insert into stormproof_sink.schema_change (topology, incarnation, sink, txid, number, change) "
+        "values (%s, %s, %s, %s, %s, %s)",
+        [(*mine.values(), n, str(one)) for n, one in enumerate(changes, start=first)],
+    )
+
+
+def changes_of(connection: psycopg.Connection, identity: SinkIdentity, txid: int) -> tuple[str, ...]:
+    """What a txid changed, by the sink's own record."""
+    made = connection.execute("select to_regclass('stormproof_sink.schema_change') is not null").fetchone()
+    if made != (True,):
+        return ()
+    rows = connection.execute(
+        f"select change from stormproof_sink.schema_change where {MINE} and txid = %(txid)s order by number",
+        {**bookkeeping.mine(identity), "txid": txid},
+    ).fetchall()
+    return tuple(str(text) for (text,) in rows)

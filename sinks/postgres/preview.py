@@ -13,7 +13,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import cast_of, column_type
 from stormproof.sinks.postgres.connection import asked
-from stormproof.sinks.postgres.evolve import as_changed
+from stormproof.sinks.postgres.hold import as_changed
 from stormproof.sinks.postgres.refusals import has_row_security, what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import Table, find_oid, wire_schema

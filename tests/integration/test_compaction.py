@@ -20,11 +20,11 @@ from stormproof.core.errors import Fenced, SinkRefused
 from stormproof.core.failpoint import FailpointReached, watched
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.delta_rs import adopt_files, merge_rows
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog, Label
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.delta.rewrite import rewrite
-from stormproof.sinks.delta.rows import adopt_files, merge_rows
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkSession
 

@@ -20,9 +20,9 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.sink import SinkInput
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.delta_rs import HOOKS, adopt_files
 from stormproof.sinks.delta.log import DeltaLog, Label
 from stormproof.sinks.delta.newest_version import put_next
-from stormproof.sinks.delta.rows import HOOKS, adopt_files
 from stormproof.sinks.protocol import CommitOutcome, SinkIdentity
 
 ROWS = pa.table({"word": ["a"], "n": [1]})

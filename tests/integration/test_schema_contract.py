@@ -25,7 +25,7 @@ from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import add_columns
 from stormproof.sinks.limits import discarded_in
-from stormproof.sinks.postgres.evolve import changes_for
+from stormproof.sinks.postgres.hold import changes_for
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
 from stormproof.sinks.row_rule import SchemaContract
 

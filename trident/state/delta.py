@@ -19,12 +19,12 @@ from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.content import NOTHING, Content
 from stormproof.sinks.delta.compare import compare
+from stormproof.sinks.delta.delta_rs import adopt_files, merge_rows
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.power_loss import require_whole
-from stormproof.sinks.delta.rows import adopt_files, merge_rows
 from stormproof.sinks.delta.table import check_types, key_of_path, locate, require_plain_files, require_table
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction
