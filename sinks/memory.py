@@ -204,11 +204,6 @@ class MemorySink(TableSink):
         del input_
         return self._staging
 
-    def placed(self, database: Database, staging: str) -> MemorySink:
-        """This sink: it needs no database, and has a staging folder of its own."""
-        del database, staging
-        return self
-
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where such rows cannot be folded or upserted; every guarantee is served."""
         check_upsert_input(input_, f"sink {self._name!r}")
@@ -299,8 +294,7 @@ class MemorySession(SinkSession):
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here."""
-        found = (self._identity.other_life(id_) for id_, log in self._store.logs.items() if log.guard is not None)
-        return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
+        return self._identity.other_lives(id_ for id_, log in self._store.logs.items() if log.guard is not None)
 
     def held(self) -> Held | None:
         """The last transaction that the store holds for this identity.

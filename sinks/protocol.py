@@ -7,7 +7,7 @@ protocol with that default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -58,6 +58,11 @@ class SinkIdentity:
                 return self.life_of(topology, incarnation)
             case _:
                 return None
+
+    def other_lives(self, application_ids: Iterable[str]) -> tuple[str, ...]:
+        """The other lives that application ids name, each once and in order; see `other_life`."""
+        found = {self.other_life(application_id) for application_id in application_ids}
+        return tuple(sorted(life for life in found if life is not None))
 
     def life_of(self, topology: str, incarnation: str) -> str | None:
         """A topology's life as it is named to this one; None where it is this very life."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from stormproof.core.errors import SinkRefused, TopologyError
 from stormproof.core.folds import AnyFold, Fold
 from stormproof.core.graph.fields import require_key
 from stormproof.core.lineage import Lineage
+from stormproof.core.postgres.database import Database
 from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode
 from stormproof.sinks.by_key import has_order
 from stormproof.sinks.protocol import Sink
@@ -155,11 +156,6 @@ class RowRule:
             )
         return SinkInput.for_upsert(rows.schema, self.key, self.order_by, delete_when=self.delete_when, keep=self.keep)
 
-    @property
-    def given_order(self) -> Columns | None:
-        """The argument `order_by` that makes this rule again."""
-        return None if self.mode is not SinkMode.UPSERT else self.order_by or ANY
-
 
 class TableSink(Sink):
     """A sink whose arguments say what becomes of its rows; it serves every mode and fold."""
@@ -192,6 +188,11 @@ class TableSink(Sink):
     def evolves(self) -> bool:
         """By `schema_contract`."""
         return self._contract is SchemaContract.EVOLVE
+
+    def placed(self, database: Database, staging: str) -> Self:
+        """This sink: it needs no database, and has a staging folder of its own."""
+        del database, staging
+        return self
 
     def input_of(self, rows: SinkInput) -> SinkInput:
         """By `mode`."""

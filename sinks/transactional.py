@@ -241,8 +241,7 @@ class TransactionalSession(SinkSession, Generic[C]):
         query = "select application from stormproof_guard where txid is not null and table_id = ?"
         with self._transaction() as connection:
             rows = self._sink.execute(connection, query, [self._table(connection)])
-        found = {self._identity.other_life(application) for (application,) in rows}
-        return tuple(sorted(life for life in found if life is not None))
+        return self._identity.other_lives(application for (application,) in rows)
 
     def held(self) -> Held | None:
         """The last transaction, read afresh.

@@ -41,14 +41,12 @@ def is_claimed_by(table: DeltaTable, identity: SinkIdentity) -> bool:
     return table.metadata().configuration.get(_name(identity)) == _CLAIMED
 
 
-def other_claims(table: DeltaTable, identity: SinkIdentity) -> list[str]:
+def other_claims(table: DeltaTable, identity: SinkIdentity) -> tuple[str, ...]:
     """The other lives that have claimed the table."""
-    found = {
-        identity.other_life(name.removeprefix(_PREFIX))
-        for name, value in table.metadata().configuration.items()
-        if value == _CLAIMED and name.startswith(_PREFIX)
-    }
-    return sorted(life for life in found if life is not None)
+    properties = table.metadata().configuration.items()
+    return identity.other_lives(
+        name.removeprefix(_PREFIX) for name, value in properties if value == _CLAIMED and name.startswith(_PREFIX)
+    )
 
 
 class Claims:
@@ -79,7 +77,7 @@ class Claims:
             if is_claimed_by(table, self._identity):
                 power_loss.sync_version(self._log, table.version())
                 return ()
-            strangers = tuple(life for life in self._other_lives(table) if life not in accepted)
+            strangers = tuple(life for life in other_claims(table, self._identity) if life not in accepted)
             if strangers:
                 return strangers
             self._write(table, _CLAIMED)
@@ -94,9 +92,6 @@ class Claims:
             if self._write(table, _RELEASED):
                 return True
         raise self._contended()
-
-    def _other_lives(self, table: DeltaTable) -> list[str]:
-        return other_claims(table, self._identity)
 
     def _write(self, table: DeltaTable, value: str) -> bool:
         """Whether it was written, in a version of its own; False: another writer's change came first."""

@@ -82,8 +82,7 @@ class TableRecord(StoreRecord):
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed to the table, as far back as the log goes."""
-        found = (self.identity.other_life(application) for application in self.writers())
-        return tuple(sorted({incarnation for incarnation in found if incarnation is not None}))
+        return self.identity.other_lives(self.writers())
 
     def held(self) -> Held | None:
         """The last transaction in the table's log, read afresh.

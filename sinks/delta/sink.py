@@ -104,7 +104,7 @@ class DeltaPreview:
                 changes=changes,
                 table_id=table_id,
                 other_lives=session.other_incarnations(),
-                claimed_by=tuple(other_claims(table, self._identity)),
+                claimed_by=other_claims(table, self._identity),
                 writer=self._writer(
                     column_limits(table, self._input, self._path),
                     tuple(table.metadata().partition_columns) if adopted else (),
@@ -338,11 +338,6 @@ class DeltaSink(TableSink):
     def files_in(self, input_: SinkInput) -> str:
         """The table's own folder where files are adopted, else the staging folder beside it."""
         return self._staging if input_.is_by_key else self._path
-
-    def placed(self, database: Database, staging: str) -> DeltaSink:
-        """This sink: it needs no database, and has a staging folder of its own."""
-        del database, staging
-        return self
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where no Delta table can take such rows; every guarantee is served."""

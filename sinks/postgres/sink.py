@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
@@ -156,21 +157,10 @@ class PostgresSink(TableSink):
 
     def placed(self, database: Database, staging: str) -> PostgresSink:
         """This sink with the run's database, and a folder below `staging` named after it, where it names none itself."""
-        return PostgresSink(
-            str(self._table),
-            mode=self._rule.mode,
-            key=self._rule.key or None,
-            order_by=self._rule.given_order,
-            delete_when=self._rule.delete_when,
-            keep=self._rule.keep or None,
-            lineage=self._rule.lineage or False,
-            schema_contract=self._contract,
-            name=self._name,
-            database=self._database or database,
-            staging=os.path.join(staging, self._name) if self._staging is None else self._staging,
-            parallel_load_rows=self._parallel_load_rows,
-            content_digests=self._content_digests,
-        )
+        made = copy.copy(self)
+        made._database = self._database or database
+        made._staging = os.path.join(staging, self._name) if self._staging is None else self._staging
+        return made
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError where no Postgres table can take such rows; every guarantee is served."""

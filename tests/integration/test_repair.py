@@ -30,7 +30,6 @@ from support.typed_rows import EDGES, IDENTITY, decimals, put
 from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.sink import SinkInput
 from stormproof.sink import Lineage
-from stormproof.sinks.protocol import Repair
 from stormproof.sinks.comparison import RowProblem
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.log import live_adds
