@@ -92,20 +92,28 @@ class TableHold(TableRecord):
         self.committers = Committers(self.log, self.where, input_, committer)
         self._claims = Claims(self.log, self._newest, identity, self.where, self.committers)
         table = load_table(path)
-        if not reading:
-            evolves = contract is SchemaContract.EVOLVE
-            known = known_part(table, input_) if evolves else input_
-            if require_table(table, known, self.where, committer) is Committer.SPARK:
-                self._require_frozen(contract)
-                self.committers.require_served(Committer.SPARK)
-                self.committers.spark.start()
-                self._make_readable(table)
-            else:
-                require_more_than_partitions(table, input_, self.where)
-                if evolves:
-                    require_kept(table, input_, self.log, self.where)
+        if not reading and self.require_fit(table) is Committer.SPARK:
+            self.committers.spark.start()
+            self._make_readable(table)
         self.limits = column_limits(table, input_, path)
         self._table_id = str(table.metadata().id)
+
+    def require_fit(self, table: DeltaTable) -> Committer:
+        """Refuse a table that cannot hold the rows, but for columns that it is going to get; returns who is to write.
+
+        Raises:
+            SinkRefused: names the column, or the feature, and what to do.
+        """
+        evolves = self.contract is SchemaContract.EVOLVE
+        known = known_part(table, self.input) if evolves else self.input
+        committer = require_table(table, known, self.where, self._asked)
+        if committer is Committer.SPARK:
+            self._require_frozen(self.contract)
+            return self.committers.require_served(committer)
+        require_more_than_partitions(table, self.input, self.where)
+        if evolves:
+            require_kept(table, self.input, self.log, self.where)
+        return committer
 
     def _make_readable(self, table: DeltaTable) -> None:
         """Have the protocol list the feature of NOT NULL, without which Spark reads no table that has it."""

@@ -29,27 +29,18 @@ from stormproof.sinks.by_key import check_fold_input
 from stormproof.sinks.delta.catalog import CatalogTable
 from stormproof.sinks.delta.claims import other_claims
 from stormproof.sinks.delta.delta_rs import check_store, is_table, load_table, panics_as_errors
-from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, as_asked, choose, refusal
+from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose, refusal
 from stormproof.sinks.delta.judge import CONSTRAINT, checks_of
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.opening import changes_for, known_part, opening, prepare_table
+from stormproof.sinks.delta.opening import changes_for, opening, prepare_table
 from stormproof.sinks.delta.power_loss import put_torn_aside, require_whole
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.spark import spark_runs
-from stormproof.sinks.delta.table import check_types, column_limits, key_of_path, limits_of_new, locate, require_table
-from stormproof.sinks.limits import Limits
+from stormproof.sinks.delta.table import check_types, key_of_path, limits_of_new, locate
 from stormproof.sinks.preview import TableAction, TablePreview
-from stormproof.sinks.protocol import SinkIdentity, SinkSession
+from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.row_rule import (
-    BY_DELTA_RS,
-    Columns,
-    RowRule,
-    SchemaContract,
-    TableSink,
-    check_upsert_input,
-    column_names,
-)
+from stormproof.sinks.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input, column_names
 from stormproof.sinks.writer import FileWriter
 
 
@@ -62,18 +53,16 @@ class DeltaPreview:
         identity: SinkIdentity,
         input_: SinkInput,
         contract: SchemaContract,
-        committer: AskedCommitter,
         partitions: Sequence[str],
     ) -> None:
         self._path = path
         self._identity = identity
         self._input = input_
         self._contract = contract
-        self._committer: AskedCommitter = committer
         self._partitions = tuple(partitions)
         self._where = f"sink {identity.sink!r} ({path})"
 
-    def of_table(self, session: SinkSession) -> TablePreview:
+    def of_table(self, session: DeltaSession) -> TablePreview:
         """By the table that is there.
 
         Raises:
@@ -84,31 +73,19 @@ class DeltaPreview:
         with opening(self._where, log, self._input.mode):
             require_whole(log, self._where)
             table = load_table(self._path)
-            evolves = self._contract is SchemaContract.EVOLVE
-            known = known_part(table, self._input) if evolves else self._input
-            changes = changes_for(table, self._input) if evolves else ()
+            changes = changes_for(table, self._input) if self._contract is SchemaContract.EVOLVE else ()
             table_id = str(table.metadata().id)
             try:
-                committer = require_table(table, known, self._where, self._committer)
+                session.require_fit(table)
             except SinkRefused as refused:
                 return TablePreview(TableAction.REFUSE, refused.message, table_id=table_id)
-            if committer is Committer.SPARK and self._contract in BY_DELTA_RS:
-                why = (
-                    f"{self._where}: Spark commits to this table, and schema_contract={self._contract.value!r} is served by "
-                    "delta-rs alone"
-                )
-                return TablePreview(TableAction.REFUSE, why, table_id=table_id)
-            adopted = not self._input.is_by_key and committer is Committer.DELTA_RS
             return TablePreview(
                 TableAction.ALTER if changes else TableAction.USE,
                 changes=changes,
                 table_id=table_id,
                 other_lives=session.other_incarnations(),
                 claimed_by=other_claims(table, self._identity),
-                writer=self._writer(
-                    column_limits(table, self._input, self._path),
-                    tuple(table.metadata().partition_columns) if adopted else (),
-                ),
+                writer=replace(session.writer(), directory=NOWHERE, guarded=False),
             )
 
     def of_new_table(self) -> TablePreview:
@@ -121,28 +98,22 @@ class DeltaPreview:
         if refused:
             return TablePreview(TableAction.REFUSE, f"{self._where}: {refusal(refused[0], self._input.mode)}")
         columns = ", ".join(f"{f.name} {getattr(f.type, 'type', f.type)}" for f in _made(self._input).fields)
+        leaves_out = self._contract is SchemaContract.DISCARD_ROW
         cut = f"; partitioned by {', '.join(self._partitions)}" if self._partitions else ""
         return TablePreview(
             TableAction.CREATE,
             changes=(f"columns: {columns}{cut}",),
-            writer=self._writer(
+            writer=FileWriter(
+                self._identity.sink,
+                NOWHERE,
                 limits_of_new(self._input, self._partitions, self._path),
-                () if self._input.is_by_key else self._partitions,
+                partitions=() if self._input.is_by_key else self._partitions,
+                input=self._input,
+                discards=self._contract is SchemaContract.DISCARD_VALUE,
+                leaves_out=leaves_out,
+                names_messages=leaves_out or bool(self._input.keep),
+                keeps_messages=leaves_out,
             ),
-        )
-
-    def _writer(self, limits: Limits, partitions: tuple[str, ...]) -> FileWriter:
-        leaves_out = self._contract is SchemaContract.DISCARD_ROW
-        return FileWriter(
-            self._identity.sink,
-            NOWHERE,
-            limits,
-            partitions=partitions,
-            input=self._input,
-            discards=self._contract is SchemaContract.DISCARD_VALUE,
-            leaves_out=leaves_out,
-            names_messages=leaves_out or bool(self._input.keep),
-            keeps_messages=leaves_out,
         )
 
 
@@ -403,9 +374,7 @@ class DeltaSink(TableSink):
                     unregistered.require_free(self._path, identity, where, create=True)
             except SinkRefused as refused:
                 return TablePreview(action, refused.message)
-        preview = DeltaPreview(
-            self._path, identity, input_, self._contract, self._committer, partitions=self._partition_by
-        )
+        preview = DeltaPreview(self._path, identity, input_, self._contract, self._partition_by)
         if not is_table(self._path):
             if self._table is not None and unregistered is None:
                 return TablePreview(TableAction.REFUSE, f"{self._table}: there is no Delta table in {self._path}")
