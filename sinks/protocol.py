@@ -543,35 +543,6 @@ class Compaction:
     tries: int = 1
 
 
-@runtime_checkable
-class SupportsCompact(Protocol):
-    """A session whose table keeps its rows in files, of which small batches leave many small ones."""
-
-    def compact(self, target_bytes: int | None = None) -> Compaction:
-        """Write the rows of files below `target_bytes` into fewer files; changes no row and no evidence.
-
-        Raises:
-            StoreUnavailable: other writers kept coming first, or the store does not answer; nothing was changed.
-            SinkRefused: the table refuses it.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsVacuum(Protocol):
-    """A session whose table keeps files of earlier versions until somebody removes them."""
-
-    def vacuum(self, retained_hours: int | None = None, *, dry_run: bool = False) -> Sequence[str]:
-        """Remove the files that the table let go of so many hours ago (None: as the table says), and no prepared file.
-        Returns them; with `dry_run` they stay.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-            SinkRefused: the files are needed still, or the table refuses it.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Repair:
     """What a repair did, or would do: the version that it made (None: there was nothing to do, or it was only looked), the
@@ -587,8 +558,29 @@ class Repair:
 
 
 @runtime_checkable
-class SupportsRepair(Protocol):
-    """A session whose table keeps statistics of its files, by which readers and merges pass over them."""
+class SupportsUpkeep(Protocol):
+    """A session whose table keeps its rows in files: many small ones of small batches, those of earlier versions until
+    somebody removes them, and statistics of them, by which readers and merges pass over them.
+    """
+
+    def compact(self, target_bytes: int | None = None) -> Compaction:
+        """Write the rows of files below `target_bytes` into fewer files; changes no row and no evidence.
+
+        Raises:
+            StoreUnavailable: other writers kept coming first, or the store does not answer; nothing was changed.
+            SinkRefused: the table refuses it.
+        """
+        ...
+
+    def vacuum(self, retained_hours: int | None = None, *, dry_run: bool = False) -> Sequence[str]:
+        """Remove the files that the table let go of so many hours ago (None: as the table says), and no prepared file.
+        Returns them; with `dry_run` they stay.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+            SinkRefused: the files are needed still, or the table refuses it.
+        """
+        ...
 
     def repair(self, *, dry_run: bool = False) -> Repair:
         """Replace statistics that exclude a row, and leave one row of each key; with `dry_run` say only what is wrong.

@@ -51,7 +51,7 @@ _TAKES_STATISTICS: Final = frozenset({"columnMapping"})
 
 
 def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
-    """See `SupportsRepair`."""
+    """See `SupportsUpkeep`."""
     for left in reversed(range(TRIES_MAX)):
         committer = hold.committers.of_files(hold.load())
         try:

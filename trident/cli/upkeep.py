@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.storage.address import is_url
-from stormproof.sinks.protocol import SinkIdentity, SinkSession, SupportsCompact, SupportsRepair, SupportsVacuum
+from stormproof.sinks.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
@@ -23,10 +23,6 @@ from stormproof.trident.transaction_states import OperatorAction
 from stormproof.trident.wording import counted
 
 _MIB = 1024 * 1024
-
-
-class _NoFiles(Exception):
-    """The sink's table has no files of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class _Care:
     by: str
     why: str
     doing: str
-    work: Callable[[SinkSession], Mapping[str, object]]
+    work: Callable[[SupportsUpkeep], Mapping[str, object]]
     text: Callable[[Mapping[str, object]], str]
     detail: Mapping[str, Json] = field(default_factory=dict[str, Json])
     recorded: bool = True
@@ -62,9 +58,7 @@ def compact_tables(
         UsageError: there is no such topology or sink, or the sink's table has no files to compact.
     """
 
-    def compact(session: SinkSession) -> Mapping[str, object]:
-        if not isinstance(session, SupportsCompact):
-            raise _NoFiles
+    def compact(session: SupportsUpkeep) -> Mapping[str, object]:
         done = session.compact(None if target_mib is None else target_mib * _MIB)
         return {
             "version": done.version,
@@ -83,9 +77,7 @@ def vacuum_tables(
 ) -> None:
     """Remove the files that one sink's table, or those of every sink, let go of; otherwise as `compact_tables`."""
 
-    def vacuum(session: SinkSession) -> Mapping[str, object]:
-        if not isinstance(session, SupportsVacuum):
-            raise _NoFiles
+    def vacuum(session: SupportsUpkeep) -> Mapping[str, object]:
         return {"files": sorted(session.vacuum(retained_hours, dry_run=dry_run)), "dry_run": dry_run}
 
     doing = "looking for files that no version needs" if dry_run else "removing files that no version needs"
@@ -99,9 +91,7 @@ def repair_tables(name: str, sink: str | None, *, dry_run: bool, by: str, why: s
     table's. Otherwise as `compact_tables`.
     """
 
-    def repair(session: SinkSession) -> Mapping[str, object]:
-        if not isinstance(session, SupportsRepair):
-            raise _NoFiles
+    def repair(session: SupportsUpkeep) -> Mapping[str, object]:
         return {**asdict(session.repair(dry_run=dry_run)), "dry_run": dry_run}
 
     topology, sink = _named(name, sink)
@@ -156,12 +146,11 @@ def _report(
     report: dict[str, object] = {"sink": binding.sink, "table": binding.target, "error": None}
     try:
         with closing(open_for_inspection(identity, binding, stores.database)) as session:
-            if isinstance(session, SupportsCompact | SupportsVacuum | SupportsRepair):
-                note(f"{binding.sink} ({binding.target}): {care.doing} ...")
-                care.record(stores, row.name, binding.sink)
+            if not isinstance(session, SupportsUpkeep):
+                return None
+            note(f"{binding.sink} ({binding.target}): {care.doing} ...")
+            care.record(stores, row.name, binding.sink)
             return {**report, **care.work(session)}
-    except _NoFiles:
-        return None
     except CannotTell as error:
         if asked:
             raise
