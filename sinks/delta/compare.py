@@ -53,7 +53,7 @@ from stormproof.sinks.content import (
 )
 from stormproof.sinks.delta.bounds import wrong_statistics
 from stormproof.sinks.delta.delta_rs import all_hashable, read_rows
-from stormproof.sinks.delta.evidence import Reach, Trail, find_position, totals_at
+from stormproof.sinks.delta.evidence import Reach, Trail, find_position, our_commits, totals_at
 from stormproof.sinks.delta.log import REPAIRS, DeltaLog, LogEntry, OurCommit, live_adds, live_files
 from stormproof.sinks.staging import file_digest, parse_prepared_name
 
@@ -134,13 +134,7 @@ class _Files:
         self._operations = {entry.version: entry.operation for entry in entries}
         self._stored_as = stored_names(table)
         self._changed = [entry.version for entry in entries if entry.changes_table]
-        application = hold.identity.application_id
-        undone = {undo.version for entry in entries if (undo := entry.undo(application)) is not None}
-        self._commits: dict[int, OurCommit] = {
-            entry.version: ours
-            for entry in entries
-            if entry.version not in undone and (ours := entry.ours(application)) is not None
-        }
+        self._commits = our_commits(entries, hold.identity.application_id)
         self._trail = Trail()
         self._origins = _Origins()
         for entry in entries:

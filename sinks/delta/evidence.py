@@ -220,12 +220,7 @@ def evidence_of(
     """
     newest = table.version()
     entries = tail or [entry for v in delta_log.tail(newest) if (entry := delta_log.entry(v)) is not None]
-    undone = {undo.version for entry in entries if (undo := entry.undo(application)) is not None}
-    commits = {
-        entry.version: ours
-        for entry in entries
-        if entry.version not in undone and (ours := entry.ours(application)) is not None
-    }
+    commits = our_commits(entries, application)
     disk = _Disk(delta_log, live_files(table))
     fate = _folded(delta_log, entries, commits) if fold else _appended(entries, commits, disk.live)
     found: dict[int, Evidence] = {}
@@ -253,6 +248,13 @@ def evidence_of(
         truncated=tail is None and (not entries or entries[0].version > 0),
         problems=tuple(problems),
     )
+
+
+def our_commits(entries: Sequence[LogEntry], application: str) -> dict[int, OurCommit]:
+    """Our transactions in these versions, by version, but for those that a RESTORE of our own took back."""
+    undone = {undo.version for entry in entries if (undo := entry.undo(application)) is not None}
+    found = ((entry.version, entry.ours(application)) for entry in entries if entry.version not in undone)
+    return {version: ours for version, ours in found if ours is not None}
 
 
 def tail_since(delta_log: DeltaLog, newest: int, application: str, first: int) -> list[LogEntry] | None:
