@@ -110,7 +110,6 @@ class DeltaSession(TableHold, SinkSession):
         self._directory = directory
         self._opened_ns = time.time_ns()
         self._reading = reading
-        self._epoch_held = epoch
         self._compact_every = compact_every
         self._content_digests = content_digests
         self._uncompacted: int | None = None
@@ -356,7 +355,7 @@ class DeltaSession(TableHold, SinkSession):
 
     def compact(self, target_bytes: int | None = None) -> Compaction:
         """See `compaction.compact`."""
-        epoch = None if self._reading else self._epoch_held
+        epoch = None if self._reading else self._epoch
         return compact(self, self.identity.application_id, epoch, target_bytes)
 
     def repair(self, *, dry_run: bool = False) -> Repair:

@@ -85,7 +85,7 @@ class DeltaPreview:
                 table_id=table_id,
                 other_lives=session.other_incarnations(),
                 claimed_by=other_claims(table, self._identity),
-                writer=replace(session.writer(), directory=NOWHERE, guarded=False),
+                writer=replace(session.writer(), directory=NOWHERE, guarded=False, private=True),
             )
 
     def of_new_table(self) -> TablePreview:
