@@ -332,9 +332,9 @@ class _Reading:
             self._found.compared.append(f"{self._found.rows} rows of txids {spans(compared)}, txid by txid")
         self._not_digested(undigested)
         self._given_up(given_up)
-        for txid, content in counted.items():
-            if txid is None or (within(txid, self._span) and txid > given_up and txid not in self._entries):
-                self._found.strangers(txid, content.rows, began_empty=self._began_empty)
+        for named, content in counted.items():
+            if named is None or (within(named, self._span) and named > given_up and named not in self._entries):
+                self._found.strangers(named, content.rows, began_empty=self._began_empty)
 
     def _judge_whole(self, given_up: int) -> None:
         if given_up:
