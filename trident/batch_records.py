@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from stormproof.core.errors import SinkRefused
 from stormproof.core.forks import kept_from_forks
-from stormproof.core.message import storable_text
+from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.source.protocol import Resolution, Slice, Source
 from stormproof.core.tracking.outcome import FailedIn
 from stormproof.sinks.limits import discarded_in
@@ -28,6 +28,11 @@ from stormproof.trident.tuning import Step
 
 log = logging.getLogger("stormproof.txn")
 tuning_log = logging.getLogger("stormproof.tuning")
+
+
+def reasons_of(failed: Iterable[MessageFailure]) -> Counter[str]:
+    """How many messages failed for each reason; those that were only returned are not among them."""
+    return Counter(one.reason.value for one in failed if one.counted)
 
 
 def failure_events(source: Source, failed: Sequence[FailedIn], txid: int) -> list[Event]:

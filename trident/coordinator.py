@@ -45,11 +45,11 @@ from stormproof.trident.metrics.run_metrics import RunMetrics
 from stormproof.trident.observers import Observer, Observers
 from stormproof.trident.options import RunOptions
 from stormproof.trident.outages import outlasting_outages
-from stormproof.trident.recount import Prepared, Recount
+from stormproof.trident.recount import Recount
 from stormproof.trident.recovery import recover
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
-from stormproof.trident.steps import Opened, SinkAnswers, Steps
+from stormproof.trident.steps import Opened, Prepared, SinkAnswers, Steps
 from stormproof.trident.stopping import BY_SIGNAL
 from stormproof.trident.transaction_states import TxnCause, TxnState
 from stormproof.trident.tuning import AsSet, Setting, Tuner, in_flight_max
@@ -455,28 +455,18 @@ class Coordinator:
     def _begin_commit(self, batch: Flight, complete: Complete) -> None:
         """Prepare a complete batch and start its commit in the sinks."""
         self._let_go(batch)
-        opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
+        opened, report = batch.opened, complete.report
         with batch.timed(self._clock, "prepare"):
             counts = self._counted.of_complete(complete, self._shown, opened.sinks)
-            work = self._steps.fix_content(
-                *(
-                    opened,
-                    batch.attempt,
-                    guarantee,
-                    report.files,
-                    complete.failed,
-                    report.tuples,
-                    batch.steps_ms,
-                    counts,
-                )
+            prepared = self._steps.fix_content(
+                *(opened, batch.attempt, self._options.guarantee, report.files, complete.failed, report.tuples),
+                *(batch.steps_ms, counts),
             )
-        batch.committing = work
-
-        rejects_max = self._steps.rejects_max(opened.slice.expected.messages, opened.sinks)
+        batch.committing = prepared
 
         def adopt() -> SinkAnswers:
             with batch.timed(self._clock, "commit"):
-                return self._steps.adopt(opened.txid, guarantee, work, rejects_max)
+                return self._steps.adopt(prepared)
 
         self._jobs.start(opened.txid, adopt)
 
@@ -596,7 +586,7 @@ class Coordinator:
             case AllFailed() as outcome:
                 counts = self._counted.of_failed(outcome.failed, self._shown)
                 resolution = self._steps.abort_failed(opened, batch.attempt, outcome.failed, batch.steps_ms, counts)
-                result = batch.result(TxnState.ABORTED, outcome.failed)
+                result = batch.result(outcome.failed)
                 return replace(result, dead_letters=len(resolution.dead), cause=TxnCause.EVERY_MESSAGE_FAILED)
             case Divided() as outcome:
                 cause = TxnCause(outcome.end.value)
@@ -609,11 +599,11 @@ class Coordinator:
                     parts=outcome.parts,
                     steps_ms=batch.steps_ms,
                 )
-                return replace(batch.result(TxnState.ABORTED), cause=cause, reason=outcome.reason)
+                return replace(batch.result(), cause=cause, reason=outcome.reason)
             case Abandoned() as outcome:
                 cause = TxnCause(outcome.end.value)
                 self._steps.abandon(opened.txid, cause, outcome.reason, batch.steps_ms)
-                return replace(batch.result(TxnState.ABANDONED), cause=cause, reason=outcome.reason)
+                return replace(batch.result(state=TxnState.ABANDONED), cause=cause, reason=outcome.reason)
             case Broken() as outcome:
                 raise outcome.raised(f"txid {opened.txid} of topology {self._run.topology!r}")
             case GivenUp() as outcome:
@@ -629,30 +619,14 @@ class Coordinator:
 
     def _finish(self, batch: Flight, answers: SinkAnswers) -> BatchResult:
         """Settle the sinks' answers, and confirm the batch."""
-        complete, work = batch.outcome, batch.committing
+        complete, prepared = batch.outcome, batch.committing
         assert isinstance(complete, Complete)
-        assert work is not None
-        opened, guarantee, report = batch.opened, self._options.guarantee, complete.report
-        before = TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
-        failures = [failed.failure for failed in complete.failed]
+        assert prepared is not None
         if answers.error is not None:
-            rejects_max = self._steps.rejects_max(opened.slice.expected.messages, opened.sinks)
-            prepared = Prepared(opened.txid, batch.attempt, guarantee, before, opened.slice, failures, rejects_max)
             with batch.timed(self._clock, "recount"):
-                work, answers = self._recount.settle(prepared, work, answers)
-            batch.committing = work
-        results = self._steps.settle(opened.txid, guarantee, answers)
+                prepared, answers = self._recount.settle(prepared, answers)
+        results = self._steps.settle(prepared, answers)
         with batch.timed(self._clock, "finish"):
-            finished = self._steps.finish(
-                *(opened.txid, guarantee, before, work, failures, results, batch.steps_ms, opened.slice, opened.sinks)
-            )
+            finished = self._steps.finish(prepared, results)
         self._accounts.suppressed(sum(result.is_suppressed for result in results.values()))
-        result = batch.result(TxnState.COMMITTED, complete.failed, report.tuples)
-        superseded = sum(found.superseded for found in results.values())
-        return replace(
-            result,
-            unanchored=report.unanchored,
-            dead_letters=len(finished.resolution.dead),
-            rejected=finished.rejected,
-            superseded=superseded,
-        )
+        return replace(finished.result, unanchored=complete.report.unanchored)

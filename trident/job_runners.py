@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,9 +20,9 @@ from stormproof.core.source.protocol import Lease, Limit, Source
 from stormproof.core.tracking.attempts import Attempts, JobDied
 from stormproof.core.tracking.outcome import FailedIn, Outcome
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.ledger.rows import SinkWork
+from stormproof.trident.batch_records import reasons_of
 from stormproof.trident.statistics import BatchResult
-from stormproof.trident.steps import Opened, SinkAnswers
+from stormproof.trident.steps import Opened, Prepared, SinkAnswers
 from stormproof.trident.transaction_states import TxnState
 from stormproof.trident.tuning import Sample, Setting
 
@@ -244,8 +243,8 @@ class Flight:
     """The outcome of its attempts; None while one of them runs."""
     ready_s: float = 0.0
     """When its last job ended."""
-    committing: dict[str, SinkWork] | None = None
-    """The work that its sinks are adopting; None before the commit begins."""
+    committing: Prepared | None = None
+    """What its sinks are adopting; None before the commit begins."""
 
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -258,9 +257,9 @@ class Flight:
         finally:
             self.steps_ms[step] = self.steps_ms.get(step, 0.0) + (clock.monotonic_s() - started_s) * 1000
 
-    def result(self, state: TxnState, failed: Sequence[FailedIn] = (), tuples: int = 0) -> BatchResult:
-        """The batch's result, once it has ended."""
-        reasons = Counter(f.failure.reason.value for f in failed if f.failure.counted)
+    def result(self, failed: Sequence[FailedIn] = (), state: TxnState = TxnState.ABORTED) -> BatchResult:
+        """The result of a batch that has ended without a commit."""
+        reasons = reasons_of(one.failure for one in failed)
         return BatchResult(
             txid=self.opened.txid,
             state=state.value,
@@ -268,7 +267,7 @@ class Flight:
             failed=reasons.total(),
             retry=self.opened.slice.retry,
             attempts=self.attempt,
-            tuples=tuples,
+            tuples=0,
             steps_ms=self.steps_ms,
             returned=len(failed) - reasons.total(),
             reasons=dict(reasons),

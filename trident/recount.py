@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from stormproof.core.errors import Json, SinkRefused
 from stormproof.core.failpoint import failpoint
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import MessageFailure, MessageId, storable_text
+from stormproof.core.message import MessageId, storable_text
 from stormproof.core.source.protocol import Expectation, Slice, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.together import touched_by
@@ -27,9 +26,7 @@ from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.protocol import PROBLEM, RefusedRow, SinkProblem
 from stormproof.sinks.rejects import GroupsRefused
 from stormproof.trident.ledger import txns
-from stormproof.trident.ledger.rows import SinkWork
-from stormproof.trident.steps import SinkAnswers, Steps
-from stormproof.trident.transaction_states import TxnState
+from stormproof.trident.steps import Prepared, SinkAnswers, Steps
 
 log = logging.getLogger("stormproof.txn")
 
@@ -43,19 +40,6 @@ TEXT_MAX: Final = 1_000
 Pairs: TypeAlias = npt.NDArray[np.int64]
 _NO_PAIRS: Final[Pairs] = np.empty((0, 2), np.int64)
 _ROWS: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A batch whose content is fixed. `failed` are the messages that are not in it, since they failed."""
-
-    txid: int
-    attempt: int
-    guarantee: Guarantee
-    state: TxnState
-    slice: Slice
-    failed: Sequence[MessageFailure]
-    rejects_max: int | None
 
 
 class JobAgain(Protocol):
@@ -74,10 +58,8 @@ class Recount:
         self._job = job
         self._new_seed = new_seed
 
-    def settle(
-        self, batch: Prepared, work: dict[str, SinkWork], answers: SinkAnswers
-    ) -> tuple[dict[str, SinkWork], SinkAnswers]:
-        """What the batch writes in the end, and the sinks' answers to that.
+    def settle(self, batch: Prepared, answers: SinkAnswers) -> tuple[Prepared, SinkAnswers]:
+        """The batch with what it writes in the end, and the sinks' answers to that.
 
         Where a group's messages cannot be named, or are more than may be rejected, the answers have the refusal as before.
 
@@ -91,9 +73,9 @@ class Recount:
             error, sink = answers.error, answers.refused
             if not isinstance(error, SinkRefused) or not _may_recount(batch, error):
                 break
-            left_out = self._left_out(batch, work[sink].left_out or (), error, together)
+            left_out = self._left_out(batch, batch.work[sink].left_out or (), error, together)
             if len(_messages(left_out)) > (batch.rejects_max or 0):
-                return work, replace(answers, error=too_many(error, batch.rejects_max))
+                return batch, replace(answers, error=too_many(error, batch.rejects_max))
             report = None
             while report is None:
                 found = self._run(batch, sink, left_out)
@@ -103,19 +85,19 @@ class Recount:
                 unverified += 1
                 log.warning("txid %d: run again for sink %r alone: %s", batch.txid, sink, found)
                 if unverified >= UNVERIFIED_MAX:
-                    return work, replace(answers, error=_explained(error, found))
+                    return batch, replace(answers, error=_explained(error, found))
             together = report.together
             # In recovery no sink was asked yet for what it holds last: only the batch's own record tells what it follows.
-            follows = work[sink].previous
+            follows = batch.work[sink].previous
             fixed = replace(self._steps.work_of(sink, report.files), previous=follows, left_out=left_out)
             with self._steps.ledger.transaction(self._steps.run) as tx:
                 txns.replace_content(tx, batch.txid, batch.state, fixed)
             failpoint("recount.after")
-            work = {**work, sink: fixed}
-            rest = {name: item for name, item in work.items() if name not in answers.results}
-            further = self._steps.adopt(batch.txid, batch.guarantee, rest, batch.rejects_max)
+            batch = replace(batch, work={**batch.work, sink: fixed})
+            rest = {name: item for name, item in batch.work.items() if name not in answers.results}
+            further = self._steps.adopt(replace(batch, work=rest))
             answers = SinkAnswers({**answers.results, **further.results}, further.refused, further.error)
-        return work, answers
+        return batch, answers
 
     def _run(self, batch: Prepared, sink: str, left_out: Sequence[RefusedRow]) -> JobReport | str:
         """The report of the batch's job for one sink, without these messages; or why there is none that adds up."""

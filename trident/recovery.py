@@ -7,7 +7,6 @@ are owed are repeated, each sink's last txid is compared with the ledger's, and 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,13 +21,13 @@ from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.sinks.protocol import CommitResult, Held, RefusedRow, SinkSession
 from stormproof.trident.batch_records import to_prepared
 from stormproof.trident.blocked_error import blocked
-from stormproof.trident.ledger import bindings, events, rejects, txns
+from stormproof.trident.ledger import bindings, events, txns
 from stormproof.trident.ledger.repair import take_late_commit
-from stormproof.trident.ledger.rows import Event, SinkWork, Txn
-from stormproof.trident.recount import Prepared, Recount, messages_of
+from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.recount import Recount, messages_of
 from stormproof.trident.sessions import machine_errors
 from stormproof.trident.statistics import BatchResult, RecoveryReport
-from stormproof.trident.steps import MovedLate, Steps
+from stormproof.trident.steps import MovedLate, Prepared, Steps
 from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
 log = logging.getLogger("stormproof.txn")
@@ -131,61 +130,30 @@ def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
 
 
 def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
+    batch = steps.on_record(txn)
     with steps.ledger.transaction(steps.run) as tx:
-        work, recorded = txns.owed_work(tx, txn.txid)
-        failures = [event.to_failure() for event in events.failures(tx, txn.txid)]
-    if not recorded:
-        # Committed without these rows, the batch would write nothing, and its messages would be lost.
-        raise PositionMismatch(
-            f"txid {txn.txid} of topology {steps.run.topology!r} is prepared, and the ledger has no row of what it writes: "
-            f"rows of txn_sink were deleted or lost. Restore them; inspect with: stormproof audit verify "
-            f"{steps.run.topology}",
-            txid=txn.txid,
-        )
-    with steps.ledger.transaction(steps.run) as tx:
-        sinks = rejects.sinks_of_batch(tx, txn.txid) if txn.retry else None
         kept = events.kept_messages(tx, txn.txid)
-    rejects_max = steps.rejects_max(txn.messages, sinks)
-    slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
-    batch = Prepared(txn.txid, txn.attempt, txn.guarantee, TxnState.PREPARED, slice_, failures, rejects_max)
     try:
-        work, results = _adopt(steps, batch, work, recount)
+        batch, results = _adopt(steps, batch, recount)
     except MovedLate as error:
-        if not _take_late_commits(steps, txn.txid, work, done):
+        if not _take_late_commits(steps, batch, done):
             raise error.__cause__ or error from None
-        with steps.ledger.transaction(steps.run) as tx:
-            work, _ = txns.owed_work(tx, txn.txid)
-        work, results = _adopt(steps, batch, work, recount)
-    given_up = _given_up(steps, batch, kept) if kept else {}
-    finished = steps.finish(
-        *(txn.txid, txn.guarantee, TxnState.PREPARED, work, failures, results, txn.steps_ms, slice_, sinks, given_up)
-    )
+        batch, results = _adopt(steps, steps.on_record(txn), recount)
+    finished = steps.finish(batch, results, _given_up(steps, batch, kept) if kept else {})
     resolution = finished.resolution
-    _record_dead(steps, txn.txid, failures, resolution, recorded=resolution.dead)
-    done.rejected += finished.rejected
+    _record_dead(steps, txn.txid, batch.failed, resolution, recorded=resolution.dead)
+    done.rejected += finished.result.rejected
     done.rolled_forward.append(txn.txid)
     done.suppressed.extend((txn.txid, sink) for sink, result in results.items() if result.is_suppressed)
-    reasons = Counter(failure.reason.value for failure in failures if failure.counted)
-    result = BatchResult(
-        *(txn.txid, TxnState.COMMITTED.value, txn.messages, reasons.total(), txn.retry, txn.attempt, txn.tuples),
-        steps_ms=txn.steps_ms,
-        returned=len(failures) - reasons.total(),
-        reasons=dict(reasons),
-        dead_letters=len(resolution.dead),
-        superseded=sum(result.superseded for result in results.values()),
-        rejected=finished.rejected,
-    )
-    done.ended(result)
+    done.ended(finished.result)
 
 
-def _adopt(
-    steps: Steps, batch: Prepared, work: dict[str, SinkWork], recount: Recount | None
-) -> tuple[dict[str, SinkWork], dict[str, CommitResult]]:
-    """Have each sink adopt a prepared batch. Returns what it writes in the end, and the results."""
-    answers = steps.adopt(batch.txid, batch.guarantee, work, batch.rejects_max)
+def _adopt(steps: Steps, batch: Prepared, recount: Recount | None) -> tuple[Prepared, dict[str, CommitResult]]:
+    """Have each sink adopt a prepared batch. Returns it with what it writes in the end, and the results."""
+    answers = steps.adopt(batch)
     if recount is not None:
-        work, answers = recount.settle(batch, work, answers)
-    return work, steps.settle(batch.txid, batch.guarantee, answers)
+        batch, answers = recount.settle(batch, answers)
+    return batch, steps.settle(batch, answers)
 
 
 def _given_up(steps: Steps, batch: Prepared, kept: Mapping[str, str]) -> dict[str, RefusedRow]:
@@ -200,23 +168,23 @@ def _given_up(steps: Steps, batch: Prepared, kept: Mapping[str, str]) -> dict[st
     return {sink: RefusedRow("", -1, "", None, f"{why}{why_not}", messages) for sink, why in kept.items()}
 
 
-def _take_late_commits(steps: Steps, txid: int, work: Mapping[str, SinkWork], done: _Done) -> bool:
+def _take_late_commits(steps: Steps, batch: Prepared, done: _Done) -> bool:
     """Whether a sink holds a batch that was given up, which a suspended driver wrote after all; if so, record it as held.
 
     Such a batch ran under a weaker guarantee, where it may be written twice, or the sink was skipped for it. This batch
     follows it from now on; its own rows are in no sink yet.
     """
     found = False
-    for sink, item in work.items():
+    for sink, item in batch.work.items():
         session = steps.sessions.get(sink)
         if session is None or item.committed_at is not None:
             continue
         with machine_errors(f"sink {sink!r}"):
             held = session.held()
-        if held is None or held.digest is None or held.txid in (txid, item.previous):
+        if held is None or held.digest is None or held.txid in (batch.txid, item.previous):
             continue
         with steps.ledger.transaction(steps.run) as tx:
-            late = take_late_commit(tx, sink, held, waiting=txid)
+            late = take_late_commit(tx, sink, held, waiting=batch.txid)
         if late:
             done.late_commits.append((held.txid, sink))
             found = True

@@ -39,6 +39,7 @@ from stormproof.trident.batch_records import (
     ends_of,
     failure_events,
     log_rejects,
+    reasons_of,
     rejects_of,
     resolution_events,
     to_prepared,
@@ -46,11 +47,12 @@ from stormproof.trident.batch_records import (
 from stormproof.trident.blocked_error import RejectLimit, blocked
 from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork
+from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.observers import NOBODY, CommittedBatch, Observer
 from stormproof.trident.read_already import ReadAlready
 from stormproof.trident.sessions import Sessions, machine_errors
+from stormproof.trident.statistics import BatchResult
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 from stormproof.trident.tuning import Figures
 
@@ -75,11 +77,37 @@ class SinkAnswers:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch whose content is fixed, by the driver that ran its job or as it is on record: `work` is what it writes.
+
+    `failed` are the messages that are not in it, since they failed or were returned. Each sink may reject `rejects_max` of
+    its messages. `steps_ms` goes on counting until the batch has ended.
+    """
+
+    txid: int
+    attempt: int
+    guarantee: Guarantee
+    slice: Slice
+    work: Mapping[str, SinkWork]
+    failed: Sequence[MessageFailure]
+    tuples: int
+    steps_ms: dict[str, float]
+    sinks: frozenset[str] | None
+    """As in `Opened`."""
+    rejects_max: int | None
+
+    @property
+    def state(self) -> TxnState:
+        """Its state in the ledger."""
+        return TxnState.PREPARED if self.guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """A batch that is committed: what its confirm did with failed messages, and how many messages sinks rejected."""
+    """A batch that is committed: what its confirm did with failed messages, and its result."""
 
     resolution: Resolution
-    rejected: int
+    result: BatchResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +273,9 @@ class Steps:
         files: Sequence[PreparedFile],
         failed: Sequence[FailedIn],
         tuples: int,
-        steps_ms: Mapping[str, float],
+        steps_ms: dict[str, float],
         counts: BatchCounts = NO_COUNTS,
-    ) -> dict[str, SinkWork]:
+    ) -> Prepared:
         """Record what the batch writes and which messages failed in it; from here on its lease never lapses.
 
         Under exactly-once this is prepare: from here on the batch is only rolled forward. `steps_ms` is how long its steps
@@ -261,6 +289,10 @@ class Steps:
         failpoint("prepare.before")
         work = {name: self.work_of(name, files) for name in self.sessions}
         self._require_reached(opened.txid, work)
+        prepared = Prepared(
+            *(opened.txid, attempt, guarantee, opened.slice, work, [one.failure for one in failed], tuples, steps_ms),
+            *(opened.sinks, self.rejects_max(opened.slice.expected.messages, opened.sinks)),
+        )
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
                 self._hold(opened, tx)
@@ -271,13 +303,37 @@ class Steps:
                 list(work.values()),
                 failure_events(self.source, failed, opened.txid),
                 tuples,
-                TxnState.PREPARED if guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN,
+                prepared.state,
                 _rounded(steps_ms),
                 counts,
             )
             failpoint("prepare.in_transaction")
         failpoint("prepare.after")
-        return work
+        return prepared
+
+    def on_record(self, txn: Txn) -> Prepared:
+        """A batch whose content is fixed, as the ledger has it; without the sinks that were skipped for it.
+
+        Raises:
+            PositionMismatch: the ledger has no row of what it writes.
+        """
+        with self.ledger.transaction(self.run) as tx:
+            work, recorded = txns.owed_work(tx, txn.txid)
+            failed = [event.to_failure() for event in events.failures(tx, txn.txid)]
+            sinks = rejects.sinks_of_batch(tx, txn.txid) if txn.retry else None
+        if not recorded:
+            # Committed without these rows, the batch would write nothing, and its messages would be lost.
+            raise PositionMismatch(
+                f"txid {txn.txid} of topology {self.run.topology!r} is prepared, and the ledger has no row of what it "
+                f"writes: rows of txn_sink were deleted or lost. Restore them; inspect with: stormproof audit verify "
+                f"{self.run.topology}",
+                txid=txn.txid,
+            )
+        slice_ = self.source.attach(txn.position, Expectation(txn.messages, 0))
+        return Prepared(
+            *(txn.txid, txn.attempt, txn.guarantee, slice_, work, failed, txn.tuples, txn.steps_ms),
+            *(sinks, self.rejects_max(txn.messages, sinks)),
+        )
 
     def _require_reached(self, txid: int, work: Mapping[str, SinkWork]) -> None:
         """Refuse to fix content that the driver does not see: an executor wrote it where nobody else looks.
@@ -333,21 +389,13 @@ class Steps:
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
-    def commit(
-        self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork], rejects_max: int | None = None
-    ) -> dict[str, CommitResult]:
-        """Have each sink adopt the batch, in the topology's order: `adopt`, then `settle`, with their errors."""
-        return self.settle(txid, guarantee, self.adopt(txid, guarantee, work, rejects_max))
-
     def rejects_max(self, messages: int, sinks: frozenset[str] | None) -> int | None:
         """How many of a batch's messages a sink may reject. Messages that were rejected before may all be rejected again."""
         if sinks is not None:
             return messages
         return self._reject_limit.of_batch(messages)
 
-    def adopt(
-        self, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork], rejects_max: int | None = None
-    ) -> SinkAnswers:
+    def adopt(self, batch: Prepared) -> SinkAnswers:
         """Have each sink adopt the batch, in the topology's order, up to the first that refuses.
 
         Only the sinks are used, and the ledger is not, so any thread may call this.
@@ -356,23 +404,23 @@ class Steps:
             PositionMismatch: the batch was prepared for a sink that the topology has no more.
             TransientError: a sink does not answer, or the run has ended meanwhile.
         """
-        strangers = sorted(set(work) - set(self.sessions))
+        strangers = sorted(set(batch.work) - set(self.sessions))
         if strangers:
             raise PositionMismatch(
-                f"txid {txid} of topology {self.run.topology!r} was prepared for sink {strangers[0]!r}, which the topology "
-                f"has no more (it has {', '.join(sorted(self.sessions))}): run it once with that sink",
-                txid=txid,
+                f"txid {batch.txid} of topology {self.run.topology!r} was prepared for sink {strangers[0]!r}, which the "
+                f"topology has no more (it has {', '.join(sorted(self.sessions))}): run it once with that sink",
+                txid=batch.txid,
                 sink=strangers[0],
             )
         results: dict[str, CommitResult] = {}
         for name in self.sessions:
-            if name not in work:
+            if name not in batch.work:
                 continue
             failpoint("commit.before_sink")
             try:
                 with self.sessions.adopting(name) as session:
-                    prepared = replace(to_prepared(txid, work[name]), rejects_max=rejects_max)
-                    result = session.commit(prepared, checked=guarantee is Guarantee.EXACTLY_ONCE)
+                    prepared = replace(to_prepared(batch.txid, batch.work[name]), rejects_max=batch.rejects_max)
+                    result = session.commit(prepared, checked=batch.guarantee is Guarantee.EXACTLY_ONCE)
                 if result.at is None and not result.is_suppressed:
                     result = replace(result, at=self.ledger.clock.now())
                 results[name] = result
@@ -381,7 +429,7 @@ class Steps:
             failpoint("commit.after_sink")
         return SinkAnswers(results)
 
-    def settle(self, txid: int, guarantee: Guarantee, answers: SinkAnswers) -> dict[str, CommitResult]:
+    def settle(self, batch: Prepared, answers: SinkAnswers) -> dict[str, CommitResult]:
         """The results, where every sink has adopted the batch; where one refused, the error, recorded in the ledger.
 
         Raises:
@@ -392,9 +440,9 @@ class Steps:
         """
         if answers.error is None:
             return answers.results
-        name, error = answers.refused, answers.error
+        txid, name, error = batch.txid, answers.refused, answers.error
         self._require_epoch()
-        if isinstance(error, SinkRefused) and guarantee is Guarantee.EXACTLY_ONCE:
+        if isinstance(error, SinkRefused) and batch.guarantee is Guarantee.EXACTLY_ONCE:
             raise self._block(txid, name, error) from error
         if isinstance(error, PositionMismatch) and self._moved_late(name, error):
             raise MovedLate(
@@ -430,15 +478,8 @@ class Steps:
 
     def finish(
         self,
-        txid: int,
-        guarantee: Guarantee,
-        before: TxnState,
-        work: Mapping[str, SinkWork],
-        failures: Sequence[MessageFailure],
+        batch: Prepared,
         results: Mapping[str, CommitResult],
-        steps_ms: Mapping[str, float],
-        slice_: Slice,
-        sinks: frozenset[str] | None = None,
         given_up: Mapping[str, RefusedRow] = NOTHING_GIVEN_UP,
     ) -> Finished:
         """Confirm the messages and record `committed`, with the messages that sinks rejected.
@@ -449,48 +490,57 @@ class Steps:
         message that was confirmed with it, and that a sink rejected, would be on record nowhere.
         """
         failpoint("finish.before")
-        rejected = rejects_of(self.source, txid, slice_, work, results, given_up)
+        txid, guarantee, failed = batch.txid, batch.guarantee, batch.failed
+        rejected = rejects_of(self.source, txid, batch.slice, batch.work, results, given_up)
         resolution = Resolution()
         with self.ledger.transaction(self.run) as tx:
             joined = self.joined(tx)
             owed = guarantee is Guarantee.AT_LEAST_ONCE and joined is None
             if guarantee is not Guarantee.AT_MOST_ONCE and not owed:
-                resolution = self.source.confirm(self.lease(txid), failures, joined)
+                resolution = self.source.confirm(self.lease(txid), failed, joined)
             failpoint("finish.in_transaction")
-            txns.commit(tx, txid, before, results, _rounded(steps_ms))
-            events.record(tx, resolution_events(txid, resolution, results) + contract_events(txid, work, results))
-            if sinks is not None:
+            txns.commit(tx, txid, batch.state, results, _rounded(batch.steps_ms))
+            events.record(tx, resolution_events(txid, resolution, results) + contract_events(txid, batch.work, results))
+            if batch.sinks is not None:
                 # Under at-most-once a message that failed does not come again.
-                again = [] if guarantee is Guarantee.AT_MOST_ONCE else failures
+                again = [] if guarantee is Guarantee.AT_MOST_ONCE else failed
                 rejected += rejects.retried(tx, txid, [self.source.shown_id(f.id, f.origin) for f in again])
             rejects.record(tx, txid, rejected)
             failpoint("finish.before_commit")
         if owed:
-            resolution = self._confirm_owed(txid, failures)
-        messages = len({one.number for one in rejected if one.number is not None})
-        reasons = Counter(failure.reason.value for failure in failures if failure.counted)
-        self.observer.committed(
-            CommittedBatch(
-                txid,
-                guarantee,
-                slice_.expected.messages,
-                ends_of(work, results, rejected),
-                reasons,
-                len(failures) - reasons.total(),
-                len(resolution.dead),
-                messages,
-            )
+            resolution = self._confirm_owed(txid, failed)
+        messages, reasons = len({one.number for one in rejected if one.number is not None}), reasons_of(failed)
+        committed = CommittedBatch(
+            txid,
+            guarantee,
+            batch.slice.expected.messages,
+            ends_of(batch.work, results, rejected),
+            reasons,
+            len(failed) - reasons.total(),
+            len(resolution.dead),
+            messages,
         )
+        self.observer.committed(committed)
         failpoint("finish.after")
-        if sinks is None:
-            self._reject_limit.note(slice_.expected.messages, messages)
+        if batch.sinks is None:
+            self._reject_limit.note(committed.messages, messages)
         log_rejects(self.run.topology, txid, rejected)
         for name, session in self.sessions.items():
-            if name in work:
+            if name in batch.work:
                 self.previous[name] = txid
                 with machine_errors(f"sink {name!r}, files of txid {txid}"):
-                    session.finished(to_prepared(txid, work[name]))
-        return Finished(resolution, messages)
+                    session.finished(to_prepared(txid, batch.work[name]))
+        result = BatchResult(
+            *(txid, TxnState.COMMITTED.value, committed.messages, reasons.total(), batch.slice.retry, batch.attempt),
+            tuples=batch.tuples,
+            steps_ms=batch.steps_ms,
+            returned=committed.returned,
+            reasons=dict(reasons),
+            dead_letters=committed.dead,
+            superseded=sum(one.superseded for one in results.values()),
+            rejected=messages,
+        )
+        return Finished(resolution, result)
 
     def _confirm_owed(self, txid: int, failures: Sequence[MessageFailure]) -> Resolution:
         """Confirm the messages of a batch that the ledger has as committed; record which of them are dead letters."""
@@ -583,7 +633,7 @@ class Steps:
                     resolution = self.source.confirm(opened.lease, failures, joined)
                 events.record(tx, resolution_events(opened.txid, resolution, {}))
             failpoint("abort.in_transaction")
-        reasons = Counter(failure.reason.value for failure in failures if failure.counted)
+        reasons = reasons_of(failures)
         self.observer.given_up(opened.txid, TxnState.ABORTED, TxnCause.EVERY_MESSAGE_FAILED, "every message failed")
         self.observer.failed(opened.txid, reasons, len(failures) - reasons.total())
         if joined is None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,13 @@ from support.memory_run import World
 from stormproof.core.errors import FatalError, TransientError
 from stormproof.core.failpoint import FAILPOINTS, FailpointError, armed
 from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Expectation, Resolution
 from stormproof.sinks import memory as memory_sink
 from stormproof.sinks.protocol import CommitDecision
 from stormproof.trident import recovery
-from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import SinkWork, Txn
-from stormproof.trident.steps import Finished, SinkAnswers, Steps
+from stormproof.trident.ledger import txns
+from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.steps import Finished, Prepared, SinkAnswers, Steps
 from stormproof.trident.transaction_states import MOVES, TxnCause, TxnState
 
 APART = ("delta", "postgres", "queue", "journal", "operator", "audit", "reject", "group", "upkeep")
@@ -183,21 +183,14 @@ def every_commit_applies(patch: pytest.MonkeyPatch) -> None:
 
 def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
     """`committed` is recorded, and the messages confirmed, before the sinks hold them."""
-    adopt, finish = Steps.adopt, Steps.finish
+    adopt, finish, ended = Steps.adopt, Steps.finish, dict[int, Finished]()
 
-    def early(
-        steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork], rejects_max: int | None = None
-    ) -> SinkAnswers:
-        with steps.ledger.transaction(steps.run) as tx:
-            failures = [event.to_failure() for event in events.failures(tx, txid)]
-            txn = txns.find(tx, txid)
-        assert txn is not None
-        slice_ = steps.source.attach(txn.position, Expectation(txn.messages, 0))
-        finish(steps, txid, guarantee, TxnState.PREPARED, {}, failures, {}, {}, slice_)
-        return adopt(steps, txid, guarantee, work, rejects_max)
+    def early(steps: Steps, batch: Prepared) -> SinkAnswers:
+        ended[batch.txid] = finish(steps, replace(batch, work={}), {})
+        return adopt(steps, batch)
 
     patch.setattr(Steps, "adopt", early)
-    patch.setattr(Steps, "finish", lambda *_: Finished(Resolution(), 0))
+    patch.setattr(Steps, "finish", lambda _, batch, *rest: ended[batch.txid])
 
 
 def abort_what_is_prepared(patch: pytest.MonkeyPatch) -> None:

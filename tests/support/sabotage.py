@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,10 +13,8 @@ import sqlalchemy as sa
 from deltalake import CommitProperties, DeltaTable
 
 from stormproof.core.failpoint import failpoint
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.source.protocol import Expectation, Resolution, Slice
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks import writer
 from stormproof.sinks.delta import hold as delta
@@ -34,8 +33,8 @@ from stormproof.trident.state.delta import MapHold
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
-from stormproof.trident.steps import Finished, SinkAnswers, Steps
-from stormproof.trident.transaction_states import TxnCause, TxnState
+from stormproof.trident.steps import Finished, Prepared, SinkAnswers, Steps
+from stormproof.trident.transaction_states import TxnCause
 from support.crashes import NOT_BROKEN
 
 
@@ -59,36 +58,27 @@ def no_fence() -> None:
 
 def confirm_before_commit() -> None:
     """The messages are confirmed, and `committed` is recorded, before the sinks hold the batch."""
-    adopt, finish = Steps.adopt, Steps.finish
+    adopt, finish, ended = Steps.adopt, Steps.finish, dict[int, Finished]()
 
-    def early(
-        steps: Steps, txid: int, guarantee: Guarantee, work: Mapping[str, SinkWork], rejects_max: int | None = None
-    ) -> SinkAnswers:
-        finish(steps, txid, guarantee, TxnState.PREPARED, {}, (), {}, {}, slice_of(steps, txid))
-        return adopt(steps, txid, guarantee, work, rejects_max)
+    def early(steps: Steps, batch: Prepared) -> SinkAnswers:
+        ended[batch.txid] = finish(steps, replace(batch, work={}), {})
+        return adopt(steps, batch)
 
     replace_in(Steps, "adopt", early)
-    replace_in(Steps, "finish", lambda *_: Finished(Resolution(), 0))
-
-
-def slice_of(steps: Steps, txid: int) -> Slice:
-    """The slice of a batch, as the ledger has it."""
-    with steps.ledger.transaction(steps.run) as tx:
-        txn = txns.find(tx, txid)
-    assert txn is not None
-    return steps.source.attach(txn.position, Expectation(txn.messages, 0))
+    replace_in(Steps, "finish", lambda _, batch, *rest: ended[batch.txid])
 
 
 def take_nothing_for_everything() -> None:
     """Recovery commits whatever the ledger's rows say, be it nothing."""
-    commit, finish = Steps.commit, Steps.finish
 
     def roll_forward(steps: Steps, txn: Txn, *_: object) -> None:
-        with steps.ledger.transaction(steps.run) as tx:
-            work = txns.work(tx, txn.txid)
-        outcomes = commit(steps, txn.txid, txn.guarantee, work)
-        finish(steps, txn.txid, txn.guarantee, TxnState.PREPARED, work, (), outcomes, {}, slice_of(steps, txn.txid))
+        batch = steps.on_record(txn)
+        steps.finish(batch, steps.settle(batch, steps.adopt(batch)))
 
+    def work(tx: Tx, txid: int) -> tuple[dict[str, SinkWork], bool]:
+        return txns.work(tx, txid), True
+
+    replace_in(txns, "owed_work", work)
     replace_in(recovery, "_roll_forward", roll_forward)
 
 

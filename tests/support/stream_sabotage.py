@@ -9,18 +9,15 @@ from typing import Any
 import pyarrow as pa
 
 from stormproof.core.sink import TaskContext, files_of, transaction_digest
-from stormproof.core.source.protocol import Expectation
 from stormproof.sinks.delta import hold as delta_hold
 from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident import recovery
-from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.handed_in import HandedIn, micro_batch
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.ledger.streams import Standing
 from stormproof.trident.steps import Steps
 from stormproof.trident.streaming import base, sinks, topology
-from stormproof.trident.transaction_states import TxnState
 
 
 def skip_by_number_alone() -> None:
@@ -57,8 +54,8 @@ def recompute_what_is_prepared() -> None:
     """Recovery computes a prepared batch anew, as Spark would: the same rows with other ids."""
 
     def roll_forward(steps: Steps, txn: Txn, *_: Any) -> None:
-        with steps.ledger.transaction(steps.run) as tx:
-            work = txns.work(tx, txn.txid)
+        batch = steps.on_record(txn)
+        work = dict(batch.work)
         some = next(w for w in work.values() if w.files)
         folder: str = getattr(steps.sessions[some.sink].writer(), "directory")  # noqa: B009 - of our own writers
         rows = pa.Table.from_batches(list(prepared_batches(folder, some.files)))
@@ -70,21 +67,12 @@ def recompute_what_is_prepared() -> None:
                 .writer()
                 .open_task(TaskContext(steps.run.incarnation, txn.txid, txn.attempt, 9), fresh.schema)
             )
-            for batch in fresh.to_batches():
-                task.write(batch)
+            for some_rows in fresh.to_batches():
+                task.write(some_rows)
             files = files_of(list(task.close()), sink)
             work[sink] = replace(old, files=files, digest=transaction_digest(files))
-        outcomes = steps.commit(txn.txid, txn.guarantee, work)
-        steps.finish(
-            txn.txid,
-            txn.guarantee,
-            TxnState.PREPARED,
-            work,
-            (),
-            outcomes,
-            {},
-            steps.source.attach(txn.position, Expectation(txn.messages, 0)),
-        )
+        batch = replace(batch, work=work)
+        steps.finish(batch, steps.settle(batch, steps.adopt(batch)))
 
     _replace(recovery, "_roll_forward", roll_forward)
 

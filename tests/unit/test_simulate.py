@@ -20,7 +20,7 @@ from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.rejects import Rejects
 from stormproof.testing import End, Fault, FaultKind, Faults, Simulation, simulate
-from stormproof.trident.steps import Finished, Steps
+from stormproof.trident.steps import Finished, Prepared, Steps
 
 LINES = ["a b", "b", "c a c"]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
@@ -316,9 +316,9 @@ def test_a_rejected_message_is_on_record_wherever_its_driver_dies(guarantee: str
 def test_control_a_confirm_before_the_record_loses_a_rejected_message(monkeypatch: pytest.MonkeyPatch) -> None:
     finish = Steps.finish
 
-    def confirmed_first(steps: Steps, txid: int, *rest: Any, **more: Any) -> Finished:
-        steps.source.confirm(steps.lease(txid))
-        return finish(steps, txid, *rest, **more)
+    def confirmed_first(steps: Steps, batch: Prepared, *rest: Any) -> Finished:
+        steps.source.confirm(steps.lease(batch.txid))
+        return finish(steps, batch, *rest)
 
     monkeypatch.setattr(Steps, "finish", confirmed_first)
     assert is_nowhere("at-least-once", "finish.before_commit")

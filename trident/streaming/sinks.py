@@ -22,7 +22,6 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkMode, SinkSpec, TaskContext
 from stormproof.core.source.protocol import Source
-from stormproof.core.tracking.outcome import FailedIn
 from stormproof.sinks.writer import one_message_writer
 from stormproof.trident.coordinator import SEED_BITS
 from stormproof.trident.ledger import events, txns
@@ -228,23 +227,15 @@ class SinkStream(ForeachBatch):
 
     def _commit(self, steps: Steps, opened: Opened, written: Written, times: StepTimes) -> None:
         """Prepare, commit and finish what was written."""
-        nobody: Sequence[FailedIn] = ()
-        work = steps.fix_content(opened, 1, Guarantee.EXACTLY_ONCE, written.files, nobody, written.rows, times.ms)
+        batch = steps.fix_content(opened, 1, Guarantee.EXACTLY_ONCE, written.files, (), written.rows, times.ms)
         times.mark("prepare")
-        most = steps.rejects_max(1, None)
-        results = steps.commit(opened.txid, Guarantee.EXACTLY_ONCE, work, most)
+        results = steps.settle(batch, steps.adopt(batch))
         times.mark("commit")
-        finished = steps.finish(
-            *(opened.txid, Guarantee.EXACTLY_ONCE, TxnState.PREPARED, work, (), results, times.ms, opened.slice)
-        )
+        finished = steps.finish(batch, results)
         times.mark("finish")
         suppressed = sum(result.is_suppressed for result in results.values())
         self.statistics = replace(self.statistics, suppressed=self.statistics.suppressed + suppressed)
-        superseded = sum(result.superseded for result in results.values())
-        state, rejected = TxnState.COMMITTED.value, finished.rejected
-        self._count(
-            BatchResult(*(opened.txid, state, 1, 0, False, 1, written.rows), superseded=superseded, rejected=rejected)
-        )
+        self._count(finished.result)
 
     def _count(self, batch: BatchResult) -> None:
         self.statistics = self.statistics.after(batch)
