@@ -38,5 +38,4 @@
 | `stores`, `wording` | which database do decisions work on; how are counts and times written, and tables in a notebook |
 | `observers` | who is told what becomes of each batch |
 | `prune`, `grants` | how is the ledger pruned; GRANTs |
-| `queue_adoption` | how does a queue change its server |
 """

@@ -10,7 +10,6 @@
 | `decided` | what a person decides, made from `trident/declarations` |
 | `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `ledger_app` | the commands of `ledger` |
-| `upkeep` | `compact`, `vacuum` |
 | `web` | `web` |
 | `queue`, `queue_app` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
 | `doctor`, `doctor_database`, `doctor_cluster` | `doctor`: what does a run need; what is missing |

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli import audit_app, ledger_app, letters_app, queue_app
 from stormproof.trident.cli.decided import add_decisions
-from stormproof.trident.cli.options import AsJson, By, Conf, TopologyName, Why, gone
+from stormproof.trident.cli.options import AsJson, Conf, gone
 from stormproof.trident.cli.output import guarded
 
 _ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -249,90 +249,6 @@ def metrics(
 add_decisions(app)
 gone(app, "rejects", "dead-letters")
 gone(app, "db", "psql --url")
-
-
-@app.command()
-def compact(
-    topology: TopologyName,
-    sink: Annotated[
-        str | None, typer.Argument(metavar="SINK", help="Only this sink's table. Default: every Delta table.")
-    ] = None,
-    *,
-    target_mib: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Join smaller files into files of this size, in MiB. Default: the table's own, else 100."
-        ),
-    ] = None,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Join a Delta table's small files into large ones. No row changes, and the driver may run.
-
-    The old files stay until a vacuum. Exit status: 1 if a table could not be compacted; it is unchanged.
-    Example: stormproof compact orders
-    """
-    from stormproof.trident.cli.upkeep import compact_tables
-
-    compact_tables(topology, sink, target_mib=target_mib, by=by, why=why, as_json=as_json)
-
-
-@app.command()
-def vacuum(
-    topology: TopologyName,
-    sink: Annotated[
-        str | None, typer.Argument(metavar="SINK", help="Only this sink's table. Default: every Delta table.")
-    ] = None,
-    *,
-    retain_hours: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Keep files that were removed from the table within so many hours. Default: the table's own, else 168.",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files, and remove none.")] = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Remove files of old versions of a Delta table, which a compaction or a merge has replaced.
-
-    Prepared files are kept, and the driver may run. Versions older than the retention cannot be read afterwards.
-    Exit status: 1 if a table could not be vacuumed. Example: stormproof vacuum orders --dry-run
-    """
-    from stormproof.trident.cli.upkeep import vacuum_tables
-
-    vacuum_tables(topology, sink, retained_hours=retain_hours, dry_run=dry_run, by=by, why=why, as_json=as_json)
-
-
-@app.command()
-def repair(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="TABLE-OR-TOPOLOGY", help="A topology, or a table as `status` shows it."),
-    ],
-    sink: Annotated[
-        str | None, typer.Argument(metavar="SINK", help="Only this sink's table. Default: every Delta table.")
-    ] = None,
-    *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is wrong, and change nothing.")] = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Repair a Delta table that has wrong file statistics or duplicate keys, as `audit verify --deep` finds them.
-
-    delta-rs wrote wrong statistics for decimals of more than 15 digits: filters and merges then miss rows, and keys are
-    doubled. Every file is read; the repair is one version of the table, and the driver may run. Of an upsert's duplicate key
-    the newest row by order_by stays. A fold's rows are merged if the log proves that this is exact; otherwise they are
-    listed and left. Exit status: 0 if nothing is wrong any more, and always with --dry-run; 1 if a table could not be
-    repaired, and is unchanged; 4 if something was left. Example: stormproof repair invoices --by ann
-    """
-    from stormproof.trident.cli.upkeep import repair_tables
-
-    repair_tables(name, sink, dry_run=dry_run, by=by, why=why, as_json=as_json)
 
 
 @app.command()

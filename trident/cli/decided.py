@@ -44,7 +44,10 @@ def _subject(decision: Decision) -> inspect.Parameter:
     name = decision.subject
     if decision.takes_every:
         return parameter(name, str | None, typer.Argument(metavar=name.upper(), help=f"Default: every {name}."), None)
-    return parameter(name, str, typer.Argument(metavar=name.upper(), help=f"The {name}'s name."))
+    metavar, told = name.upper(), f"The {name}'s name."
+    if name == "table":
+        metavar, told = "TABLE-OR-TOPOLOGY", "A topology, or a table as `status` shows it."
+    return parameter(name, str, typer.Argument(metavar=metavar, help=told))
 
 
 def taken(one: Field) -> inspect.Parameter:

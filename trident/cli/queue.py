@@ -1,4 +1,4 @@
-"""`queue create|put|peek|list|adopt|import`. An import is a topology from a source into a queue, run to its end."""
+"""`queue create|put|peek|list|import`. An import is a topology from a source into a queue, run to its end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
 from stormproof.core.source.protocol import Source
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.trident.audit import opener_for
 from stormproof.trident.cli.loading import load_source
-from stormproof.trident.cli.output import Exit, emit, finish, say, table
+from stormproof.trident.cli.output import emit, finish, say, table
 from stormproof.trident.cli.run import drive, ends_with, engine_named, rehearse
 from stormproof.trident.cli.run_text import run_text
 from stormproof.trident.cli.stores import opened
-from stormproof.trident.queue_adoption import adopt_queue, texts
 from stormproof.trident.stores import Stores
 from stormproof.trident.stream import Topology
 from stormproof.trident.wording import counted
@@ -188,23 +186,6 @@ def _readers(stores: Stores, queues: Sequence[QueueStats]) -> dict[str, str | No
         name = names.get(incarnation)
         found[subscription] = name if name is None or not spout else f"{name}:{spout}"
     return found
-
-
-def adopt(queue: str, *, accept_unproven: bool, by: str, why: str, as_json: bool) -> None:
-    """Take a queue's numbering over to this server; status 4 if something is neither proven nor accepted."""
-    with opened() as stores:
-        found = adopt_queue(
-            queue,
-            stores.database,
-            stores.ledger,
-            stores.audit,
-            opener_for(stores.database),
-            by=by,
-            why=why,
-            accept_unproven=accept_unproven,
-        )
-    emit(found, as_json=as_json, text=lambda: say("\n".join(texts(found))))
-    finish(Exit.DONE if found.adopted else Exit.CANNOT_TELL)
 
 
 def import_messages(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stormproof.trident.cli.decided import add_decisions
-from stormproof.trident.cli.options import AsJson, By, QueueName, Why, gone
+from stormproof.trident.cli.options import AsJson, QueueName, gone
 
 app = typer.Typer(help="Postgres queues: put messages, import them, look at them.", no_args_is_help=True)
 
@@ -116,24 +116,3 @@ gone(app, "queue stats", "queue list QUEUE")
 
 
 add_decisions(app, "queue")
-
-
-@app.command("adopt")
-def queue_adopt(
-    queue: QueueName,
-    accept_unproven: Annotated[
-        bool,
-        typer.Option("--accept-unproven", help="Adopt although something is not proven, on record; needs --why."),
-    ] = False,
-    by: By = "",
-    why: Why = "",
-    as_json: AsJson = False,
-) -> None:
-    """Make a queue's positions valid on this server, after a dump and restore, a fail-over, or pg_upgrade.
-
-    Compares ledger, sinks and queue first. Exit status: 0 if adopted, or nothing to adopt; 4 if something is not proven: it
-    is named, and nothing was changed.
-    """
-    from stormproof.trident.cli.queue import adopt
-
-    adopt(queue, accept_unproven=accept_unproven, by=by, why=why, as_json=as_json)

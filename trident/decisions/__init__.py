@@ -13,4 +13,6 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 | `starts` | adopt another incarnation's rows; accept a changed graph, or what a source's server removed, or may have |
 | `forget` | what the ledger forgets: a topology, a queue's subscription |
 | `adopt_table`, `release_table` | which table is a sink's own |
+| `adopt_queue` | a queue changes its server |
+| `upkeep` | the files of a topology's tables are compacted, vacuumed, repaired |
 """

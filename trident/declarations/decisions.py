@@ -94,7 +94,8 @@ class Decision:
     button: str = ""
     warning: str = ""
     preset: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    subject: Literal["topology", "queue"] = "topology"
+    subject: Literal["topology", "queue", "table"] = "topology"
+    """What the command is about; a ``table`` may be a topology, whose tables are meant, or one of them."""
     takes_every: bool = False
     """Without a topology the command is about all of them."""
     asks_who: bool = False
@@ -154,6 +155,7 @@ def _named(path: str) -> Any:
 _TXID: Final = Field("txid", "The batch's number, as `status` and `audit` show it.", "number", "Txid", required=True)
 _SINK: Final = Field("sink", "The sink's name, as `status` shows it.", label="Sink", required=True)
 _DRY_RUN: Final = Field("dry_run", "Only show what would be removed.", "checkbox")
+_ANY_SINK: Final = Field("sink", "Only this sink's table. Default: every Delta table.", is_argument=True)
 _WAIT: Final = Field(
     "wait_s",
     "Wait so long for the effect. Default: until the driver has heard.",
@@ -447,6 +449,67 @@ DECISIONS: Final = (
         "Example: stormproof queue unsubscribe orders old --by ann",
         subject="queue",
         asks_who=True,
+    ),
+    Decision(
+        "queue adopt",
+        "Adopt a queue",
+        "Make a queue's positions valid on this server, after a dump and restore, a fail-over, or pg_upgrade.",
+        "decisions.adopt_queue.adopt_queue",
+        (Field("accept_unproven", "Adopt although something is not proven, on record; needs --why.", "checkbox"),),
+        "Compares ledger, sinks and queue first. Exit status: 0 if adopted, or nothing to adopt; 4 if something is not "
+        "proven: it is named, and nothing was changed.",
+        subject="queue",
+    ),
+    Decision(
+        "compact",
+        "Compact tables",
+        "Join a Delta table's small files into large ones. No row changes, and the driver may run.",
+        "decisions.upkeep.compact",
+        (
+            _ANY_SINK,
+            Field(
+                "target_mib",
+                "Join smaller files into files of this size, in MiB. Default: the table's own, else 100.",
+                "number",
+                least=1,
+            ),
+        ),
+        "The old files stay until a vacuum. Exit status: 1 if a table could not be compacted; it is unchanged. "
+        "Example: stormproof compact orders",
+        subject="table",
+    ),
+    Decision(
+        "vacuum",
+        "Vacuum tables",
+        "Remove files of old versions of a Delta table, which a compaction or a merge has replaced.",
+        "decisions.upkeep.vacuum",
+        (
+            _ANY_SINK,
+            Field(
+                "retain_hours",
+                "Keep files that were removed from the table within so many hours. Default: the table's own, else 168.",
+                "number",
+                least=1,
+            ),
+            Field("dry_run", "List the files, and remove none.", "checkbox"),
+        ),
+        "Prepared files are kept, and the driver may run. Versions older than the retention cannot be read afterwards. "
+        "Exit status: 1 if a table could not be vacuumed. Example: stormproof vacuum orders --dry-run",
+        subject="table",
+    ),
+    Decision(
+        "repair",
+        "Repair tables",
+        "Repair a Delta table that has wrong file statistics or duplicate keys, as `audit verify --deep` finds them.",
+        "decisions.upkeep.repair",
+        (_ANY_SINK, Field("dry_run", "Show what is wrong, and change nothing.", "checkbox")),
+        "delta-rs wrote wrong statistics for decimals of more than 15 digits: filters and merges then miss rows, and keys "
+        "are doubled. Every file is read; the repair is one version of the table, and the driver may run. Of an upsert's "
+        "duplicate key the newest row by order_by stays. A fold's rows are merged if the log proves that this is exact; "
+        "otherwise they are listed and left. Exit status: 0 if nothing is wrong any more, and always with --dry-run; 1 if "
+        "a table could not be repaired, and is unchanged; 4 if something was left. "
+        "Example: stormproof repair invoices --by ann",
+        subject="table",
     ),
     Decision(
         "dead-letters requeue",

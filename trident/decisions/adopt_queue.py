@@ -7,7 +7,7 @@ would be read twice, or behind it, so that some would never be read. `audit veri
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,14 +23,14 @@ from stormproof.core.source.postgres_queue import PostgresQueue, numbering
 from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only
 from stormproof.core.source.postgres_queue.numbering import Numbering, Standing
 from stormproof.core.source.spouts import sources_in
-from stormproof.trident.audit import AuditLedger, SinkOpener, verify
+from stormproof.trident.audit import opener_for, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.ledger import events
-from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
+from stormproof.trident.stores import Stores
 from stormproof.trident.transaction_states import OperatorAction
 
 PROVES: Final = (
@@ -75,6 +75,39 @@ class QueueAdoption:
     proves: str = PROVES
     not_provable: str = NOT_PROVABLE
 
+    def lines(self) -> list[str]:
+        """The answer for people, line by line."""
+        if self.adopted and not self.changed:
+            return [f"{self.queue}: it is of this server ({self.now}) already; there was nothing to adopt"]
+        newest = self.newest
+        lines = [
+            f"{self.queue}: was of {self.was}; this is {self.now}",
+            *(
+                f"  read by {topology or 'no topology of this ledger'} ({s})"
+                for s, topology in self.subscriptions.items()
+            ),
+            f"  {self.unreachable} messages lie above this server's transaction numbers",
+            "  it is empty"
+            if newest is None
+            else f"  newest message: {newest.id}, put at {newest.put_at.isoformat(sep=' ', timespec='seconds')}",
+            *(f"NOT PROVEN {text}" for text in self.unproven),
+        ]
+        if not self.unproven:
+            lines.append(f"proven: {self.proves}")
+        lines.append(f"not provable by anybody: {self.not_provable}")
+        if self.changed:
+            return [*lines, f"{self.queue}: adopted by {self.by}; readers and producers may go on"]
+        return [
+            *lines,
+            f"{self.queue}: nothing was changed. Mend what is named, or accept it, on record: stormproof queue adopt "
+            f"{self.queue} --accept-unproven --why REASON",
+        ]
+
+    @property
+    def exit_status(self) -> int:
+        """0: adopted, or there was nothing to adopt; 4: something is neither proven nor accepted."""
+        return 0 if self.adopted else 4
+
 
 @dataclass(frozen=True, slots=True)
 class _Store:
@@ -97,17 +130,7 @@ class _Store:
             store.close()
 
 
-def adopt_queue(
-    queue: str,
-    database: Database,
-    ledger: Ledger,
-    audit: AuditLedger,
-    opener: SinkOpener,
-    *,
-    by: str,
-    why: str,
-    accept_unproven: bool = False,
-) -> QueueAdoption:
+def adopt_queue(stores: Stores, queue: str, *, accept_unproven: bool = False, by: str, why: str) -> QueueAdoption:
     """Bind a queue to this server, with all its subscriptions; where something is unproven, only if that is accepted.
 
     Guarantee:
@@ -124,19 +147,19 @@ def adopt_queue(
     """
     if accept_unproven and not why:
         raise UsageError("what is accepted without a proof needs a reason: give --why", argument="why")
-    store = _Store(database, MessageTable(queue))
+    store = _Store(stores.database, MessageTable(queue))
     with store.cursor() as cursor:
         found = numbering.standing(cursor, queue, store.table.sql)
-    with audit.snapshot() as snapshot:
+    with stores.audit.snapshot() as snapshot:
         readers = _readers(snapshot, queue)
     by_subscription = {name: row.name if (row := readers.get(name)) else None for name in found.subscriptions}
     answer = _answer(found, by_subscription, by, why)
     if found.is_adopted:
         return answer
-    unproven = tuple(_unproven(audit, opener, found, readers))
+    unproven = tuple(_unproven(stores, found, readers))
     if unproven and not accept_unproven:
         return replace(answer, unproven=unproven)
-    with ledger.unfenced() as tx:
+    with stores.ledger.unfenced() as tx:
         with store.cursor(tx.connection) as cursor:
             now = numbering.standing(cursor, queue, store.table.sql, locked=True)
             if (now.was, now.subscriptions) != (found.was, found.subscriptions):
@@ -185,9 +208,7 @@ def _readers(snapshot: LedgerSnapshot, queue: str) -> dict[str, TopologyRow]:
     return readers
 
 
-def _unproven(
-    audit: AuditLedger, opener: SinkOpener, found: Standing, readers: Mapping[str, TopologyRow]
-) -> Generator[str]:
+def _unproven(stores: Stores, found: Standing, readers: Mapping[str, TopologyRow]) -> Generator[str]:
     """What speaks against the adoption, or could not be compared, one by one."""
     for subscription in found.subscriptions:
         if subscription not in readers:
@@ -201,7 +222,7 @@ def _unproven(
                 f"topology {row.name}: its driver {row.driver_host}:{row.driver_pid} runs, and may still work on the old "
                 "server: stop it first"
             )
-        report = verify(audit, row.name, opener)
+        report = verify(stores.audit, row.name, opener_for(stores.database))
         for violation in report.violations:
             if violation.kind is not ViolationKind.UNREACHABLE:  # which is what the adoption mends
                 yield f"topology {row.name}: {violation.text}{_way_on(row.name, violation.kind, violation.sink)}"
@@ -212,29 +233,3 @@ def _unproven(
 def _way_on(topology: str, kind: ViolationKind, sink: str | None) -> str:
     replaced = kind is ViolationKind.TABLE_REPLACED
     return f"; first run: stormproof ledger adopt-table {topology} {sink}" if replaced else ""
-
-
-def texts(found: QueueAdoption) -> Sequence[str]:
-    """The answer for people, line by line."""
-    if found.adopted and not found.changed:
-        return [f"{found.queue}: it is of this server ({found.now}) already; there was nothing to adopt"]
-    lines = [
-        f"{found.queue}: was of {found.was}; this is {found.now}",
-        *(f"  read by {topology or 'no topology of this ledger'} ({s})" for s, topology in found.subscriptions.items()),
-        f"  {found.unreachable} messages lie above this server's transaction numbers",
-        "  it is empty"
-        if found.newest is None
-        else f"  newest message: {found.newest.id}, put at {found.newest.put_at.isoformat(sep=' ', timespec='seconds')}",
-        *(f"NOT PROVEN {text}" for text in found.unproven),
-    ]
-    if not found.unproven:
-        lines.append(f"proven: {found.proves}")
-    lines.append(f"not provable by anybody: {found.not_provable}")
-    if found.changed:
-        lines.append(f"{found.queue}: adopted by {found.by}; readers and producers may go on")
-    else:
-        lines.append(
-            f"{found.queue}: nothing was changed. Mend what is named, or accept it, on record: stormproof queue adopt "
-            f"{found.queue} --accept-unproven --why REASON"
-        )
-    return lines

@@ -6,7 +6,7 @@ Each table's is put on record before the table is touched, so that none goes wit
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 
@@ -15,8 +15,6 @@ from stormproof.core.storage.address import is_url
 from stormproof.sinks.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
-from stormproof.trident.cli.output import Exit, emit, finish, note, say
-from stormproof.trident.cli.stores import opened
 from stormproof.trident.ledger import events
 from stormproof.trident.stores import Stores
 from stormproof.trident.transaction_states import OperatorAction
@@ -26,18 +24,42 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Care:
-    """What an operator decided about the tables, and does to each: `work`, whose report is told by `text`.
+class TablesCared:
+    """What was done to each table, or why it could not be."""
 
-    `recorded` is false where nothing is changed.
-    """
+    topology: str
+    action: OperatorAction
+    tables: tuple[Mapping[str, object], ...]
+
+    def lines(self) -> list[str]:
+        """What was done, for people."""
+        if not self.tables:
+            return [f"{self.topology} has no table with files to {self.action.value}"]
+        tell = {OperatorAction.COMPACT: _compacted, OperatorAction.VACUUM: _vacuumed, OperatorAction.REPAIR: _repaired}
+        return [
+            f"{self.topology}: sink {one['sink']} ({one['table']}): "
+            f"{tell[self.action](one) if one['error'] is None else one['error']}"
+            for one in self.tables
+        ]
+
+    @property
+    def exit_status(self) -> int:
+        """1: a table could not be cared for; 4: a repair left something as it is."""
+        if any(one["error"] is not None for one in self.tables):
+            return 1
+        return 4 if any(one.get("left") for one in self.tables) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Care:
+    """What an operator decided about the tables, and does to each. `recorded` is false where nothing is changed."""
 
     action: OperatorAction
     by: str
     why: str
     doing: str
     work: Callable[[SupportsUpkeep], Mapping[str, object]]
-    text: Callable[[Mapping[str, object]], str]
+    told: Callable[[str], None]
     detail: Mapping[str, Json] = field(default_factory=dict[str, Json])
     recorded: bool = True
 
@@ -49,16 +71,23 @@ class _Care:
             events.decided(tx, self.action, by=self.by, why=self.why, about=sink, sink=sink, detail=self.detail)
 
 
-def compact_tables(
-    topology: str, sink: str | None, *, target_mib: int | None, by: str, why: str, as_json: bool
-) -> None:
+def compact(
+    stores: Stores,
+    table: str,
+    *,
+    sink: str | None,
+    target_mib: int | None,
+    by: str,
+    why: str,
+    told: Callable[[str], None] = lambda _: None,
+) -> TablesCared:
     """Compact one sink's table, or those of every sink that has files; tables that fail are named, and the others go on.
 
     Raises:
-        UsageError: there is no such topology or sink, or the sink's table has no files to compact.
+        UsageError: there is no such topology, table or sink, or the sink's table has no files to compact.
     """
 
-    def compact(session: SupportsUpkeep) -> Mapping[str, object]:
+    def work(session: SupportsUpkeep) -> Mapping[str, object]:
         done = session.compact(None if target_mib is None else target_mib * _MIB)
         return {
             "version": done.version,
@@ -68,79 +97,86 @@ def compact_tables(
         }
 
     detail: dict[str, Json] = {"target_mib": target_mib}
-    care = _Care(OperatorAction.COMPACT, by, why, "compacting", compact, _compacted, detail)
-    _each_table(topology, sink, care, as_json=as_json)
+    care = _Care(OperatorAction.COMPACT, by, why, "compacting", work, told, detail)
+    return _each_table(stores, table, sink, care)
 
 
-def vacuum_tables(
-    topology: str, sink: str | None, *, retained_hours: int | None, dry_run: bool, by: str, why: str, as_json: bool
-) -> None:
-    """Remove the files that one sink's table, or those of every sink, let go of; otherwise as `compact_tables`."""
+def vacuum(
+    stores: Stores,
+    table: str,
+    *,
+    sink: str | None,
+    retain_hours: int | None,
+    dry_run: bool,
+    by: str,
+    why: str,
+    told: Callable[[str], None] = lambda _: None,
+) -> TablesCared:
+    """Remove the files that one sink's table, or those of every sink, let go of; otherwise as `compact`."""
 
-    def vacuum(session: SupportsUpkeep) -> Mapping[str, object]:
-        return {"files": sorted(session.vacuum(retained_hours, dry_run=dry_run)), "dry_run": dry_run}
+    def work(session: SupportsUpkeep) -> Mapping[str, object]:
+        return {"files": sorted(session.vacuum(retain_hours, dry_run=dry_run)), "dry_run": dry_run}
 
     doing = "looking for files that no version needs" if dry_run else "removing files that no version needs"
-    detail: dict[str, Json] = {"retained_hours": retained_hours}
-    care = _Care(OperatorAction.VACUUM, by, why, doing, vacuum, _vacuumed, detail, recorded=not dry_run)
-    _each_table(topology, sink, care, as_json=as_json)
+    detail: dict[str, Json] = {"retained_hours": retain_hours}
+    care = _Care(OperatorAction.VACUUM, by, why, doing, work, told, detail, recorded=not dry_run)
+    return _each_table(stores, table, sink, care)
 
 
-def repair_tables(name: str, sink: str | None, *, dry_run: bool, by: str, why: str, as_json: bool) -> None:
-    """Repair the statistics and the doubled keys of one sink's table, or of those of every sink; `name` is a topology's or a
-    table's. Otherwise as `compact_tables`.
-    """
+def repair(
+    stores: Stores,
+    table: str,
+    *,
+    sink: str | None,
+    dry_run: bool,
+    by: str,
+    why: str,
+    told: Callable[[str], None] = lambda _: None,
+) -> TablesCared:
+    """Repair the statistics and the doubled keys of one sink's table, or of those of every sink; otherwise as `compact`."""
 
-    def repair(session: SupportsUpkeep) -> Mapping[str, object]:
+    def work(session: SupportsUpkeep) -> Mapping[str, object]:
         return {**asdict(session.repair(dry_run=dry_run)), "dry_run": dry_run}
 
-    topology, sink = _named(name, sink)
     doing = f"{'looking for' if dry_run else 'mending'} statistics and keys that are wrong"
-    care = _Care(OperatorAction.REPAIR, by, why, doing, repair, _repaired, recorded=not dry_run)
-    if any(report["left"] for report in _each_table(topology, sink, care, as_json=as_json)):
-        finish(Exit.CANNOT_TELL)
+    care = _Care(OperatorAction.REPAIR, by, why, doing, work, told, recorded=not dry_run)
+    return _each_table(stores, table, sink, care)
 
 
-def _named(name: str, sink: str | None) -> tuple[str, str | None]:
+def _named(stores: Stores, table: str, sink: str | None) -> tuple[str, str | None]:
     """The topology, and the sink where a table is named."""
-    with opened() as stores, stores.audit.snapshot() as snapshot:
+    with stores.audit.snapshot() as snapshot:
         topologies = snapshot.topologies()
-        if any(row.name == name for row in topologies):
-            return name, sink
-        path = name if is_url(name) else os.path.abspath(name)
+        if any(row.name == table for row in topologies):
+            return table, sink
+        path = table if is_url(table) else os.path.abspath(table)
         for row in topologies:
             for binding in snapshot.sinks(row.incarnation):
-                if binding.target in (name, path):
+                if binding.target in (table, path):
                     return row.name, binding.sink
     known = ", ".join(row.name for row in topologies) or "none; it was never run here"
-    raise UsageError(f"the ledger knows no topology and no sink's table {name!r}; known topologies: {known}", name=name)
+    raise UsageError(
+        f"the ledger knows no topology and no sink's table {table!r}; known topologies: {known}", name=table
+    )
 
 
-def _each_table(topology: str, sink: str | None, care: _Care, *, as_json: bool) -> Sequence[Mapping[str, object]]:
-    with opened() as stores:
-        row = stores.topology(topology)
-        bindings = stores.bindings(row) if sink is None else {sink: stores.binding(row, sink)}
-        reports = [_report(stores, row, b, care, asked=sink is not None) for b in bindings.values()]
-    what = care.action.value
-    done = [report for report in reports if report is not None]
+def _each_table(stores: Stores, table: str, sink: str | None, care: _Care) -> TablesCared:
+    topology, sink = _named(stores, table, sink)
+    row = stores.topology(topology)
+    bindings = stores.bindings(row) if sink is None else {sink: stores.binding(row, sink)}
+    reports = [_report(stores, row, b, care, asked=sink is not None) for b in bindings.values()]
+    done = tuple(report for report in reports if report is not None)
     if sink is not None and not done:
         raise UsageError(
-            f"topology {topology!r}: sink {sink!r} ({bindings[sink].target}) has no files to {what}: only Delta tables have",
+            f"topology {topology!r}: sink {sink!r} ({bindings[sink].target}) has no files to {care.action.value}: only "
+            "Delta tables have",
             sink=sink,
         )
-    emit({"topology": topology, "tables": done}, as_json=as_json, text=lambda: _text(topology, what, done, care.text))
-    if any(report["error"] is not None for report in done):
-        finish(Exit.FAILED)
-    return done
+    return TablesCared(topology, care.action, done)
 
 
 def _report(
-    stores: Stores,
-    row: TopologyRow,
-    binding: SinkBinding,
-    care: _Care,
-    *,
-    asked: bool,
+    stores: Stores, row: TopologyRow, binding: SinkBinding, care: _Care, *, asked: bool
 ) -> Mapping[str, object] | None:
     identity = SinkIdentity(row.name, row.incarnation, binding.sink)
     report: dict[str, object] = {"sink": binding.sink, "table": binding.target, "error": None}
@@ -148,7 +184,7 @@ def _report(
         with closing(open_for_inspection(identity, binding, stores.database)) as session:
             if not isinstance(session, SupportsUpkeep):
                 return None
-            note(f"{binding.sink} ({binding.target}): {care.doing} ...")
+            care.told(f"{binding.sink} ({binding.target}): {care.doing} ...")
             care.record(stores, row.name, binding.sink)
             return {**report, **care.work(session)}
     except CannotTell as error:
@@ -157,19 +193,6 @@ def _report(
         return {**report, "error": str(error)}
     except (SinkRefused, StoreUnavailable) as error:
         return {**report, "error": str(error)}
-
-
-def _text(
-    topology: str,
-    what: str,
-    reports: Sequence[Mapping[str, object]],
-    text: Callable[[Mapping[str, object]], str],
-) -> None:
-    if not reports:
-        say(f"{topology} has no table with files to {what}")
-    for report in reports:
-        said = text(report) if report["error"] is None else str(report["error"])
-        say(f"{topology}: sink {report['sink']} ({report['table']}): {said}")
 
 
 def _compacted(report: Mapping[str, object]) -> str:
