@@ -28,9 +28,9 @@ from stormproof.core.source.protocol import Limit
 from stormproof.migrations import migrate
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.database import ledger_engine
+from stormproof.trident.observers import BatchResult
 from stormproof.trident.options import RunOptions
 from stormproof.trident.run import driver
-from stormproof.trident.statistics import BatchResult
 
 LIMIT_BYTES = 2**40
 

@@ -1,4 +1,4 @@
-"""What the ledger, the log and the observers are told of a batch: its failures, its rejects, what each sink made of it.
+"""What the ledger, the log and the observers are told of a batch: its counts, its failures, its rejects, its refusal.
 
 `Accounts` is what a driver reports of its run: statistics, a log line for each batch, and the caller's `on_batch`.
 """
@@ -7,27 +7,249 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.errors import FatalError, Json, SinkRefused
 from stormproof.core.forks import kept_from_forks
+from stormproof.core.graph.plan import (
+    BoltNode,
+    CombineNode,
+    GatherNode,
+    JoinNode,
+    Node,
+    OperationNode,
+    Plan,
+    WriteNode,
+    taker_of,
+)
+from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import MessageFailure, storable_text
 from stormproof.core.source.protocol import Resolution, Slice, Source
-from stormproof.core.tracking.outcome import FailedIn
+from stormproof.core.source.spouts import unshown
+from stormproof.core.tracking.component_counts import ACKER, ComponentCounts, Counts, Edge
+from stormproof.core.tracking.outcome import Complete, FailedIn
+from stormproof.sinks.abilities import SupportsSkipRows
 from stormproof.sinks.limits import discarded_in
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, RefusedRow, SinkProblem
+from stormproof.sinks.rejects import REFUSED_MAX
 from stormproof.trident.ledger import rejects
-from stormproof.trident.ledger.rows import Event, Reject, SinkWork
-from stormproof.trident.observers import SinkEnd
-from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
-from stormproof.trident.transaction_states import EventKind, TxnCause
+from stormproof.trident.ledger.rows import BatchCounts, ComponentRow, EdgeRow, Event, Reject, SinkWork
+from stormproof.trident.observers import BatchResult, RecoveryReport, RunStatistics, SinkEnd
+from stormproof.trident.transaction_states import ComponentKind, EventKind, TxnCause, TxnState
 from stormproof.trident.tuning import Step
+
+
+@dataclass(frozen=True, slots=True)
+class CountedGraph:
+    """The components and edges of a topology of which rows are recorded; without an acker under at-most-once."""
+
+    kinds: Mapping[str, ComponentKind]
+    edges: tuple[Edge, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> CountedGraph:
+        """Those of a compiled topology."""
+        kinds: dict[str, ComponentKind] = {}
+        edges: dict[Edge, None] = {}
+        for stage in plan.stages:
+            ways = [(e.component, e.stream, e.children) for e in stage.entries if e.edge is None or e.edge.group]
+            kinds |= {entry.component: ComponentKind.SPOUT for entry in stage.entries if entry.edge is None}
+            for node in stage.nodes.values():
+                kind = _kind_of(node)
+                if kind is not None:
+                    kinds[taker_of(node)] = kind
+                ways += _ways_of(node)
+            for component, stream, children in ways:
+                edges |= dict.fromkeys((component, stream, taker_of(stage.nodes[child])) for child in children)
+        if plan.guarantee.tracked:
+            kinds[ACKER] = ComponentKind.ACKER
+        return cls(kinds, tuple(edges))
+
+    def of_complete(
+        self, complete: Complete, shown: Callable[[MessageFailure], str], sinks: Collection[str] | None = None
+    ) -> BatchCounts:
+        """The rows of a batch whose content is fixed. `sinks` are those that get its rows; None: all.
+
+        `shown` gives a message's id as people see it: where there are several spouts, it names the message's.
+        """
+        counts, report = complete.report.counts, complete.report
+        late = {f.id: f for f in (*report.late, *report.lost)}
+        for failure in report.failures:
+            late.pop(failure.id, None)
+        counted = [one.failure for one in complete.failed if one.failure.counted]
+        return self._rows(counts, counted, list(late.values()), shown, sinks)
+
+    def of_failed(self, failed: Sequence[FailedIn], shown: Callable[[MessageFailure], str]) -> BatchCounts:
+        """The rows of a batch of which every message failed: where they did. Nothing of what ran is kept, or counted."""
+        counted = [one.failure for one in failed if one.failure.counted]
+        rows = self._rows(Counts(), counted, [], shown, None)
+        return BatchCounts(tuple(row for row in rows.components if row.failed))
+
+    def _rows(
+        self,
+        counts: Counts,
+        failed: Sequence[MessageFailure],
+        late: Sequence[MessageFailure],
+        shown: Callable[[MessageFailure], str],
+        sinks: Collection[str] | None,
+    ) -> BatchCounts:
+        spouts = [name for name, kind in self.kinds.items() if kind is ComponentKind.SPOUT]
+        idle = set[str]()
+        if sinks is not None:  # the others hold its rows already: their writers wrote nothing
+            idle = {name for name, kind in self.kinds.items() if kind is ComponentKind.SINK and name not in sinks}
+
+        def spout_of(failure: MessageFailure) -> str:
+            if len(spouts) == 1:
+                return spouts[0]
+            named = unshown(shown(failure))
+            return "" if named is None else named[0]
+
+        fell, late_in = Counter(map(spout_of, failed)), Counter(map(spout_of, late))
+        # A bad message failed in its spout, which counts all of its messages' failures anyway.
+        fell_in = Counter(failure.component for failure in failed if failure.component not in spouts)
+        rows: list[ComponentRow] = []
+        for name, kind in self.kinds.items():
+            found = ComponentCounts() if name in idle else counts.components.get(name, ComponentCounts())
+            acked, failures, emitted = found.acked - late_in[name], fell_in[name] + fell[name], found.emitted
+            if kind is ComponentKind.ACKER:
+                read = sum(counts.of(spout).executed for spout in spouts)
+                acked = sum(counts.of(spout).acked for spout in spouts) - late_in.total()
+                failures, emitted = fell.total(), read
+            rows.append(ComponentRow(name, kind, found.executed, emitted, acked, failures, found.busy_ns / 1e6))
+        edges = ((edge, 0 if edge[2] in idle else counts.edges.get(edge, 0)) for edge in self.edges)
+        return BatchCounts(tuple(rows), tuple(EdgeRow(*edge, tuples) for edge, tuples in edges))
+
+
+def _kind_of(node: Node) -> ComponentKind | None:
+    match node:
+        case OperationNode():
+            return ComponentKind.OPERATION
+        case BoltNode():
+            return ComponentKind.BOLT
+        case CombineNode() | GatherNode():
+            return ComponentKind.AGGREGATE
+        case JoinNode():
+            return ComponentKind.JOIN
+        case WriteNode():
+            return ComponentKind.SINK
+        case _:
+            return None
+
+
+def _ways_of(node: Node) -> list[tuple[str, str, tuple[str, ...]]]:
+    """What a node hands on: its component, the stream, and the keys of the nodes that take it."""
+    match node:
+        case BoltNode():
+            return [(node.component, stream, children) for stream, children in node.children.items()]
+        case OperationNode() | GatherNode() | JoinNode():
+            return [(node.component, "default", node.children)]
+        case _:
+            return []
+
+
+def blocked(
+    topology: str,
+    txid: int,
+    reason: str | None,
+    sink: str | None,
+    session: object,
+    details: Mapping[str, Json] | None = None,
+) -> SinkRefused:
+    """The error for a batch that `sink` refused, whose session is `session`. Without a known sink nothing can be skipped."""
+    text = (
+        f"txid {txid} of topology {topology!r} is blocked: {reason}. Repair the cause, then: stormproof retry "
+        f"{topology} {txid}"
+    )
+    if sink is not None:
+        text += f"; or give up its rows at that sink, on record: stormproof ledger skip {topology} {txid} {sink}"
+    if isinstance(session, SupportsSkipRows):
+        text += " (with --rows: only those that its table refuses)"
+    return SinkRefused(text, **{**(details or {}), "txid": txid, "sink": sink})
+
+
+ALWAYS: Final = 10
+"""Messages that may be rejected among the newest, however few these are."""
+
+WINDOW: Final = 1_000
+"""Messages that count as the newest, at least."""
+
+
+class RejectLimit:
+    """The share of rejected messages among the newest ones of a run. With a share of 0 no message is rejected."""
+
+    def __init__(self, max_share: float) -> None:
+        self._max_share = max_share
+        self._batches: deque[tuple[int, int]] = deque()
+        self._messages = 0
+        self._rejected = 0
+
+    def of_batch(self, messages: int) -> int | None:
+        """How many messages of the next batch each sink may reject; None: it is to reject none, whatever it refuses."""
+        if not self._max_share:
+            return None
+        most = max(ALWAYS, int(self._max_share * (self._messages + messages)))
+        return max(0, min(most - self._rejected, REFUSED_MAX))
+
+    def note(self, messages: int, rejected: int) -> None:
+        """Count a committed batch."""
+        self._batches.append((messages, rejected))
+        self._messages += messages
+        self._rejected += rejected
+        while self._messages - self._batches[0][0] >= WINDOW:
+            gone, were_rejected = self._batches.popleft()
+            self._messages -= gone
+            self._rejected -= were_rejected
+
 
 log = logging.getLogger("stormproof.txn")
 tuning_log = logging.getLogger("stormproof.tuning")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkAnswers:
+    """The sinks' answers to a batch: the result of each that adopted it, and the one that `refused` it with its error."""
+
+    results: dict[str, CommitResult]
+    refused: str = ""
+    error: FatalError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch whose content is fixed, by the driver that ran its job or as it is on record: `work` is what it writes.
+
+    `failed` are the messages that are not in it, since they failed or were returned. Each sink may reject `rejects_max` of
+    its messages. `steps_ms` goes on counting until the batch has ended.
+    """
+
+    txid: int
+    attempt: int
+    guarantee: Guarantee
+    slice: Slice
+    work: Mapping[str, SinkWork]
+    failed: Sequence[MessageFailure]
+    tuples: int
+    steps_ms: dict[str, float]
+    sinks: frozenset[str] | None
+    """As in `Opened`."""
+    rejects_max: int | None
+
+    @property
+    def state(self) -> TxnState:
+        """Its state in the ledger."""
+        return TxnState.PREPARED if self.guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A batch that is committed: what its confirm did with failed messages, and its result."""
+
+    resolution: Resolution
+    result: BatchResult
 
 
 def reasons_of(failed: Iterable[MessageFailure]) -> Counter[str]:

@@ -34,25 +34,21 @@ from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, 
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.writer import WritesNothing
-from stormproof.trident.batch_records import Accounts
+from stormproof.trident.batch_records import Accounts, Prepared, SinkAnswers
 from stormproof.trident.component_counts import CountedGraph
 from stormproof.trident.control_line import Orders
 from stormproof.trident.job_runners import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
-from stormproof.trident.latency_tuner import LatencyTuner
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.metrics.run_metrics import RunMetrics
-from stormproof.trident.observers import Observer, Observers
-from stormproof.trident.options import RunOptions
-from stormproof.trident.outages import outlasting_outages
-from stormproof.trident.recount import Recount
-from stormproof.trident.recovery import recover
+from stormproof.trident.metrics.recorder import RunMetrics
+from stormproof.trident.observers import BatchResult, Observer, Observers, RecoveryReport, RunStatistics
+from stormproof.trident.options import RunOptions, outlasting_outages
+from stormproof.trident.recovery import Recount, recover
 from stormproof.trident.sessions import Sessions
-from stormproof.trident.statistics import BatchResult, RecoveryReport, RunStatistics
-from stormproof.trident.steps import Opened, Prepared, SinkAnswers, Steps
+from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.stopping import BY_SIGNAL
 from stormproof.trident.transaction_states import TxnCause, TxnState
-from stormproof.trident.tuning import AsSet, Setting, Tuner, in_flight_max
+from stormproof.trident.tuning import AsSet, LatencyTuner, Setting, Tuner, in_flight_max
 from stormproof.trident.watched_job import Watch, run_watched
 
 SEED_BITS: Final = 62

@@ -1,20 +1,195 @@
-"""What is told of a run's batches while it runs: metrics and lineage are made of it.
-
-The steps of a batch tell their observer, in the driver's thread, right after the ledger has it on record and before
-anything else is done. So whoever counts what is told agrees with the ledger, wherever the driver is killed.
-"""
+"""What is told of a run: to observers, step by step; and to its caller, in frozen figures that may be kept."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Slice
-from stormproof.trident.statistics import BatchResult, RecoveryReport
 from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
+from stormproof.trident.tuning import Figures
+from stormproof.trident.wording import html_table
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """The end of one batch. `steps_ms` are wall-clock milliseconds a step.
+
+    `messages` were opened. `failed` of them failed (`reasons`: the number for each reason), and `returned` went back with a
+    failed one with which they share a tuple; both are zero where the batch went back whole or in parts. Of the failed ones
+    `dead_letters` are given up, and the others are tried again. `rejected` is the number of messages that a sink does not
+    hold, since its table refuses their rows; others may. `unanchored` is the number of failed tuples that no message
+    anchors: nothing is replayed for them. `cause` (a `TxnCause`) is why a batch was not committed, and `reason` the same in
+    words where it was split or abandoned.
+    """
+
+    txid: int
+    state: str
+    messages: int
+    failed: int
+    retry: bool
+    attempts: int
+    tuples: int
+    steps_ms: dict[str, float] = field(default_factory=dict[str, float])
+    returned: int = 0
+    reasons: dict[str, int] = field(default_factory=dict[str, int])
+    unanchored: int = 0
+    dead_letters: int = 0
+    reason: str = ""
+    cause: str | None = None
+    superseded: int = 0
+    """Rows of upserts that changed nothing, over all sinks: a later row of their key was there, or in the same batch."""
+    rejected: int = 0
+
+    @property
+    def outcome(self) -> str:
+        """The state, with two words for `aborted`: `failed` where every message failed and waits for its retry or is a dead
+        letter, `split` where the batch is opened again in parts.
+        """
+        if self.state != TxnState.ABORTED.value:
+            return self.state
+        return "failed" if self.failed else "split"
+
+    @property
+    def committed_messages(self) -> int:
+        """The number of messages that it put into all sinks, or under at-most-once may have put there."""
+        return (
+            self.messages - self.failed - self.returned - self.rejected if self.state == TxnState.COMMITTED.value else 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What recovery found and did, by txid; every list in txid order."""
+
+    epoch: int
+    took_over_from: str | None = None
+    rolled_forward: tuple[int, ...] = ()
+    aborted: tuple[int, ...] = ()
+    abandoned: tuple[int, ...] = ()
+    confirms_repeated: tuple[int, ...] = ()
+    suppressed: tuple[tuple[int, str], ...] = ()
+    files_swept: int = 0
+    in_hand: tuple[int, ...] = ()
+    """The numbers of the messages that were in hand when a driver died, and were set apart."""
+    late_commits: tuple[tuple[int, str], ...] = ()
+    """(txid, sink) of batches that had been given up, and that a suspended driver wrote after all."""
+    rejected: int = 0
+    """Messages that sinks rejected in the batches that were rolled forward."""
+
+    @property
+    def did_something(self) -> bool:
+        """Whether there was anything to recover."""
+        return bool(
+            self.rolled_forward
+            or self.aborted
+            or self.abandoned
+            or self.confirms_repeated
+            or self.suppressed
+            or self.late_commits
+            or self.files_swept
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatistics:
+    """The figures of one `run`, with the batches of an earlier driver that its recovery committed.
+
+    `messages` counts messages that every sink holds, without failed, returned and rejected ones. `rejected` counts
+    messages that a sink does not hold, since its table refuses their rows; `stormproof dead-letters` shows them.
+    `failed` counts failures, so a message that failed twice counts twice; `failed_by_reason` is the same by
+    `FailureReason`. `returned` counts returns of messages that went back with a failed one. `replayed` counts openings
+    of messages that had failed or been returned before. `unanchored` counts failed tuples that no message anchors, for
+    which nothing is replayed. `attempts` counts jobs: more than `batches` where a batch ran more than once.
+    `dead_letters` counts messages that were given up. `superseded` counts rows of upserts that changed nothing, over all
+    sinks: a later row of their key was there already, or in the same batch.
+    """
+
+    topology: str
+    guarantee: str
+    epoch: int
+    batches: int = 0
+    messages: int = 0
+    tuples: int = 0
+    failed: int = 0
+    failed_by_reason: Mapping[str, int] = field(default_factory=dict[str, int])
+    returned: int = 0
+    unanchored: int = 0
+    replayed: int = 0
+    attempts: int = 0
+    dead_letters: int = 0
+    rejected: int = 0
+    aborted_batches: int = 0
+    abandoned_batches: int = 0
+    suppressed: int = 0
+    superseded: int = 0
+    recoveries: tuple[RecoveryReport, ...] = ()
+    elapsed_s: float = 0.0
+    stopped: str = "idle"
+    """Why the run ended: `idle`, `limit`, `signal`; `event`, if that of `run(stop=...)` was set; `stop` or `drain`, if an
+    operator asked for it; `error`."""
+
+    tuning: Figures | None = None
+    """The tuned size and number of batches at the end; None without a latency target."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures that are not 0."""
+        told = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("topology", "guarantee", "recoveries")
+        }
+        rows = [
+            (name.replace("_", " "), value) for name, value in told.items() if value or name in ("batches", "messages")
+        ]
+        return html_table(f"{self.topology}, {self.guarantee}", ("figure", "value"), rows)
+
+    def after(self, result: BatchResult) -> RunStatistics:
+        """The figures with one batch more, which this run or its recovery ended."""
+        return replace(
+            self,
+            batches=self.batches + 1,
+            messages=self.messages + result.committed_messages,
+            tuples=self.tuples + result.tuples,
+            failed=self.failed + result.failed,
+            failed_by_reason=dict(Counter(self.failed_by_reason) + Counter(result.reasons)),
+            returned=self.returned + result.returned,
+            unanchored=self.unanchored + result.unanchored,
+            dead_letters=self.dead_letters + result.dead_letters,
+            superseded=self.superseded + result.superseded,
+            rejected=self.rejected + result.rejected,
+            replayed=self.replayed + (result.messages if result.retry else 0),
+            attempts=self.attempts + result.attempts,
+            aborted_batches=self.aborted_batches + (result.state == TxnState.ABORTED.value),
+            abandoned_batches=self.abandoned_batches + (result.state == TxnState.ABANDONED.value),
+        )
+
+    def plus(self, later: RunStatistics) -> RunStatistics:
+        """The sums of both runs, with the later one's epoch."""
+        reasons = {r: self.failed_by_reason.get(r, 0) + n for r, n in later.failed_by_reason.items()}
+        return replace(
+            later,
+            batches=self.batches + later.batches,
+            messages=self.messages + later.messages,
+            tuples=self.tuples + later.tuples,
+            failed=self.failed + later.failed,
+            failed_by_reason={**self.failed_by_reason, **reasons},
+            returned=self.returned + later.returned,
+            unanchored=self.unanchored + later.unanchored,
+            replayed=self.replayed + later.replayed,
+            attempts=self.attempts + later.attempts,
+            dead_letters=self.dead_letters + later.dead_letters,
+            rejected=self.rejected + later.rejected,
+            aborted_batches=self.aborted_batches + later.aborted_batches,
+            abandoned_batches=self.abandoned_batches + later.abandoned_batches,
+            suppressed=self.suppressed + later.suppressed,
+            superseded=self.superseded + later.superseded,
+            recoveries=(*self.recoveries, *later.recoveries),
+            elapsed_s=self.elapsed_s + later.elapsed_s,
+        )
+
 
 log = logging.getLogger("stormproof.observers")
 

@@ -36,12 +36,11 @@ from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.in_memory import ledger_in_memory
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.metrics.run_metrics import exported_metrics
+from stormproof.trident.metrics.recorder import exported_metrics
+from stormproof.trident.observers import BatchResult, RunStatistics
 from stormproof.trident.opening import Preflight, attached, placed, sinks_of
 from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
-from stormproof.trident.options import RunOptions
-from stormproof.trident.outages import outlasting_outages
-from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.options import RunOptions, outlasting_outages
 from stormproof.trident.stopping import BY_SIGNAL, Stopping
 from stormproof.trident.watched_job import Watch
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from stormproof.core.settings import Settings
     from stormproof.trident.dry_run import TopologyDryRun
     from stormproof.trident.explain import Explanation
+    from stormproof.trident.observers import RunStatistics
     from stormproof.trident.options import RunOptions
     from stormproof.trident.run import RunArguments
-    from stormproof.trident.statistics import RunStatistics
     from stormproof.trident.streaming.base import ForeachBatch
     from stormproof.trident.streaming.result import StreamResult
 
@@ -112,7 +112,7 @@ class RunnableTopology(TopologyGraph):
             JobFailed: the job failed.
             StoreUnavailable: a store does not answer.
         """
-        from stormproof.trident.topology_rehearsal import rehearsed_topology
+        from stormproof.trident.dry_run import rehearsed_topology
 
         return rehearsed_topology(self, self._chosen(guarantee), settings=settings)
 

@@ -34,6 +34,11 @@ from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.protocol import CommitResult, RefusedRow
 from stormproof.trident.batch_records import (
+    Finished,
+    Prepared,
+    RejectLimit,
+    SinkAnswers,
+    blocked,
     cause_of,
     contract_events,
     ends_of,
@@ -44,15 +49,13 @@ from stormproof.trident.batch_records import (
     resolution_events,
     to_prepared,
 )
-from stormproof.trident.blocked_error import RejectLimit, blocked
 from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.observers import NOBODY, CommittedBatch, Observer
+from stormproof.trident.observers import NOBODY, BatchResult, CommittedBatch, Observer
 from stormproof.trident.read_already import ReadAlready
 from stormproof.trident.sessions import Sessions, machine_errors
-from stormproof.trident.statistics import BatchResult
 from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 from stormproof.trident.tuning import Figures
 
@@ -65,49 +68,6 @@ NOTHING_GIVEN_UP: Final[Mapping[str, RefusedRow]] = MappingProxyType({})
 
 class MovedLate(TransientError):
     """A sink holds a batch that was given up: a driver that had been suspended wrote it. Recovery records it as held."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkAnswers:
-    """The sinks' answers to a batch: the result of each that adopted it, and the one that `refused` it with its error."""
-
-    results: dict[str, CommitResult]
-    refused: str = ""
-    error: FatalError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A batch whose content is fixed, by the driver that ran its job or as it is on record: `work` is what it writes.
-
-    `failed` are the messages that are not in it, since they failed or were returned. Each sink may reject `rejects_max` of
-    its messages. `steps_ms` goes on counting until the batch has ended.
-    """
-
-    txid: int
-    attempt: int
-    guarantee: Guarantee
-    slice: Slice
-    work: Mapping[str, SinkWork]
-    failed: Sequence[MessageFailure]
-    tuples: int
-    steps_ms: dict[str, float]
-    sinks: frozenset[str] | None
-    """As in `Opened`."""
-    rejects_max: int | None
-
-    @property
-    def state(self) -> TxnState:
-        """Its state in the ledger."""
-        return TxnState.PREPARED if self.guarantee is Guarantee.EXACTLY_ONCE else TxnState.OPEN
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A batch that is committed: what its confirm did with failed messages, and its result."""
-
-    resolution: Resolution
-    result: BatchResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from stormproof.sinks.memory import MemorySession
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.writer import FileWriter, ParquetTaskWriter
 from stormproof.trident.job_runners import JobsOnThreads
-from stormproof.trident.statistics import BatchResult
+from stormproof.trident.observers import BatchResult
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

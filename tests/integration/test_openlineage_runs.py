@@ -22,7 +22,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.openlineage.events import run_id
+from stormproof.trident.openlineage.reporter import run_id
 
 pytestmark = pytest.mark.postgres
 

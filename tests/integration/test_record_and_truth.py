@@ -19,7 +19,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.trident.audit.holdings import Holdings
 from stormproof.trident.cli.run_text import Progress
-from stormproof.trident.statistics import BatchResult
+from stormproof.trident.observers import BatchResult
 
 pytestmark = pytest.mark.postgres
 

@@ -17,7 +17,7 @@ from support.operated import Operated
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.guarantee import Guarantee
-from stormproof.trident import recount
+from stormproof.trident import recovery
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
@@ -163,7 +163,7 @@ def test_control_a_recount_with_the_groups_messages_is_seen(
     grouping: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its job runs again with the messages of refused groups: the table refuses them again, and the batch is blocked."""
-    monkeypatch.setattr(recount, "_messages", lambda _: {})
+    monkeypatch.setattr(recovery, "_messages", lambda _: {})
     grouping.sql(f"alter table {BATCHES} add check (word <> 'bad')")
     grouping.put(*LINES)
     with pytest.raises(SinkRefused, match="check constraint"):

@@ -25,8 +25,8 @@ from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.trident import stopping
+from stormproof.trident.observers import RunStatistics
 from stormproof.trident.run import EngineChoice
-from stormproof.trident.statistics import RunStatistics
 
 pytestmark = pytest.mark.postgres
 

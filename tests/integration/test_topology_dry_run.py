@@ -34,9 +34,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.sink import TableAction
 from stormproof.sinks.preview import RowsPreview
-from stormproof.source import MicroBatches
-from stormproof.topology import DryRunOutcome, TopologyDryRun
-from stormproof.trident import start_preview
+from stormproof.trident import dry_run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 NAME = "rehearsed"
@@ -205,7 +203,7 @@ def test_control_where_only_the_misfit_is_left_out_the_rows_are_others(
     with_misfits: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "stormproof.trident.topology_rehearsal.rows_without_misfits", lambda _, files, *__, **___: RowsPreview.of(files)
+        "stormproof.trident.dry_run.rows_without_misfits", lambda _, files, *__, **___: RowsPreview.of(files)
     )
     with_misfits.put(b"a long b", b"c")
     told = dry(with_misfits, discarding(with_misfits.cell))
@@ -347,7 +345,7 @@ def test_the_command(rehearsed: Operated) -> None:
 
 def test_control_a_dry_run_that_takes_messages_is_seen(rehearsed: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed.put(*LINES)
-    whole = start_preview.look
+    whole = dry_run.look
 
     def taking(*given: Any) -> Any:
         source = source_of(rehearsed.cell.queue, rehearsed.cell.database)
@@ -355,6 +353,6 @@ def test_control_a_dry_run_that_takes_messages_is_seen(rehearsed: Operated, monk
         source.close()
         return whole(*given)
 
-    monkeypatch.setattr("stormproof.trident.topology_rehearsal.look", taking)
+    monkeypatch.setattr("stormproof.trident.dry_run.look", taking)
     with pytest.raises(AssertionError):
         dry(rehearsed)

@@ -32,10 +32,11 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.sinks import memory as memory_sink
 from stormproof.sinks.protocol import CommitDecision
 from stormproof.trident import recovery
+from stormproof.trident.batch_records import Finished, Prepared, SinkAnswers
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.steps import Finished, Prepared, SinkAnswers, Steps
+from stormproof.trident.steps import Steps
 from stormproof.trident.transaction_states import MOVES, TxnCause, TxnState
 
 APART = ("delta", "postgres", "queue", "journal", "operator", "audit", "reject", "group", "upkeep")

@@ -33,8 +33,8 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.trident.cli.output import guarded
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.observers import BatchResult
 from stormproof.trident.run import driver, options_of
-from stormproof.trident.statistics import BatchResult
 from stormproof.trident.transaction_states import EventKind
 from support.crashes import Driver, child_of, ended
 

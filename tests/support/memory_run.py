@@ -24,8 +24,8 @@ from stormproof.trident.job_runners import Jobs, JobsInTurn
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.observers import BatchResult, RunStatistics
 from stormproof.trident.options import RunOptions
-from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.watched_job import Watch
 from support.pulses import listening
 

@@ -18,7 +18,7 @@ from stormproof.core import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
 from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.textfile import TextFile
+from stormproof.trident.metrics.exposition import TextFile
 from stormproof.trident.run import driver, options_of
 from support.crashes import Cell, child_of, ended
 from support.databases import at

@@ -35,13 +35,10 @@ from stormproof.core.source.protocol import Backlog, Expectation, Slice
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Book
-from stormproof.trident.metrics.endpoint import serve
-from stormproof.trident.metrics.exposition import registry_of, text_of
+from stormproof.trident.metrics.exposition import registry_of, serve, text_of
 from stormproof.trident.metrics.otel import BatchSpans, Instruments
-from stormproof.trident.metrics.recorder import Recorder
-from stormproof.trident.metrics.run_metrics import RunMetrics, exported_metrics
-from stormproof.trident.observers import CommittedBatch, Observer, Observers, SinkEnd
-from stormproof.trident.statistics import BatchResult, RecoveryReport
+from stormproof.trident.metrics.recorder import Recorder, RunMetrics, exported_metrics
+from stormproof.trident.observers import BatchResult, CommittedBatch, Observer, Observers, RecoveryReport, SinkEnd
 from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
 from stormproof.trident.tuning import Figures
 

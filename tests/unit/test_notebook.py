@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.trident.explain import Explanation
-from stormproof.trident.statistics import RunStatistics
+from stormproof.trident.observers import RunStatistics
 from stormproof.trident.wording import html_table
 
 

@@ -33,10 +33,15 @@ from stormproof.core.source.protocol import Expectation, Slice, Source
 from stormproof.core.source.rabbitmq import RabbitMQSource, RabbitMQStreamSource
 from stormproof.core.source.redis_streams import RedisStreamSource
 from stormproof.trident.observers import CommittedBatch, SinkEnd
-from stormproof.trident.openlineage.emitter import Emitter
-from stormproof.trident.openlineage.events import Output, StormproofRunFacet, Told, driver_run_id, run_id
-from stormproof.trident.openlineage.exported import lineage_transport
-from stormproof.trident.openlineage.reporter import LineageReporter
+from stormproof.trident.openlineage.exported import Emitter, lineage_transport
+from stormproof.trident.openlineage.reporter import (
+    LineageReporter,
+    Output,
+    StormproofRunFacet,
+    Told,
+    driver_run_id,
+    run_id,
+)
 from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
 
 SLICE: Final = Slice({}, Expectation(5, 0), 100)

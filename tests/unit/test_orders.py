@@ -14,7 +14,7 @@ from stormproof.core.source.protocol import Lease, Limit
 from stormproof.trident.control_line import Orders
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger.control import Doing, Ending
-from stormproof.trident.statistics import BatchResult
+from stormproof.trident.observers import BatchResult
 
 PAYLOADS = [f"m{number}".encode() for number in range(8)]
 

@@ -15,7 +15,7 @@ from stormproof.trident.cli.logs import JsonLines, TextLines, logging_to_stderr
 from stormproof.trident.cli.run import Live
 from stormproof.trident.cli.run_text import Progress, log_line, run_text
 from stormproof.trident.job_progress import JobProgress
-from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.observers import BatchResult, RunStatistics
 
 
 def split(line: str) -> list[str]:

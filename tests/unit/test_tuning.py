@@ -22,10 +22,9 @@ from stormproof.core.failpoint import watched
 from stormproof.core.job import Job
 from stormproof.core.source.protocol import Limit
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident import latency_tuner
-from stormproof.trident.latency_tuner import KNEE, LatencyTuner
-from stormproof.trident.statistics import BatchResult
-from stormproof.trident.tuning import AsSet, Figures, Sample, Setting, Step, Tuner, in_flight_max
+from stormproof.trident import tuning
+from stormproof.trident.observers import BatchResult
+from stormproof.trident.tuning import KNEE, AsSet, Figures, LatencyTuner, Sample, Setting, Step, Tuner, in_flight_max
 
 GOOD = 0.8
 IN_FLIGHT_MAX = 4
@@ -150,7 +149,7 @@ class Latches(LatencyTuner):
 class Believes(LatencyTuner):
     """Takes the mean for what nine in ten keep."""
 
-    def _look(self) -> latency_tuner._Seen:  # pyright: ignore[reportPrivateUsage]
+    def _look(self) -> tuning._Seen:  # pyright: ignore[reportPrivateUsage]
         seen = super()._look()
         mean_s = sum(sample.latency_s for sample, _ in self._window) / len(self._window)
         return replace(seen, high_s=mean_s, late=0 if mean_s <= self._bound_s else seen.late)

@@ -24,8 +24,8 @@ from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.graphs import changes, graph_of
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.observers import RunStatistics
 from stormproof.trident.options import RunOptions
-from stormproof.trident.statistics import RunStatistics
 
 SCHEMA = "id string, v long, name string, gone boolean"
 

@@ -15,6 +15,7 @@
 | `status`, `overview` | what runs, what waits, how fast: one topology in detail, all of them in a line each |
 | `ledger`, `lifecycle` | what is read of the ledger; how did each failed message end |
 | `source`, `spouts`, `evidence`, `handed_in` | what do source, spouts, micro-batches and jobs say of their messages |
+| `report_file` | what is an auditor handed: verdict, answers and digests in one file |
 | `inspect` | how is a sink opened from its name in the ledger |
 """
 

@@ -10,9 +10,8 @@ from stormproof.core.errors import UsageError
 from stormproof.trident.cli.output import emit, printed
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.metrics.book import Distribution, Sample
-from stormproof.trident.metrics.exposition import registry_with, text_of
+from stormproof.trident.metrics.exposition import registry_with, replace_text, text_of
 from stormproof.trident.metrics.ledger_figures import ledger_figures
-from stormproof.trident.metrics.textfile import replace_text
 
 
 def export(topologies: Sequence[str], *, file: str | None, as_json: bool) -> None:

@@ -15,12 +15,11 @@ from stormproof.trident.cli.logs import logging_to_stderr
 from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
 from stormproof.trident.cli.run_text import Progress, run_text
-from stormproof.trident.dry_run import DryRunOutcome
+from stormproof.trident.dry_run import DryRunOutcome, rehearsed_topology
 from stormproof.trident.job_progress import JobProgress
+from stormproof.trident.observers import BatchResult, RunStatistics
 from stormproof.trident.run import EngineChoice, driver, options_of
-from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.stopping import BY_SIGNAL, Stopping, end_jvm
-from stormproof.trident.topology_rehearsal import rehearsed_topology
 
 if TYPE_CHECKING:
     from types import ModuleType

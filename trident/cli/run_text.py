@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from stormproof.trident.statistics import BatchResult, RunStatistics
+from stormproof.trident.observers import BatchResult, RunStatistics
 from stormproof.trident.wording import counted
 
 REASON_CHARACTERS: Final = 120

@@ -4,9 +4,8 @@
 | --- | --- |
 | `catalogue` | which metrics are there, with which names, labels and units |
 | `book` | where do a run's values lie |
-| `recorder` | what of a run's steps becomes which value |
-| `run_metrics` | what is exported of a run, as the settings say; when is a source asked for its backlog |
-| `exposition`, `endpoint`, `textfile` | how does Prometheus read the values: its formats, over HTTP, from a file |
+| `recorder` | what of a run's steps becomes which value; what is exported; when is a source asked for its backlog |
+| `exposition` | how does Prometheus read the values: its formats, over HTTP, from a file |
 | `otel` | how does OpenTelemetry get them, with a span for each batch |
 | `ledger_figures` | what does the ledger say of topologies whose drivers may be dead |
 """

@@ -1,15 +1,31 @@
-"""The values of books as Prometheus reads them: its text format, and OpenMetrics."""
+"""How Prometheus reads the values of books: its text format and OpenMetrics, over HTTP, and from a file.
+
+There is one HTTP server for each address that a process names, for all of its runs. A scrape copies numbers that lie in
+memory: it touches no database, and holds no lock for longer than the copy takes. A file, in the format of node exporter's
+textfile collector, is for batch jobs, which nobody scrapes in time.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import ThreadingWSGIServer, generate_latest, make_wsgi_app
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from stormproof.core.errors import SettingsError
+from stormproof.core.forks import process_life
 from stormproof.trident.metrics.book import Book, Distribution, Sample
 from stormproof.trident.metrics.catalogue import BUCKETS_S, METRICS, Kind, Metric
 
@@ -89,3 +105,277 @@ def _buckets(values: Distribution) -> list[tuple[str, float]]:
         total += count
         found.append((bound, total))
     return found
+
+
+PATH: Final = "/metrics"
+CLIENT_TIMEOUT_S: Final = 10.0
+"""A client that is slower loses its connection."""
+CLIENTS_MAX: Final = 16
+"""Requests at one time; one more is turned away, so that they cannot use up the process's threads."""
+
+_servers: dict[tuple[str, int], Endpoint] = {}
+_lock = threading.Lock()
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+class Endpoint:
+    """One address and the books that are served there. Made by `serve`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.books: list[Book] = []
+        try:
+            self._server = _server_class(host)((host, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise _refused(host, port, error) from error
+        self._server.set_app(_only_here(make_wsgi_app(registry_of(lambda: tuple(self.books)))))
+        self.key = (host, port or int(self._server.server_port))
+        _open.add(self._server.socket)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="stormproof-metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it is scraped."""
+        host, port = self.key
+        shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
+        return f"http://{shown}:{port}{PATH}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def serve(host: str, port: int, book: Book) -> tuple[str, Callable[[], None]]:
+    """Serve a book at an address; with port 0, at one that is free. Returns the URL, and what ends it.
+
+    Runs of one process that name the same address share it. Of two runs of one topology the later one is shown.
+
+    Raises:
+        SettingsError: the address cannot be listened on: it is taken, needs a right, or is not this machine's.
+    """
+    with _lock:
+        endpoint = _servers.get((host, port)) if port else None
+        if endpoint is None:
+            endpoint = Endpoint(host, port)
+            _servers[endpoint.key] = endpoint
+        endpoint.books.append(book)
+
+    def end() -> None:
+        with _lock:
+            endpoint.books.remove(book)
+            if endpoint.books:
+                return
+            del _servers[endpoint.key]
+        endpoint.close()
+
+    return endpoint.url, end
+
+
+def _refused(host: str, port: int, error: OSError | OverflowError) -> SettingsError:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return SettingsError(
+        f"metrics_port {port} on {host or 'every address'} cannot be listened on: {why}; nothing was started. Name another "
+        "port, or 0 for one that is free (--metrics-port, STORMPROOF_METRICS_PORT), or another metrics_host",
+        setting="metrics_port",
+        port=port,
+        host=host,
+    )
+
+
+def _server_class(host: str) -> type[ThreadingWSGIServer]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return type("_Server", (_Server,), {"address_family": family})
+
+
+class _Server(ThreadingWSGIServer):
+    """A thread a request, a bounded number of them; closed in forks, which would keep the port."""
+
+    allow_reuse_address = True  # a driver that is started again finds its port free
+    block_on_close = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._places = threading.BoundedSemaphore(CLIENTS_MAX)
+        super().__init__(*args, **kwargs)
+
+    def server_bind(self) -> None:
+        """As the library's, without a look-up of the host's name, which may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, if there is a place."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._places.release()  # no thread was started
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and leave the place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no error of ours."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CLIENT_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: there is a request every few seconds."""
+
+
+def _only_here(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """The app at its path, and nothing elsewhere."""
+
+    def found(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == PATH:
+            return app(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"the metrics are at {PATH}\n".encode()]
+
+    return found
+
+
+log = logging.getLogger("stormproof.metrics")
+
+_files: dict[Path, TextFile] = {}
+_REFUSED: Final = (
+    "metrics_file {path} cannot be written: {why}; nothing was started. Name another one, or make its folder"
+)
+
+
+def write_text(path: Path, registry: CollectorRegistry) -> None:
+    """Write the file anew; a reader sees the old one or the new one, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    replace_text(path, text_of(registry))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file's text; a reader sees the old one or the new one, whole. Not durable: a power loss may take it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # Not `.prom` at its end, so that the collector does not read it.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+class TextFile:
+    """One file and the books that are written to it, every `interval_s` seconds and at the end. Made by `keep_written`."""
+
+    def __init__(self, path: Path, interval_s: float) -> None:
+        self.books: list[Book] = []
+        self._path = path
+        self._interval_s = interval_s
+        self._registry = registry_of(lambda: tuple(self.books))
+        self._writing = threading.Lock()
+        self._is_failing = False
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="stormproof-metrics-file", daemon=True)
+
+    def begin(self) -> None:
+        """Write it for the first time, and go on.
+
+        Raises:
+            SettingsError: it cannot be written.
+        """
+        try:
+            write_text(self._path, self._registry)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise SettingsError(
+                _REFUSED.format(path=self._path, why=why), setting="metrics_file", path=str(self._path)
+            ) from error
+        self._thread.start()
+
+    def write(self) -> None:
+        """Write it now. A file that cannot be written does not end a run: it is said once, and tried again."""
+        with self._writing:
+            try:
+                write_text(self._path, self._registry)
+            except OSError as error:
+                if not self._is_failing:
+                    log.warning("metrics_file %s cannot be written, and is out of date: %s", self._path, error)
+                self._is_failing = True
+            else:
+                self._is_failing = False
+
+    def end(self) -> None:
+        """Stop writing."""
+        self._done.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while not self._done.wait(self._interval_s):
+            self.write()
+
+
+def keep_written(path: Path, interval_s: float, book: Book) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Have a book written to a file every so many seconds. Returns what writes it now, and what writes it last.
+
+    Runs of one process that name the same file share it; the first one's interval counts. Two processes need two files.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+    path = path.absolute()
+    life = process_life()
+    with _lock:
+        file = _files.get(path)
+        if file is None:
+            file = TextFile(path, interval_s)
+            file.books.append(book)
+            file.begin()
+            _files[path] = file
+        else:
+            file.books.append(book)
+
+    def end() -> None:
+        if process_life() != life:
+            return
+        file.write()
+        with _lock:
+            file.books.remove(book)
+            if file.books:
+                return
+            del _files[path]
+        file.end()
+
+    return file.write, end
+
+
+def _in_fork() -> None:
+    """A fork has copies of the listening sockets, and no thread that answers: the port is the parent's alone."""
+    global _lock
+    _lock = threading.Lock()
+    _files.clear()
+    _servers.clear()
+    for one in list(_open):
+        with suppress(OSError):
+            os.close(one.detach())
+
+
+os.register_at_fork(after_in_child=_in_fork)

@@ -2,8 +2,6 @@
 
 | module | question that it answers |
 | --- | --- |
-| `events` | what is said of a batch, and under which run's id |
-| `reporter` | which batches are told of, and which are summed up |
-| `emitter` | how do events reach a server or a file, without a driver that waits |
-| `exported` | what do the settings ask for |
+| `reporter` | what is said of a batch, under which run's id; which batches are told of, and which are summed up |
+| `exported` | what do the settings ask for; how do events reach a server or a file, without a driver that waits |
 """

@@ -1,20 +1,172 @@
-"""Tells of batches: one in so many seconds with the sums of those between, and every one that fails."""
+"""Tells of batches: one in so many seconds with the sums of those between, and every one that fails.
+
+The id of a batch's run comes from the topology's incarnation and the txid alone: it is the same in every attempt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from importlib.metadata import version
+from typing import Any, Final
 
-from openlineage.client.event_v2 import RunState
+import attr
+from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+from openlineage.client.facet_v2 import RunFacet, error_message_run, job_type_job, parent_run
+from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
+from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
+from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
 
 from stormproof.core.clock import Clock
+from stormproof.core.dataset import DatasetName
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Slice
 from stormproof.trident.observers import CommittedBatch, Observer
-from stormproof.trident.openlineage.events import Batch, Told, Written, event_of
 from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
+
+PRODUCER: Final = f"urn:stormproof:{version('stormproof')}"
+NAMESPACE: Final = uuid.UUID("6f1c0f6e-6a86-5f39-9b8e-2d7a3b6f4c51")
+"""Of the ids of runs; never changed, else a replay would tell of another run."""
+
+
+@attr.define
+class StormproofRunFacet(RunFacet):
+    """What only Stormproof knows of a run; its schema is `trident/openlineage/StormproofRunFacet.json`."""
+
+    txid: int
+    incarnation: str
+    epoch: int
+    guarantee: str
+    attempts: int
+    suppressed: list[str]
+    messages: int
+    firstTxid: int  # noqa: N815 - as OpenLineage writes names
+    batches: int
+
+    @staticmethod
+    def _get_schema() -> str:
+        return "urn:stormproof:openlineage:StormproofRunFacet:1#/$defs/StormproofRunFacet"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A sink's table: its name, and the columns that it gets."""
+
+    dataset: DatasetName
+    columns: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a run wrote to one sink; `suppressed`: the sink held it already."""
+
+    rows: int
+    bytes: int
+    version: str | None = None
+    suppressed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One topology's run of a driver, and what it reads and writes."""
+
+    namespace: str
+    topology: str
+    incarnation: str
+    epoch: int
+    guarantee: str
+    streaming: bool
+    inputs: tuple[DatasetName, ...]
+    outputs: Mapping[str, Output]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch to tell of; `first_txid` and `batches` are of those that it sums up, too."""
+
+    txid: int
+    attempts: int = 1
+    messages: int = 0
+    written: Mapping[str, Written] = field(default_factory=dict[str, Written])
+    first_txid: int | None = None
+    batches: int = 1
+    error: str = ""
+
+
+def run_id(incarnation: str, txid: int) -> str:
+    """The id of a batch's run: the same in every attempt, in every epoch, and after every crash."""
+    return str(uuid.uuid5(NAMESPACE, f"{incarnation}/{txid}"))
+
+
+def driver_run_id(incarnation: str, epoch: int) -> str:
+    """The id of a driver's own run, the parent of its batches'."""
+    return str(uuid.uuid5(NAMESPACE, f"{incarnation}/epoch/{epoch}"))
+
+
+def event_of(told: Told, batch: Batch, state: RunState, at: datetime) -> RunEvent:
+    """The event that a batch's run began, or ended in this way."""
+    facets: dict[str, Any] = {
+        "parent": _by_us(
+            parent_run.ParentRunFacet,
+            run=parent_run.Run(runId=driver_run_id(told.incarnation, told.epoch)),
+            job=parent_run.Job(namespace=told.namespace, name=f"{told.topology}.driver"),
+        ),
+        "stormproof": _by_us(
+            StormproofRunFacet,
+            txid=batch.txid,
+            incarnation=told.incarnation,
+            epoch=told.epoch,
+            guarantee=told.guarantee,
+            attempts=batch.attempts,
+            suppressed=sorted(sink for sink, one in batch.written.items() if one.suppressed),
+            messages=batch.messages,
+            firstTxid=batch.txid if batch.first_txid is None else batch.first_txid,
+            batches=batch.batches,
+        ),
+    }
+    if batch.error:
+        facets["errorMessage"] = _by_us(
+            error_message_run.ErrorMessageRunFacet, message=batch.error, programmingLanguage="PYTHON"
+        )
+    processing = "STREAMING" if told.streaming else "BATCH"
+    job_type = _by_us(job_type_job.JobTypeJobFacet, processingType=processing, integration="STORMPROOF", jobType="JOB")
+    ended = state is not RunState.START
+    return RunEvent(
+        eventType=state,
+        eventTime=at.isoformat(),
+        producer=PRODUCER,
+        run=Run(runId=run_id(told.incarnation, batch.txid), facets=facets),
+        job=Job(namespace=told.namespace, name=told.topology, facets={"jobType": job_type}),
+        inputs=[InputDataset(namespace=one.namespace, name=one.name) for one in told.inputs],
+        outputs=[_output(one, batch.written.get(sink) if ended else None) for sink, one in told.outputs.items()],
+    )
+
+
+def _by_us(facet: Callable[..., Any], **fields: Any) -> Any:
+    """A facet with its producer, for which type checkers know no parameter."""
+    return facet(producer=PRODUCER, **fields)
+
+
+def _output(output: Output, written: Written | None) -> OutputDataset:
+    facets: dict[str, Any] = {}
+    output_facets: dict[str, Any] = {}
+    if output.columns:
+        facets["schema"] = _by_us(SchemaDatasetFacet, fields=_fields(output.columns))
+    if written is not None:
+        if written.version is not None:
+            facets["version"] = _by_us(DatasetVersionDatasetFacet, datasetVersion=written.version)
+        output_facets["outputStatistics"] = _by_us(
+            OutputStatisticsOutputDatasetFacet, rowCount=written.rows, size=written.bytes
+        )
+    return OutputDataset(
+        namespace=output.dataset.namespace, name=output.dataset.name, facets=facets, outputFacets=output_facets
+    )
+
+
+def _fields(columns: Sequence[tuple[str, str]]) -> list[SchemaDatasetFacetFields]:
+    return [SchemaDatasetFacetFields(name=name, type=type_) for name, type_ in columns]
 
 
 class LineageReporter(Observer):

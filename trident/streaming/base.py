@@ -35,15 +35,13 @@ from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.ledger.streams import handed, missing, stands_by_name
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.metrics.run_metrics import RunMetrics, exported_metrics
-from stormproof.trident.observers import Observer, Observers
+from stormproof.trident.metrics.recorder import RunMetrics, exported_metrics
+from stormproof.trident.observers import Observer, Observers, RunStatistics
 from stormproof.trident.opening import Preflight, attached, placed
 from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
-from stormproof.trident.options import RunOptions
-from stormproof.trident.outages import outlasting_outages
+from stormproof.trident.options import RunOptions, outlasting_outages
 from stormproof.trident.run import new_incarnation, options_of
 from stormproof.trident.sessions import Sessions
-from stormproof.trident.statistics import RunStatistics
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction_states import EventKind, OperatorAction
 

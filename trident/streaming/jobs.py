@@ -18,14 +18,13 @@ from stormproof.core.settings import Settings
 from stormproof.core.sink import TaskContext, files_of
 from stormproof.sinks.preview import RowsPreview
 from stormproof.sinks.writer import Rehearsal, one_message_writer
-from stormproof.trident.dry_run import DryRun, DryRunOutcome, outcome_of
+from stormproof.trident.dry_run import DryRun, DryRunOutcome, look, notes_of, outcome_of, sinks_told, table_of
 from stormproof.trident.ledger import handed_in
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.handed_in import HandedIn, source_of
 from stormproof.trident.ledger.rows import NO_LIFE
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.opening import placed, require_own_tables, sinks_of
-from stormproof.trident.start_preview import look, notes_of, sinks_told, table_of
 from stormproof.trident.streaming.base import Frame
 from stormproof.trident.streaming.result import OnceResult, StreamOutcome
 from stormproof.trident.streaming.sinks import SinkStream

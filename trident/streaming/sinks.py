@@ -29,9 +29,9 @@ from stormproof.trident.ledger.handed_in import HandedIn, source_of
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.streams import handed, stands
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.outages import outlasting_outages
+from stormproof.trident.observers import BatchResult, RecoveryReport
+from stormproof.trident.options import outlasting_outages
 from stormproof.trident.recovery import recover
-from stormproof.trident.statistics import BatchResult, RecoveryReport
 from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, Plans, StepTimes
 from stormproof.trident.streaming.one_message import OneMessageSource, slice_of

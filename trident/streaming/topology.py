@@ -24,9 +24,8 @@ from stormproof.trident.ledger import events
 from stormproof.trident.ledger.handed_in import HandedIn, newest
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.streams import handed, stands
-from stormproof.trident.options import RunOptions
-from stormproof.trident.outages import outlasting_outages
-from stormproof.trident.statistics import RunStatistics
+from stormproof.trident.observers import RunStatistics
+from stormproof.trident.options import RunOptions, outlasting_outages
 from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, Plans, StepTimes
 from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction_states import EventKind

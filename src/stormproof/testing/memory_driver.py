@@ -12,9 +12,9 @@ from stormproof.core.source.protocol import Source
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.job_runners import Jobs
 from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.observers import BatchResult, RunStatistics
 from stormproof.trident.opening import attached
 from stormproof.trident.options import RunOptions
-from stormproof.trident.statistics import BatchResult, RunStatistics
 from stormproof.trident.watched_job import Watch
 
 

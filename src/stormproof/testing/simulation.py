@@ -47,8 +47,8 @@ from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.observers import BatchResult
 from stormproof.trident.options import RunOptions
-from stormproof.trident.statistics import BatchResult
 from stormproof.trident.watched_job import Watch
 
 Payload: TypeAlias = bytes | str | Mapping[str, object]
