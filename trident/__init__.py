@@ -32,5 +32,5 @@
 | `dry_run` | what would a commit, a start and the next batch do |
 | `stores`, `wording` | which database do decisions work on; how are counts and times written, and tables in a notebook |
 | `observers` | who is told what becomes of each batch; what does a run count |
-| `prune`, `grants` | how is the ledger pruned; GRANTs |
+| `grants` | GRANTs |
 """

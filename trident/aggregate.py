@@ -269,7 +269,7 @@ def with_key(schema: pa.Schema) -> pa.Schema:
 
 def own_merges(topology: TopologyGraph, aggregate: str) -> dict[str, Merge]:
     """For each result of a user's combiner in a persistent aggregate, how a state merges it into what it holds."""
-    from stormproof.trident.state.merge import RowMerge
+    from stormproof.trident.state.map import RowMerge
 
     (component,) = (c for c in topology.components if c.name == aggregate)
     assert isinstance(component, Aggregate)
@@ -284,7 +284,7 @@ def require_state(component: str, state: StateFactory | None, name: str | None) 
     """
     where = f"persistent_aggregate after {component!r}"
     if state is not None:
-        from stormproof.trident.state.checks import require_factory
+        from stormproof.trident.state.matrix import require_factory
 
         require_factory(state, where, component)
         if name is not None:

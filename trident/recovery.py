@@ -34,8 +34,8 @@ from stormproof.sinks.protocol import PROBLEM, CommitResult, Held, RefusedRow, S
 from stormproof.sinks.rejects import GroupsRefused
 from stormproof.trident.batch_records import Prepared, SinkAnswers, blocked, to_prepared
 from stormproof.trident.ledger import bindings, events, txns
-from stormproof.trident.ledger.repair import take_late_commit
 from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.ledger.txns import take_late_commit
 from stormproof.trident.observers import BatchResult, RecoveryReport
 from stormproof.trident.sessions import machine_errors
 from stormproof.trident.steps import MovedLate, Steps

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from stormproof.trident.observers import RunStatistics
     from stormproof.trident.options import RunOptions
     from stormproof.trident.run import RunArguments
-    from stormproof.trident.streaming.base import ForeachBatch
-    from stormproof.trident.streaming.result import StreamResult
+    from stormproof.trident.streaming.base import ForeachBatch, StreamResult
 
 
 class RunnableTopology(TopologyGraph):

@@ -450,7 +450,7 @@ class Stream:
             TopologyError: the state cannot hold such rows, or serve the guarantee; or one of the arguments is of the wrong
                 kind.
         """
-        from stormproof.trident.state.checks import require_keys, require_updater
+        from stormproof.trident.state.matrix import require_keys, require_updater
         from stormproof.trident.state.sink import StateSink
 
         require_updater(updater, f"state {name!r}", name)

@@ -10,10 +10,16 @@ import pytest
 from support.state_suite import failing
 
 from stormproof.sinks.protocol import PreparedTransaction
-from stormproof.trident.state.key_value import KeyValueBacking, OpaqueMap, TransactionalMap
+from stormproof.trident.state.key_value import (
+    CachedStore,
+    KeyValueBacking,
+    KeyValueStore,
+    MemoryStore,
+    OpaqueMap,
+    TransactionalMap,
+)
 from stormproof.trident.state.map import StoredMap, make_map
 from stormproof.trident.state.protocol import StateContext, StateFactory, StateKind
-from stormproof.trident.state.stores import CachedStore, KeyValueStore, MemoryStore
 
 
 class DropsLast(MemoryStore):

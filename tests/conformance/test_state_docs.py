@@ -17,10 +17,9 @@ from support.state_suite import failing
 
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kind import SourceKind
-from stormproof.trident.state.key_value import OpaqueMap
+from stormproof.trident.state.key_value import KeyValueStore, OpaqueMap
 from stormproof.trident.state.matrix import MATRIX
 from stormproof.trident.state.protocol import StateFactory, StateKind
-from stormproof.trident.state.stores import KeyValueStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "state.md"
 

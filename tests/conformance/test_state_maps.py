@@ -15,11 +15,10 @@ from stormproof.sinks.protocol import PreparedTransaction
 from stormproof.testing import MapStateConformance
 from stormproof.testing.states import A, B, batch, folded
 from stormproof.trident.state.delta import DeltaMap
-from stormproof.trident.state.key_value import MemoryMap, NonTransactionalMap, OpaqueMap, TransactionalMap
+from stormproof.trident.state.key_value import MemoryMap, MemoryStore, NonTransactionalMap, OpaqueMap, TransactionalMap
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresMap
 from stormproof.trident.state.protocol import StateFactory, StateKind
-from stormproof.trident.state.stores import MemoryStore
 
 KEY_VALUE = {
     "non-transactional": NonTransactionalMap,

@@ -20,7 +20,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import TaskContext, transaction_digest
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkIdentity
 from stormproof.trident.state.key_value import MemoryMap
-from stormproof.trident.state.merge import newest, total
+from stormproof.trident.state.map import newest, total
 from stormproof.trident.state.protocol import SourceKind, State, StateContext, StateKind
 from stormproof.trident.state.sink import MapSetter, StateSession, StateSink
 

@@ -33,9 +33,9 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries
 from stormproof.errors import PositionMismatch
 from stormproof.trident.audit import AuditLedger
+from stormproof.trident.decisions.pruning import prune
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.prune import prune
-from stormproof.trident.streaming.result import StreamOutcome, StreamResult
+from stormproof.trident.streaming.base import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
 forms = pytest.mark.parametrize("form", Form)

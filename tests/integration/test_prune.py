@@ -17,8 +17,8 @@ from stormproof.core.clock import SystemClock
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import AuditLedger
+from stormproof.trident.decisions.pruning import PruneReport, prune
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.prune import PruneReport, prune
 
 pytestmark = pytest.mark.postgres
 

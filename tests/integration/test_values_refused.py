@@ -20,7 +20,7 @@ from stormproof.core.sink import SinkInput
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.state.delta import DeltaMap
-from stormproof.trident.state.merge import newest
+from stormproof.trident.state.map import newest
 from stormproof.trident.state.postgres import PostgresMap
 from stormproof.trident.state.sink import StateSink
 

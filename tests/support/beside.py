@@ -19,9 +19,8 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sink import Lineage
 from stormproof.state import StateFactory
 from stormproof.trident.audit import AuditLedger, opener_for, verify
-from stormproof.trident.audit.verdicts import keep
+from stormproof.trident.audit.report import Deep, keep
 from stormproof.trident.audit.verify import LAST, Since
-from stormproof.trident.audit.verify_rows import Deep
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap
 from support.blows import Stand

@@ -13,10 +13,9 @@ from stormproof.core.failpoint import watched
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.kind import SourceKind
 from stormproof.core.source.protocol import Lease, Limit, Slice
-from stormproof.trident.state.key_value import MemoryMap
+from stormproof.trident.state.key_value import MemoryMap, MemoryStore
 from stormproof.trident.state.protocol import StateFactory, StateKind
 from stormproof.trident.state.sink import StateSink
-from stormproof.trident.state.stores import MemoryStore
 from support.memory_run import World
 
 PAYLOADS = [b"a b a", b"b c", b"a c", b"d"]

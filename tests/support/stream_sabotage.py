@@ -13,9 +13,8 @@ from stormproof.sinks.delta import hold as delta_hold
 from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
 from stormproof.trident import recovery
-from stormproof.trident.ledger.handed_in import HandedIn, micro_batch
+from stormproof.trident.ledger.handed_in import HandedIn, Standing, micro_batch
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.ledger.streams import Standing
 from stormproof.trident.steps import Steps
 from stormproof.trident.streaming import base, sinks, topology
 

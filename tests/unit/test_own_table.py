@@ -25,12 +25,18 @@ from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 from stormproof.trident.aggregate import count
 from stormproof.trident.opening import require_own_stores, require_own_tables
 from stormproof.trident.state.delta import DeltaMap
-from stormproof.trident.state.key_value import MemoryMap, NonTransactionalMap, OpaqueMap, TransactionalMap
-from stormproof.trident.state.merge import total
+from stormproof.trident.state.key_value import (
+    KeyValueStore,
+    MemoryMap,
+    MemoryStore,
+    NonTransactionalMap,
+    OpaqueMap,
+    TransactionalMap,
+)
+from stormproof.trident.state.map import total
 from stormproof.trident.state.postgres import PostgresMap
 from stormproof.trident.state.protocol import StateContext, StateFactory
 from stormproof.trident.state.sink import StateSession, StateSink
-from stormproof.trident.state.stores import KeyValueStore, MemoryStore
 from stormproof.trident.stream import Topology
 
 HERE = Database.from_url("postgresql://one@here/db")

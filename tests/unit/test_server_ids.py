@@ -13,8 +13,7 @@ from stormproof.core.source.kafka.source import KafkaSource
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.rabbitmq import RabbitMQStreamSource
-from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.spouts import GroupEvidence
+from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence
 from stormproof.trident.ledger.rows import Txn
 
 

@@ -12,7 +12,7 @@ from stormproof.core.folds import Fold
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.by_key import check_fold_input, fold_tables
 from stormproof.sinks.limits import ColumnLimit, Limits
-from stormproof.trident.state.merge import merge_columns, total
+from stormproof.trident.state.map import merge_columns, total
 
 
 def check(limit: ColumnLimit, column: pa.Array) -> list[tuple[int, str]]:

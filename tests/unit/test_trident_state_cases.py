@@ -10,8 +10,7 @@ import pytest
 from stormproof.core.errors import PositionMismatch
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.state.key_value import MemoryMap
-from stormproof.trident.state.map import StoredMap
-from stormproof.trident.state.merge import total
+from stormproof.trident.state.map import StoredMap, total
 from stormproof.trident.state.protocol import StateContext, StateKind
 
 SCHEMA = pa.schema([pa.field("word", pa.string()), pa.field("count", pa.int64())])

@@ -16,8 +16,7 @@ from stormproof.core.clock import ManualClock
 from stormproof.core.errors import UsageError
 from stormproof.trident.web import assets
 from stormproof.trident.web.app import ROUTES, app_of
-from stormproof.trident.web.people import ProxyHeaders, WebOptions, WebRole, WebUser
-from stormproof.trident.web.sessions import IDLE_S, SESSION_S
+from stormproof.trident.web.people import IDLE_S, SESSION_S, ProxyHeaders, WebOptions, WebRole, WebUser
 from stormproof.trident.web.shield import BODY_MAX, HEADERS
 from stormproof.trident.web.visit import Route, Visit
 

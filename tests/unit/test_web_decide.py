@@ -14,7 +14,7 @@ from starlette.datastructures import QueryParams
 
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import UsageError
-from stormproof.trident.decisions.canary import CanaryRules
+from stormproof.trident.decisions.dead_letters import CanaryRules
 from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, Look, on_the_page
 from stormproof.trident.web.decide.letters import edited_bytes, require_chosen, text_to_edit
 from stormproof.trident.web.decide.proposals import KEPT_S, Choice, Given, Outcome, Proposal, Proposals

@@ -1,16 +1,22 @@
-"""Batches, the newest first: filters and pages. One row a batch, without what its sinks hold; that is `txn`'s."""
+"""Batches: the list, with filters and pages, the newest first; and one batch whole, with what its sinks hold of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import UsageError
-from stormproof.trident.audit.ledger import AuditLedger
-from stormproof.trident.transaction_states import TxnCause, TxnState
+from stormproof.core.errors import Json, UsageError
+from stormproof.trident.audit.inspect import Has, Holding, SinkOpener
+from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
+from stormproof.trident.audit.lifecycle import Failure
+from stormproof.trident.audit.source import server_ids
+from stormproof.trident.audit.status import holdings_of
+from stormproof.trident.ledger.rows import Event, Reject, SinkWork, record_of
+from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
 
 PAGE: Final = 50
 
@@ -135,3 +141,151 @@ def _place(after: str) -> tuple[datetime, int, str]:
         return datetime.fromisoformat(at), int(txid), of
     except ValueError:
         raise UsageError(f"{after[:80]!r} is no place in the list of batches") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOutput:
+    """What the batch writes to one sink. `rows` were prepared, and `rejected` of them refused by its table.
+
+    `has` says whether the sink has it, by the ledger or by its store, and `why` why it was not asked. `committed_at` is the
+    time of the commit by the sink's store; None: it does not have it, or its store does not say.
+    """
+
+    sink: str
+    target: str
+    follows_txid: int | None
+    rows: int
+    bytes: int
+    files: int
+    digest: str
+    committed_at: datetime | None
+    outcome: str | None
+    version: int | None = None
+    """The table's version that has it; None where the table has none, or the ledger does not know it."""
+    has: Has = Has.NOT_ASKED
+    why: str | None = None
+    rejected: int = 0
+
+    @staticmethod
+    def of(work: SinkWork, found: Holding, rejects: Sequence[Reject]) -> SinkOutput:
+        """From the ledger's record, and what the sink holds."""
+        return SinkOutput(
+            *(work.sink, found.target, work.previous, work.rows, work.bytes, len(work.files), work.digest),
+            committed_at=found.at,
+            outcome=work.outcome,
+            version=work.version,
+            has=found.has,
+            why=found.why,
+            rejected=found.rejected or sum(one.rows for one in rejects if one.sink == work.sink),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFailureRow:
+    """A message that failed in the batch or was returned from it."""
+
+    message: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEvent:
+    """Any other event of the batch: blocked, retried by an operator, suppressed."""
+
+    kind: str
+    at: datetime | None
+    sink: str | None
+    message: str | None
+    text: str
+    action: str | None = None
+    """What an operator decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class TxnReport:
+    """One batch, whole."""
+
+    topology: str
+    txid: int
+    state: str
+    guarantee: str
+    epoch: int
+    cause: str | None
+    """Why it is blocked, was aborted or was abandoned."""
+    reason: str | None
+    """The cause in words."""
+    source: str
+    position: dict[str, Json]
+    messages: int
+    failed: int
+    tuples: int
+    bytes: int
+    retry: bool
+    opened_at: datetime
+    prepared_at: datetime | None
+    ended_at: datetime | None
+    steps_ms: dict[str, float]
+    attempts: tuple[AttemptRow, ...]
+    sinks: tuple[SinkOutput, ...]
+    failures: tuple[MessageFailureRow, ...]
+    replayed: tuple[str, ...]
+    events: tuple[OtherEvent, ...]
+    returned: tuple[MessageFailureRow, ...] = ()
+    server_ids: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What their server calls the messages that are named here, where that is on record."""
+
+
+_OWN_PLACE = (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY)
+
+
+def _text(event: Event) -> str:
+    """The row of a reject; of any other event, what went wrong or what was done."""
+    if event.kind is EventKind.REJECT:
+        return event.input or ""
+    return (event.error if event.kind is not EventKind.OPERATOR else None) or event.reason or ""
+
+
+def txn(ledger: AuditLedger, topology: str, txid: int, opener: SinkOpener | None = None) -> TxnReport:
+    """One batch. With an `opener` the sinks that the ledger does not know to hold it are asked.
+
+    Raises:
+        UsageError: there is no such topology or txid.
+    """
+    with ledger.snapshot() as snapshot:
+        row = snapshot.topology(topology)
+        found = snapshot.txns(row.incarnation, txid, txid)
+        if not found:
+            last, pruned = snapshot.last_txid(row.incarnation), snapshot.pruned_upto(row.incarnation)
+            known = "none yet" if last is None else f"{pruned + 1} to {last}"
+            known += f" (pruned up to txid {pruned})" if pruned else ""
+            raise UsageError(f"topology {topology!r} has no txid {txid}; known: {known}", topology=topology, txid=txid)
+        attempts = snapshot.attempts(row.incarnation, txid, txid)
+        work = snapshot.work(row.incarnation, txid, txid)
+        events = snapshot.events(row.incarnation, first=txid, last=txid)
+        holdings = holdings_of(snapshot, row, opener)
+        rejects = snapshot.rejects(row.incarnation, first=txid, last=txid, texts=False)
+        events = [event for event in events if event.txid == txid]
+        at_servers = server_ids(snapshot, row, {event.message for event in events if event.message is not None})
+    batch = found[0]
+    return record_of(
+        TxnReport,
+        batch,
+        topology=topology,
+        state=batch.state.value,
+        guarantee=batch.guarantee.value,
+        attempts=tuple(attempts),
+        sinks=tuple(SinkOutput.of(item.work, holdings.of(batch, item.work), rejects) for item in work),
+        failures=tuple(
+            MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.FAILURE
+        ),
+        replayed=tuple(e.message or "" for e in events if e.kind is EventKind.REPLAY),
+        events=tuple(
+            OtherEvent(e.kind.value, e.at, e.sink, e.message, _text(e), e.action)
+            for e in events
+            if e.kind not in _OWN_PLACE
+        ),
+        returned=tuple(
+            MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.RETURNED
+        ),
+        server_ids=at_servers,
+    )

@@ -11,8 +11,7 @@ from stormproof.core.errors import UsageError
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.sinks.registry import lineage_of
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.holdings import Has, Holding
-from stormproof.trident.audit.inspect import SinkOpener
+from stormproof.trident.audit.inspect import Has, Holding, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, Skipped
 from stormproof.trident.audit.lifecycle import (
     MESSAGE_EVENTS,

@@ -25,10 +25,8 @@ from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import member_subscription, sources_in
-from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.handed_in import find_handed_in
+from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence, find_handed_in
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
-from stormproof.trident.audit.spouts import GroupEvidence
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction_states import TxnCause, TxnState
 

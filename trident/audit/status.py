@@ -16,10 +16,8 @@ import psutil
 from stormproof.core.errors import Json
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.protocol import Backlog
-from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.handed_in import StreamPlace, place_of
-from stormproof.trident.audit.holdings import Has, Holding, Holdings
-from stormproof.trident.audit.inspect import SinkOpener
+from stormproof.trident.audit.evidence import SourceEvidence, StreamPlace, place_of
+from stormproof.trident.audit.inspect import Has, Holding, Holdings, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.source import SourceReader, open_losses, stored_source
 from stormproof.trident.job_progress import JobProgress

@@ -12,25 +12,22 @@ from stormproof.core.failpoint import failpoint
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.audit import Kept
 from stormproof.core.source.spouts import sources_in
-from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.handed_in import place_of
+from stormproof.trident.audit.evidence import SourceEvidence, place_of
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import (
     PROVES,
     PROVES_DEEP,
+    Basis,
     Chain,
     Checked,
+    Deep,
     Findings,
+    LookAtAll,
     NoticeKind,
     RowsCompared,
     VerifyReport,
     ViolationKind,
-)
-from stormproof.trident.audit.source import SourceReader, stored_source, unsubscribed_findings
-from stormproof.trident.audit.verdicts import (
-    Basis,
-    LookAtAll,
     chain_of,
     find_basis,
     first_since,
@@ -38,10 +35,9 @@ from stormproof.trident.audit.verdicts import (
     scope_of,
     settled,
 )
-from stormproof.trident.audit.verify_ledger import LedgerRows, verify_ledger
-from stormproof.trident.audit.verify_messages import verify_kept, verify_messages
-from stormproof.trident.audit.verify_rows import Deep, verify_rows
-from stormproof.trident.audit.verify_sinks import Later, verify_sinks
+from stormproof.trident.audit.source import SourceReader, stored_source, unsubscribed_findings
+from stormproof.trident.audit.verify_ledger import LedgerRows, verify_kept, verify_ledger, verify_messages
+from stormproof.trident.audit.verify_sinks import Later, verify_rows, verify_sinks
 from stormproof.trident.ledger.rows import Txn
 from stormproof.trident.transaction_states import TxnState
 

@@ -1,4 +1,7 @@
-"""Compares each sink's own evidence with the ledger: exactly the committed txids, in order, with equal content."""
+"""Compares each sink's own evidence with the ledger: exactly the committed txids, in order, with equal content.
+
+And with ``--deep`` the rows of the tables with those that were written.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,20 @@ from dataclasses import dataclass
 from stormproof.core.errors import CannotTell, FatalError, StormproofError, TransientError, UsageError
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkMode
+from stormproof.sinks.comparison import Comparison, RowsOnRecord, SupportsCompareRows
 from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
 from stormproof.trident.audit.inspect import SinkOpener
-from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
-from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
-from stormproof.trident.audit.verdicts import LookAtAll
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding
+from stormproof.trident.audit.report import (
+    Deep,
+    Findings,
+    LookAtAll,
+    NoticeKind,
+    RowsCompared,
+    RowsProgress,
+    ViolationKind,
+    ranges,
+)
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
 from stormproof.trident.transaction_states import OperatorAction, SinkOutcome, TxnState
@@ -362,3 +374,74 @@ class _Comparison:
         if (last_held is None or last > last_held) and (self._later.may_be_held(last, self._sink) or unchecked):
             return
         self._wrong(ViolationKind.GUARD, f"its last txid is {last}, the ledger says {last_held}")
+
+
+def verify_rows(
+    ledger: AuditLedger,
+    rows: LedgerRows,
+    opener: SinkOpener,
+    deep: Deep,
+    *,
+    first: int,
+    last: int | None,
+    findings: Findings,
+) -> tuple[RowsCompared, ...]:
+    """Compare the sinks' tables, one after another.
+
+    Raises:
+        UsageError: the topology has no sink of a name that was given.
+    """
+    known = [binding.sink for binding in rows.bindings]
+    for name in deep.sinks or ():
+        if name not in known:
+            raise UsageError(
+                f"topology {rows.topology.name!r} has no sink {name!r}; known: {', '.join(known)}", sink=name
+            )
+    done: list[RowsCompared] = []
+    for binding in rows.bindings:
+        if deep.sinks is not None and binding.sink not in deep.sinks:
+            _left_out(binding.sink, "it was not asked for (--sink)", findings)
+            continue
+        try:
+            found = _compared(ledger, rows, binding, opener, first, last, deep.progress)
+        except StormproofError as error:
+            findings.unknown(f"sink {binding.sink!r}: its rows could not be compared: {error}", sink=binding.sink)
+            continue
+        for wrong in found.wrong:
+            text = f"sink {binding.sink!r}: {wrong.text}"
+            if wrong.by_others and deep.others_write:
+                findings.notice(NoticeKind.OTHERS_WRITE, text, txid=wrong.txid, sink=binding.sink)
+            else:
+                findings.violation(ViolationKind(wrong.problem.value), text, txid=wrong.txid, sink=binding.sink)
+        for text in found.left_out:
+            _left_out(binding.sink, text, findings)
+        done.append(RowsCompared(binding.sink, found.rows, found.compared, found.left_out))
+    return tuple(done)
+
+
+def _left_out(sink: str, text: str, findings: Findings) -> None:
+    findings.notice(NoticeKind.NOT_COMPARED, f"sink {sink!r}, not compared: {text}", sink=sink)
+
+
+def _compared(
+    ledger: AuditLedger,
+    rows: LedgerRows,
+    binding: SinkBinding,
+    opener: SinkOpener,
+    first: int,
+    last: int | None,
+    progress: RowsProgress,
+) -> Comparison:
+    life = rows.topology.incarnation
+    names = [one.sink for one in rows.bindings if one.table_id == binding.table_id]  # several: the sink was renamed
+    given_up = max((rows.losses[name].upto for name in names if name in rows.losses), default=0)
+
+    def read() -> RowsOnRecord:
+        with ledger.snapshot() as snapshot:
+            files = snapshot.files(life, binding.sink, first, last)
+            return RowsOnRecord(files, snapshot.pruned_upto(life), given_up)
+
+    with closing(opener(SinkIdentity(rows.topology.name, life, binding.sink), binding)) as session:
+        if not isinstance(session, SupportsCompareRows):
+            return Comparison(left_out=("its rows: a sink of its kind cannot read them back",))
+        return session.compare_rows(read, first, last, lambda done, of: progress(binding.sink, done, of))

@@ -18,13 +18,13 @@ from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import emit, note, say, table, written
 from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
 from stormproof.trident.cli.stores import opened
-from stormproof.trident.decisions.letter_filter import filter_of
 from stormproof.trident.decisions.letters import (
     Letter,
     LetterClass,
     LetterClasses,
     Letters,
     called_by_servers,
+    filter_of,
     letters_of,
     named,
     not_dead,

@@ -17,9 +17,8 @@ from stormproof.trident.cli.letters import classes_text, note_elsewhere
 from stormproof.trident.cli.output import Exit, confirmed, emit, finish, note, say
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.decisions import dead_letters
-from stormproof.trident.decisions.canary import CanaryEnd, CanaryReport, CanaryRules, requeue_canary
-from stormproof.trident.decisions.letter_filter import filter_of
-from stormproof.trident.decisions.letters import ChosenLetters, Letter, letters_of, named
+from stormproof.trident.decisions.dead_letters import CanaryEnd, CanaryReport, CanaryRules, requeue_canary
+from stormproof.trident.decisions.letters import ChosenLetters, Letter, filter_of, letters_of, named
 from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.wording import counted
 

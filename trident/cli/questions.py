@@ -19,8 +19,7 @@ from stormproof.trident.wording import counted, parse_time
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import AuditLedger
-    from stormproof.trident.audit.questions import Answer, Asked
-    from stormproof.trident.audit.replays import ReplaysAnswer
+    from stormproof.trident.audit.questions import Answer, Asked, ReplaysAnswer
 
 LIMIT: Final = 100
 _TOPOLOGY: Final = parameter(
@@ -78,8 +77,7 @@ def show(question: Question, *, as_json: bool, **asked: Any) -> None:
     whole = _asked(**asked)
     with opened() as stores:
         from stormproof.trident.audit.inspect import opener_for
-        from stormproof.trident.audit.questions import ask
-        from stormproof.trident.audit.replays import answered_replays
+        from stormproof.trident.audit.questions import answered_replays, ask
 
         answer: Answer | ReplaysAnswer = (
             answered_replays(stores.audit, whole)

@@ -7,14 +7,13 @@ from functools import partial
 
 from stormproof.core.clock import SystemClock
 from stormproof.trident import audit
+from stormproof.trident.audit.batches import TxnReport
 from stormproof.trident.audit.figures import ComponentsReport, components
-from stormproof.trident.audit.holdings import Holding
-from stormproof.trident.audit.inspect import committer_of
+from stormproof.trident.audit.inspect import Holding, committer_of
 from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport, Opening
-from stormproof.trident.audit.replays import ReplaysReport
+from stormproof.trident.audit.questions import ReplaysReport
 from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusReport, TopologyStatus
-from stormproof.trident.audit.txn import TxnReport
 from stormproof.trident.cli.layout import cell_text
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.cli.run_text import recovery_text

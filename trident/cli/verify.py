@@ -16,11 +16,9 @@ from typing import Any, Final
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import UsageError
 from stormproof.trident import audit
-from stormproof.trident.audit.report import VerifyReport
+from stormproof.trident.audit.report import Deep, RowsProgress, VerifyReport, keep
 from stormproof.trident.audit.report_file import Wanted, file_bytes, record
-from stormproof.trident.audit.verdicts import keep
 from stormproof.trident.audit.verify import Since
-from stormproof.trident.audit.verify_rows import Deep, RowsProgress
 from stormproof.trident.cli.output import emit, finish, note, say
 from stormproof.trident.cli.stores import opened
 from stormproof.trident.stores import Stores

@@ -4,15 +4,14 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 
 | module | decision |
 | --- | --- |
-| `letters`, `letter_filter` | which dead letters there are, and which of them are meant |
-| `dead_letters` | requeue, drop, edit a dead letter: a message that failed too often, or that a sink rejected |
-| `canary` | hand the first few out again, and the rest only while few enough fail |
+| `letters` | which dead letters there are, and which of them are meant |
+| `dead_letters` | requeue, drop, edit a dead letter: a message that failed too often, or that a sink rejected; canaries |
 | `driver` | pause, resume, drain, stop a driver |
-| `blocked`, `skips` | retry a blocked batch; give up its rows at a sink |
+| `skips` | retry a blocked batch; give up its rows at a sink |
 | `pruning` | the ledger is pruned: one topology of it, or all |
 | `starts` | adopt another incarnation's rows; accept a changed graph, or what a source's server removed, or may have |
 | `forget` | what the ledger forgets: a topology, a queue's subscription |
-| `adopt_table`, `release_table` | which table is a sink's own |
+| `adopt_table` | which table is a sink's own |
 | `adopt_queue` | a queue changes its server |
 | `upkeep` | the files of a topology's tables are compacted, vacuumed, repaired |
 """

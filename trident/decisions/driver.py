@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stormproof.core.errors import UsageError
-from stormproof.trident.audit.handed_in import place_of
+from stormproof.trident.audit.evidence import place_of
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import control, handed_in

@@ -15,7 +15,7 @@ from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.source import recorded_source
 from stormproof.trident.audit.status import DriverState, driver_state, sign_of
-from stormproof.trident.decisions.release_table import release_unused
+from stormproof.trident.decisions.adopt_table import release_unused
 from stormproof.trident.ledger import other_lives
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.stores import Stores

@@ -9,11 +9,8 @@
 | `rejects` | which messages did a sink reject; what was decided about them |
 | `bindings`, `other_lives` | which table is behind a sink; which other topologies wrote to it; what is forgotten of one |
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
-| `handed_in` | which jobs and micro-batches were taken, by their keys; is a name for queries or for jobs |
-| `streams` | where does a streaming query stand; which micro-batch may come next |
+| `handed_in` | which jobs and micro-batches were taken, by their keys; where does a query stand |
 | `in_memory` | which ledger has a topology that keeps nothing beyond its process |
-| `confirmations` | which forms of the page were acted on |
 | `control` | what did an operator ask of a running driver; when did that give its last sign of life |
-| `repair` | how is a batch recorded that a sink skips, or holds against expectation |
 | `rows`, `tables`, `database` | as which types are rows read; which tables are there; how is the database reached |
 """

@@ -22,12 +22,11 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.rights import quoted
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.confirmations import Confirmation
 from stormproof.trident.ledger.database import LedgerDatabase, LockTimeout
 from stormproof.trident.ledger.fence import Backends, DriverIdentity, MadeMeanwhile, Start
 from stormproof.trident.ledger.graphs import FINGERPRINT, Graph, keep_graph, keep_refusal
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.ledger.tx import Tx, UnfencedTx
+from stormproof.trident.ledger.tx import Confirmation, Tx, UnfencedTx
 
 _NEEDED: Final[tuple[tuple[sa.Table, tuple[str, ...]], ...]] = (
     (t.topology, ("INSERT", "UPDATE")),

@@ -29,8 +29,8 @@ from stormproof.sinks.delta.table import check_types, key_of_path, locate, requi
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
-from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, change_of, make_map, stored_schema
+from stormproof.trident.state.matrix import as_state_kind
 from stormproof.trident.state.protocol import StateContext, StateKind
 from stormproof.trident.state.sink import StateSink
 

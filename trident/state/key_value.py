@@ -1,30 +1,138 @@
-"""Maps over a user's own key-value store: rows as JSON under their keys, and the last transaction under a key of its own."""
+"""Maps over a user's own key-value store: rows as JSON under their keys, and the last transaction under a key of its own.
+
+What such a store has to do, one in memory, and the cache in front of each.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from stormproof.core.arguments import require_function, require_object, require_text, require_whole
 from stormproof.core.errors import Fenced, Json, PositionMismatch, SinkRefused, TopologyError
+from stormproof.core.forks import OneProcess
 from stormproof.core.postgres.database import Database
 from stormproof.core.sink import TableKey, shared_table
 from stormproof.core.user_functions import refuse_unfit_call
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, StoreRecord
-from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
-from stormproof.trident.state.matrix import SupportsStoreIdentity
+from stormproof.trident.state.matrix import SupportsStoreIdentity, as_state_kind
 from stormproof.trident.state.protocol import StateContext, StateKind
-from stormproof.trident.state.stores import CachedStore, KeyValueStore, MemoryStore, OpenStore
+
+
+class KeyValueStore(Protocol):
+    """A user's store: bytes by key. Not assumed to be transactional: a call that fails may have written some keys.
+
+    One thread at a time calls it, and not always the same one: with several batches in flight, a batch is committed on
+    another thread than the one that opened the store. It raises errors that may pass as `TransientError`
+    (`StoreUnavailable`), and others as `SinkRefused`.
+    """
+
+    def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """The values of these keys, in their order; None where there is none. Every write that returned is seen."""
+        ...
+
+    def multi_put(self, items: Mapping[bytes, bytes]) -> None:
+        """Store these values; when it returns they are durable."""
+        ...
+
+    def close(self) -> None:
+        """Let connections go."""
+        ...
+
+
+class MemoryStore:
+    """A key-value store in this process's memory: for tests, and for states that need not outlive it.
+
+    Threads: any number may use one object. Forks: a fork that writes to its parent's store is refused: it has a copy.
+    """
+
+    def __init__(self) -> None:
+        self._guard = OneProcess("a MemoryStore")
+        self.items: dict[bytes, bytes] = {}
+
+    def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """The values of these keys."""
+        return [self.items.get(key) for key in keys]
+
+    def multi_put(self, items: Mapping[bytes, bytes]) -> None:
+        """Store these values."""
+        with self._guard:
+            self.items.update(items)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+OpenStore: TypeAlias = Callable[[], KeyValueStore]
+
+
+class CachedStore:
+    """A store, with its most recently used keys in memory. It must be the store's only writer.
+
+    Guarantee:
+        The cache never holds what the store may lack: a write enters it after the store's call has returned, and a call
+        that fails empties it, since nobody knows what that call has written.
+    """
+
+    def __init__(self, store: KeyValueStore, keys_max: int) -> None:
+        self._store = store
+        self._keys_max = keys_max
+        self._cache: OrderedDict[bytes, bytes | None] = OrderedDict()
+
+    def multi_get(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """From the cache, and what it lacks from the store."""
+        missing = [key for key in keys if key not in self._cache]
+        if missing:
+            try:
+                found = self._store.multi_get(missing)
+            except BaseException:
+                self._cache.clear()
+                raise
+            if len(found) != len(missing):
+                raise SinkRefused(
+                    f"{type(self._store).__name__}.multi_get gave {len(found)} values for {len(missing)} keys; it must "
+                    "give one for each, None where there is none"
+                )
+            self._cache.update(zip(missing, found, strict=True))
+        values = [self._cache[key] for key in keys]
+        self._used(keys)
+        return values
+
+    def multi_put(self, items: Mapping[bytes, bytes]) -> None:
+        """To the store first."""
+        try:
+            self._store.multi_put(items)
+        except BaseException:
+            self._cache.clear()
+            raise
+        self._cache.update(items)
+        self._used(items)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._cache.clear()
+        self._store.close()
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def _used(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._cache.move_to_end(key)
+        while len(self._cache) > self._keys_max:
+            self._cache.popitem(last=False)
+
 
 Convert: TypeAlias = Callable[[Any], Any]
 """Of one value that is not NULL."""

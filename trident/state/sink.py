@@ -43,8 +43,7 @@ from stormproof.sinks.protocol import (
 from stormproof.sinks.registry import SinkAddress
 from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.writer import FileWriter
-from stormproof.trident.state.checks import require_state
-from stormproof.trident.state.map import Backing, check_map_columns
+from stormproof.trident.state.map import MERGES, Backing, check_map_columns
 from stormproof.trident.state.matrix import (
     SupportsBacking,
     SupportsEvidence,
@@ -52,8 +51,8 @@ from stormproof.trident.state.matrix import (
     SupportsRowCheck,
     SupportsTable,
     require_served,
+    require_state,
 )
-from stormproof.trident.state.merge import MERGES
 from stormproof.trident.state.protocol import (
     MapState,
     Merge,

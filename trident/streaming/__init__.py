@@ -3,10 +3,7 @@
 | module | question that it answers |
 | --- | --- |
 | `api` | which functions do users call |
-| `sinks` | micro-batches straight into sinks: one transaction each; a duplicate is suppressed |
-| `jobs` | batch jobs straight into sinks: one transaction for each key; what would one do |
+| `sinks` | micro-batches, and jobs, straight into sinks: one transaction for each key; what would one do |
 | `topology` | micro-batches as a topology's messages; a duplicate is suppressed |
-| `base` | what do all do: one caller for each, opened at its first frame |
-| `one_message` | the source behind `sinks` and `jobs`: a micro-batch, or a job, is one message |
-| `result` | what became of a micro-batch, or of a job |
+| `base` | what do all do: one caller for each, opened at its first frame; what became of a micro-batch |
 """

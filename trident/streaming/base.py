@@ -9,7 +9,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -30,10 +31,9 @@ from stormproof.core.source.protocol import Source
 from stormproof.trident.ledger import events, handed_in
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.ledger.database import known_error, ledger_engine, require_schema
-from stormproof.trident.ledger.handed_in import HandedIn
+from stormproof.trident.ledger.handed_in import HandedIn, handed, missing, stands_by_name
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.ledger.streams import handed, missing, stands_by_name
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.metrics.recorder import RunMetrics, exported_metrics
 from stormproof.trident.observers import Observer, Observers, RunStatistics
@@ -42,11 +42,44 @@ from stormproof.trident.openlineage.exported import exported_lineage, lineage_tr
 from stormproof.trident.options import RunOptions, outlasting_outages
 from stormproof.trident.run import new_incarnation, options_of
 from stormproof.trident.sessions import Sessions
-from stormproof.trident.streaming.result import StreamOutcome, StreamResult
 from stormproof.trident.transaction_states import EventKind, OperatorAction
 
 if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames
+
+
+class StreamOutcome(StrEnum):
+    """What became of a micro-batch, or of a job, in one call."""
+
+    COMMITTED = "committed"
+    ROLLED_FORWARD = "rolled_forward"
+    """Its content was fixed before: it was committed from its files, and what was handed in again was discarded."""
+    SUPPRESSED = "suppressed"
+    """Every sink held it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamResult:
+    """What one call did. `rows` is how many the micro-batch had, or 0 where it was not read."""
+
+    query: str
+    batch: int
+    outcome: StreamOutcome
+    txids: tuple[int, ...]
+    rows: int
+    steps_ms: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class OnceResult:
+    """What one `once(frame, key=...)` did. `rows` is how many it wrote: 0 where they were written before."""
+
+    key: str
+    outcome: StreamOutcome
+    txid: int
+    rows: int
+    steps_ms: dict[str, float] = field(default_factory=dict[str, float])
+
 
 Frame: TypeAlias = Any
 """Rows: Spark's DataFrame. It is not named here, so that Spark need not be imported."""

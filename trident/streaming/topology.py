@@ -21,13 +21,19 @@ from stormproof.core.storage.files import files_at
 from stormproof.sinks.writer import FileWriter
 from stormproof.trident.coordinator import Coordinator
 from stormproof.trident.ledger import events
-from stormproof.trident.ledger.handed_in import HandedIn, newest
+from stormproof.trident.ledger.handed_in import HandedIn, handed, newest, stands
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.ledger.streams import handed, stands
 from stormproof.trident.observers import RunStatistics
 from stormproof.trident.options import RunOptions, outlasting_outages
-from stormproof.trident.streaming.base import ForeachBatch, Frame, OpenQuery, Plans, StepTimes
-from stormproof.trident.streaming.result import StreamOutcome, StreamResult
+from stormproof.trident.streaming.base import (
+    ForeachBatch,
+    Frame,
+    OpenQuery,
+    Plans,
+    StepTimes,
+    StreamOutcome,
+    StreamResult,
+)
 from stormproof.trident.transaction_states import EventKind
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.decide import pages
 from stormproof.trident.web.decide.proposals import Proposals
 from stormproof.trident.web.guard import serve
-from stormproof.trident.web.people import WebOptions, WebRole
+from stormproof.trident.web.people import NewSecret, Sessions, WebOptions, WebRole, new_secret
 from stormproof.trident.web.reading import LedgerReader, Opened
 from stormproof.trident.web.render import rendered
-from stormproof.trident.web.sessions import NewSecret, Sessions, new_secret
 from stormproof.trident.web.shield import Shield
 from stormproof.trident.web.views import (
     batch,

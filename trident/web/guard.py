@@ -19,8 +19,7 @@ from stormproof.core.errors import (
     TransientError,
     UsageError,
 )
-from stormproof.trident.web.people import WebRole, WebUser, at_most
-from stormproof.trident.web.sessions import csrf_of, is_csrf_of
+from stormproof.trident.web.people import WebRole, WebUser, at_most, csrf_of, is_csrf_of
 from stormproof.trident.web.visit import Route, Site, Visit
 
 CSRF_FIELD: Final = "csrf"

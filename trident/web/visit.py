@@ -17,10 +17,9 @@ from stormproof.core.clock import Clock
 from stormproof.core.errors import UsageError
 from stormproof.trident.web.assets import ASSETS, address
 from stormproof.trident.web.decide.proposals import Proposals
-from stormproof.trident.web.people import WebOptions, WebRole, WebUser
+from stormproof.trident.web.people import Sessions, WebOptions, WebRole, WebUser
 from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import rendered
-from stormproof.trident.web.sessions import Sessions
 
 if TYPE_CHECKING:
     from stormproof.trident.web.reading import Opened

@@ -26,16 +26,15 @@ import pytest
 
 from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
 from stormproof.sinks.protocol import Held, PreparedTransaction, SinkIdentity
-from stormproof.trident.state.key_value import POSITION_KEY, KeyValueMap
+from stormproof.trident.state.key_value import POSITION_KEY, KeyValueMap, KeyValueStore, OpenStore
+from stormproof.trident.state.map import maximum, minimum, total
 from stormproof.trident.state.matrix import SupportsEvidence, SupportsLastTxid
-from stormproof.trident.state.merge import maximum, minimum, total
 from stormproof.trident.state.protocol import (
     MapState,
     StateContext,
     StateFactory,
     StateKind,
 )
-from stormproof.trident.state.stores import KeyValueStore, OpenStore
 
 M = TypeVar("M", bound=KeyValueMap)
 

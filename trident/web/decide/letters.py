@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from stormproof.core.errors import UsageError
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.decisions import dead_letters
-from stormproof.trident.decisions.canary import CanaryReport, CanaryRules, requeue_canary, require_driver
-from stormproof.trident.decisions.letter_filter import LetterFilter, filter_of
-from stormproof.trident.decisions.letters import ChosenLetters, letters_of
+from stormproof.trident.decisions.dead_letters import CanaryReport, CanaryRules, requeue_canary, require_driver
+from stormproof.trident.decisions.letters import ChosenLetters, LetterFilter, filter_of, letters_of
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.wording import counted
 

@@ -17,7 +17,7 @@ from stormproof.core.message import storable_text
 from stormproof.trident.declarations.decisions import Decision, Field
 
 if TYPE_CHECKING:
-    from stormproof.trident.decisions.canary import CanaryReport
+    from stormproof.trident.decisions.dead_letters import CanaryReport
     from stormproof.trident.declarations.decisions import Look
     from stormproof.trident.web.decide.letters import CanaryRun
 

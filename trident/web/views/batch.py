@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from stormproof.core.errors import StormproofError
 from stormproof.core.source.dead_letter import error_class
-from stormproof.trident.audit.batches import BatchFilter, BatchPage
+from stormproof.trident.audit.batches import BatchFilter, BatchPage, TxnReport, txn
 from stormproof.trident.audit.batches import batches as read
 from stormproof.trident.audit.inspect import opener_for
-from stormproof.trident.audit.txn import TxnReport, txn
 from stormproof.trident.decisions import skips
 from stormproof.trident.stores import Stores
 from stormproof.trident.transaction_states import TxnCause, TxnState
