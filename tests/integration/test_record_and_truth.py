@@ -18,7 +18,7 @@ from support.web import OPERATOR, page_of, signed_in
 from stormproof.core.errors import SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.trident.audit.inspect import Holdings
-from stormproof.trident.cli.run_text import Progress
+from stormproof.trident.cli.logs import Progress
 from stormproof.trident.observers import BatchResult
 
 pytestmark = pytest.mark.postgres

@@ -122,7 +122,7 @@ def test_rows_that_a_trigger_drops_are_no_refused_ones(operated: Operated) -> No
 def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
     operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stormproof.trident.cli.stores import opened
+    from stormproof.trident.cli.options import opened
     from stormproof.trident.decisions import skips
 
     operated = alone(operated, APPEND)

@@ -18,7 +18,7 @@ from stormproof.core.engine.executors import ExecutorAnswer, ExecutorAnswers, fi
 from stormproof.core.engine.spark_error import raised_by_job
 from stormproof.core.errors import MachineUnavailable, MachineUnfit, StormproofError, UsageError
 from stormproof.core.preflight import PackageProbe
-from stormproof.trident.cli.doctor_cluster import Found, checks_of
+from stormproof.trident.cli.doctor import Found, checks_of
 from stormproof.trident.cli.options import spark_options
 
 

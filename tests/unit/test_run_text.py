@@ -11,9 +11,8 @@ import pytest
 from support.memory_run import World
 from support.terminal import Screen
 
-from stormproof.trident.cli.logs import JsonLines, TextLines, logging_to_stderr
+from stormproof.trident.cli.logs import JsonLines, Progress, TextLines, log_line, logging_to_stderr, run_text
 from stormproof.trident.cli.run import Live
-from stormproof.trident.cli.run_text import Progress, log_line, run_text
 from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.observers import BatchResult, RunStatistics
 

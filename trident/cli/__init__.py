@@ -2,22 +2,21 @@
 
 | module | commands |
 | --- | --- |
-| `run`, `run_text`, `logs` | `run`: what it prints and logs |
+| `run`, `logs` | `run`: what it prints and logs |
 | `verify` | `audit verify`; `audit report`: the file for an auditor |
 | `reports` | `status`; `audit txn`, `components`, `message`, `replays` |
 | `metrics` | `metrics` |
-| `audit_app`, `questions` | `audit ...`; what a view of the ledger answers is made from `trident/declarations` |
-| `decided` | what a person decides, made from `trident/declarations` |
-| `letters`, `letters_decided`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
+| `audit_app` | `audit ...`; what a view of the ledger answers is made from `trident/declarations` |
+| `letters`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `ledger_app` | the commands of `ledger` |
 | `web` | `web` |
-| `queue`, `queue_app` | `queue put`, `peek`, `stats`, `list`, `adopt`; `queue import` |
-| `doctor`, `doctor_database`, `doctor_cluster` | `doctor`: what does a run need; what is missing |
+| `queue`, `queue_app` | `queue put`, `create`, `peek`, `list`, `import` |
+| `doctor` | `doctor`: what does a run need; what is missing |
 | `init`, `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
 | `psql` | `psql`; `ledger migrate`, `check`, `sql` |
-| `app`, `options` | all commands and their options; how one is made from a declaration |
-| `output`, `layout` | JSON, tables, error lines, and the exit status of every command |
-| `loading`, `stores` | how is FILE.py:NAME loaded; which database does a command work on |
+| `app`, `options` | all commands and their options; how one is made from a declaration; on which database it works |
+| `output` | JSON, tables, error lines, and the exit status of every command |
+| `loading` | how is FILE.py:NAME loaded |
 """
 
 from __future__ import annotations

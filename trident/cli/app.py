@@ -10,8 +10,7 @@ from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli import audit_app, ledger_app, letters_app, queue_app
-from stormproof.trident.cli.decided import add_decisions
-from stormproof.trident.cli.options import AsJson, Conf, gone
+from stormproof.trident.cli.options import AsJson, Conf, add_decisions, gone
 from stormproof.trident.cli.output import guarded
 
 _ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")

@@ -1,26 +1,304 @@
-"""`doctor`: checks all that a run needs, and says what to do about what is missing."""
+"""`doctor`: what a run needs, on this machine, in the database and on each executor; what is missing, and how to get it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from uuid import uuid4
 
+import psycopg
+
+from stormproof.core.clock import SystemClock
+from stormproof.core.engine.executor_look import PACKAGES
+from stormproof.core.engine.executors import (
+    SKEW_MAX_S,
+    ExecutorAnswer,
+    ExecutorAnswers,
+    ask_executors,
+    own_answer,
+)
+from stormproof.core.engine.spark import spark_session
 from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.errors import SettingsError, StormproofError, UsageError
+from stormproof.core.errors import (
+    CannotTell,
+    MissingRight,
+    PositionMismatch,
+    SettingsError,
+    StormproofError,
+    UsageError,
+)
+from stormproof.core.object_probe import marked_places
+from stormproof.core.postgres.database import connect
+from stormproof.core.postgres.rights import explained
 from stormproof.core.postgres.role import RoleKind
+from stormproof.core.preflight import DatabaseProbe, PackageProbe, Probe, package_fingerprint
 from stormproof.core.settings import Settings
+from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
 from stormproof.core.storage.address import options_to_send, use_storage
 from stormproof.core.storage.files import files_at
-from stormproof.trident.cli.doctor_database import durability, queues, refusing, rights, temporary, writes
-from stormproof.trident.cli.options import spark_options
+from stormproof.sinks.abilities import warning_of
+from stormproof.sinks.preview import TableAction
+from stormproof.sinks.protocol import SinkIdentity
+from stormproof.trident.audit.inspect import described_sink
+from stormproof.trident.cli.options import opened, spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say
+from stormproof.trident.grants import lacking
 
-if TYPE_CHECKING:
-    from stormproof.trident.cli.doctor_cluster import ExecutorReport
+SHOWN_MAX = 5
+
+
+@contextmanager
+def _asked(settings: Settings) -> Generator[psycopg.Connection]:
+    database = settings.resolve_database()
+    with connect(database, application_name="stormproof doctor", autocommit=True) as connection:
+        try:
+            yield connection
+        except psycopg.Error as error:
+            raise explained(error, database, "the ledger") or error from error
+
+
+def _is_made(connection: psycopg.Connection) -> bool:
+    # From the catalogue: `to_regclass` refuses a role that may not use the schema.
+    row = connection.execute(
+        "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = 'stormproof' and c.relname = 'queue')"
+    ).fetchone()
+    return row == (True,)
+
+
+def rights(settings: Settings, kind: RoleKind) -> str:
+    """Check the role's rights; if there is no schema yet, its right to create one.
+
+    Raises:
+        MissingRight: it lacks something.
+    """
+    with _asked(settings) as connection:
+        (role,) = connection.execute("select current_user::text").fetchone() or ("",)
+        if not _is_made(connection):
+            may = connection.execute("select has_database_privilege(current_database(), 'CREATE')").fetchone()
+            if may != (True,):
+                raise MissingRight(
+                    f"role {role} has no right to CREATE on this database, so it cannot make the schema: a role that may "
+                    "has to run stormproof ledger migrate first"
+                )
+            return f"role {role} may make the schema"
+        missing = lacking(connection, kind)
+        if missing:
+            more = f" and {len(missing) - SHOWN_MAX} more" if len(missing) > SHOWN_MAX else ""
+            raise MissingRight(f"role {role} lacks {', '.join(missing[:SHOWN_MAX])}{more}", lacking=list(missing))
+        strange = _others_queues(connection) if kind is RoleKind.DRIVER else []
+        if strange:
+            raise MissingRight(
+                f"role {role} does not own the queues {', '.join(strange)}: it cannot make partitions there, nor drop what "
+                "everybody has read. As their owner give it each message table and its partitions (ALTER TABLE ... OWNER "
+                "TO), or the owner's role (GRANT)"
+            )
+    return f"role {role} has those of a {kind}"
+
+
+def _others_queues(connection: psycopg.Connection) -> list[str]:
+    rows = connection.execute(
+        "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = 'stormproof_queue' and c.relkind = 'p' and not pg_has_role(c.relowner, 'USAGE') order by 1"
+    )
+    return [name for (name,) in rows]
+
+
+def writes(settings: Settings) -> str:
+    """Check that the server takes writes.
+
+    Raises:
+        SettingsError: it is a standby, or read-only by a setting.
+    """
+    with _asked(settings) as connection:
+        row = connection.execute("select pg_is_in_recovery(), current_setting('transaction_read_only')").fetchone()
+    where = settings.resolve_database().redacted
+    if row is not None and row[0]:
+        raise SettingsError(f"{where} is a standby: it takes no writes; name the primary")
+    if row is not None and row[1] == "on":
+        raise SettingsError(
+            f"{where} takes no writes: default_transaction_read_only is on; switch it off for this role and database"
+        )
+    return "taken"
+
+
+def durability(settings: Settings) -> tuple[str, ...]:
+    """The server's settings under which a crash may lose or damage what was committed."""
+    with _asked(settings) as connection:
+        rows = connection.execute(
+            "select name from pg_settings where name in ('fsync', 'full_page_writes') and setting = 'off' order by 1"
+        )
+        return tuple(f"{name} is off: a crash may lose or damage what was committed" for (name,) in rows)
+
+
+def temporary(settings: Settings) -> tuple[str, ...]:
+    """Whether the role may not make temporary tables in the ledger's database, where Postgres sinks are by default."""
+    with _asked(settings) as connection:
+        row = connection.execute(
+            "select current_user, current_database() where not has_database_privilege(current_database(), 'TEMPORARY')"
+        ).fetchone()
+    if row is None:
+        return ()
+    return (f"role {row[0]} lacks TEMPORARY on database {row[1]}: upserts, folds and text that is cast need it",)
+
+
+def refusing(settings: Settings) -> tuple[str, ...]:
+    """What can refuse rows of each topology's tables when they are committed, why a table would be refused, or why that is
+    not known.
+    """
+    with _asked(settings) as connection:
+        if not _is_made(connection):
+            return ()
+    found = list[str]()
+    with opened() as stores, stores.audit.snapshot() as snapshot:
+        for row in snapshot.topologies():
+            for binding in snapshot.sinks(row.incarnation):
+                where = f"{row.name}, sink {binding.sink} ({binding.target})"
+                try:
+                    sink, input_ = described_sink(binding, stores.database)
+                    refusals = sink.refusals(input_)
+                    seen = sink.preview(SinkIdentity(row.name, row.incarnation, binding.sink), input_, stores.database)
+                except CannotTell:
+                    continue  # a kind of sink that only the topology's code can open
+                except StormproofError as error:
+                    found.append(f"{where}: not known: {error}")
+                else:
+                    found += [f"{where}: {warning_of(refusals)}"] if refusals else []
+                    found += (
+                        [f"{row.name}: a start would be refused: {seen.why}"]
+                        if seen.action is TableAction.REFUSE
+                        else []
+                    )
+    return tuple(found)
+
+
+def queues(settings: Settings) -> str:
+    """Check that the queues are numbered by this server.
+
+    Raises:
+        PositionMismatch: some are of another server or timeline, and were not adopted.
+    """
+    with _asked(settings) as connection:
+        if not _is_made(connection):
+            return "none yet"
+        may = connection.execute(
+            "select has_schema_privilege('stormproof', 'USAGE') and has_table_privilege('stormproof.queue', 'SELECT')"
+        ).fetchone()
+        if may != (True,):
+            return "none that this role sees"
+        rows = connection.execute(
+            f"select queue, server = {SERVER_SQL} and timeline = {TIMELINE_SQL} from stormproof.queue order by 1".encode()
+        ).fetchall()
+    strange = [queue for queue, is_ours in rows if not is_ours]
+    if strange:
+        raise PositionMismatch(f"of another server or timeline, and not adopted: {', '.join(strange)}")
+    return f"{len(rows)}, all of this server"
+
+
+START_S: Final = 60.0
+"""How long `doctor` waits for a first executor; a run waits for `start_timeout_s`."""
+
+ANSWER_S: Final = 180.0
+"""How long it waits for answers: an executor unpacks an environment of half a gigabyte before its first one."""
+
+CheckParts: TypeAlias = tuple[str, bool, str, str | None]
+"""The name, whether it is well, what was found, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorReport:
+    """One executor, for machines."""
+
+    host: str
+    executor: int
+    python: str
+    executable: str
+    packages: dict[str, str]
+    clock_ahead_s: float
+    faults: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The executors' answers beside the driver's own facts."""
+
+    driver: ExecutorAnswer
+    cluster: ExecutorAnswers
+    spark: str
+    master: str
+
+    def __str__(self) -> str:
+        asked = len(self.cluster.answers)
+        return f"Spark {self.spark} on {self.master}; {asked} of {self.cluster.known} executors have answered"
+
+
+def ask_cluster(settings: Settings, *, with_database: bool) -> Found:
+    """Start Spark, ask every executor, and stop it.
+
+    Raises:
+        StormproofError: Spark, or a worker, does not start.
+    """
+    session = spark_session(settings)
+    try:
+        with marked_places([("the staging folder", settings.staging_address)]) as folders:
+            probes: list[Probe] = [PackageProbe(package_fingerprint()), *folders]
+            if with_database:
+                probes.append(DatabaseProbe("the ledger's database", settings.resolve_database()))
+            answers = ask_executors(session, probes, SystemClock(), start_s=START_S, answer_s=ANSWER_S)
+        return Found(own_answer(), answers, session.version, str(session.sparkContext.master))
+    finally:
+        session.stop()
+
+
+def checks_of(found: Found) -> Iterator[CheckParts]:
+    """A check for each executor, and what else is worth a warning."""
+    for answer in found.cluster.answers:
+        name = f"executor {answer.host}/{answer.executor}"
+        if answer.faults:
+            yield name, False, "; ".join(fault.message for fault in answer.faults), None
+            continue
+        packages = ", ".join(f"{package} {version}" for package, version in answer.packages.items())
+        notes = list(_notes(found.driver, answer))
+        yield name, True, f"Python {answer.python} at {answer.executable}; {packages}", "; ".join(notes) or None
+    silent = found.cluster.known - len(found.cluster.answers)
+    if silent > 0:
+        yield (
+            "executors that were not asked",
+            True,
+            str(silent),
+            "they are busy with other work, or have just come: ask again",
+        )
+
+
+def _notes(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[str]:
+    for package in PACKAGES:
+        mine, theirs = driver.packages.get(package), answer.packages.get(package)
+        if theirs != mine:
+            yield f"{package} is {theirs} there and {mine} here: install the same version"
+    if abs(answer.skew_s) > SKEW_MAX_S:
+        way = "ahead of" if answer.skew_s > 0 else "behind"
+        yield f"its clock is at least {abs(answer.skew_s):.1f} s {way} the driver's: synchronise both (NTP)"
+
+
+def reports_of(found: Found) -> list[ExecutorReport]:
+    """The executors, for machines."""
+    return [
+        ExecutorReport(
+            answer.host,
+            answer.executor,
+            answer.python,
+            answer.executable,
+            answer.packages,
+            round(answer.skew_s, 3),
+            [fault.message for fault in answer.faults],
+        )
+        for answer in found.cluster.answers
+    ]
+
 
 POSTGRES_MIN: Final = 140_000
 T = TypeVar("T")
@@ -171,7 +449,7 @@ def _writable(folder: str) -> str:
 def _cluster(settings: Settings, reaches_database: bool, checks: list[Check]) -> list[ExecutorReport]:
     """Start Spark on the settings' master, ask every executor, and add a check for each."""
     spark_line()
-    from stormproof.trident.cli.doctor_cluster import ask_cluster, checks_of, reports_of
+    from stormproof.trident.cli.doctor import ask_cluster, checks_of, reports_of
 
     found = _looked("cluster", lambda: ask_cluster(settings, with_database=reaches_database), str, None, checks)
     if found is None:

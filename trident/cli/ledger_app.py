@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli.decided import add_decisions
-from stormproof.trident.cli.options import AsJson, gone
+from stormproof.trident.cli.options import AsJson, add_decisions, gone
 
 app = typer.Typer(help="The ledger: its schema, its size, and decisions about topologies.", no_args_is_help=True)
 

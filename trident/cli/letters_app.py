@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from stormproof.trident.cli.decided import add_decisions, taken, told_of
 from stormproof.trident.cli.options import (
     AS_JSON,
     BY,
@@ -17,8 +16,11 @@ from stormproof.trident.cli.options import (
     MessageId,
     TopologyName,
     Why,
+    add_decisions,
     command,
     parameter,
+    taken,
+    told_of,
 )
 from stormproof.trident.declarations.decisions import DECISIONS, LETTERS, Decision
 
@@ -55,7 +57,7 @@ def _list(**given: Any) -> None:
 
 
 def _dispose(verb: str, **given: Any) -> None:
-    from stormproof.trident.cli.letters_decided import dispose
+    from stormproof.trident.cli.letters import dispose
 
     dispose(verb, **given)
 
@@ -124,7 +126,7 @@ def letters_edit(
 
     Example: stormproof dead-letters edit orders 753-12 --payload mended.json --why "a comma for a point"
     """
-    from stormproof.trident.cli.letters_decided import edit_letter
+    from stormproof.trident.cli.letters import edit_letter
 
     edit_letter(topology, message, payload, exact=exact, by=by, why=why, as_json=as_json)
 

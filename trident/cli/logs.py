@@ -1,20 +1,176 @@
-"""The log on standard error; if that is a terminal, with a line of progress below it."""
+"""A run's texts for people: a line for each batch, a running total, a summary at the end; and how its log is printed."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from stormproof.trident.cli.layout import terminal_width, wrapped
-from stormproof.trident.cli.run_text import log_line
+from stormproof.trident.cli.output import terminal_width, wrapped
+from stormproof.trident.observers import BatchResult, RunStatistics
+from stormproof.trident.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+REASON_CHARACTERS: Final = 120
+
+
+def log_line(word: str, facts: Mapping[str, Any]) -> str | None:
+    """A line of the log in words; None if there are no words for it."""
+    told = _TOLD.get(word)
+    return None if told is None else told(facts)
+
+
+def _batch(f: Mapping[str, Any]) -> str:
+    """`{"txid": 12, "outcome": "committed", ...}` as ``txid 12: 998 messages committed, 2 retried (2 error), 0.31 s``."""
+    failed, dead, returned, rejected = f["failed"], f["dead_letters"], f["returned"], f.get("rejected", 0)
+    parts: list[str] = []
+    match f["outcome"]:
+        case "committed":
+            parts.append(f"{counted(f['messages'] - failed - returned - rejected, 'message')} committed")
+        case "split":
+            parts.append(f"{counted(f['messages'], 'message')} split, to be opened again in parts")
+        case "failed":
+            parts.append("nothing committed")
+        case outcome:
+            parts.append(f"{counted(f['messages'], 'message')} {outcome}")
+    reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(f["reasons"].items()))
+    if failed - dead:
+        parts.append(f"{failed - dead} to be retried")
+    if dead:
+        parts.append(counted(dead, "dead letter"))
+    if reasons:
+        parts[-1] += f" ({reasons})"
+    if returned:
+        parts.append(f"{returned} returned with them")
+    if rejected:
+        parts.append(f"{rejected} rejected by a sink")
+    if "total" in f["steps_ms"]:  # not of a batch that an earlier driver opened
+        parts.append(f"{f['steps_ms']['total'] / 1000:.2f} s")
+    reason = f": {f['reason'][:REASON_CHARACTERS]}" if f["reason"] else ""
+    return f"txid {f['txid']}{' (retry)' if f['retry'] else ''}: {', '.join(parts)}{reason}"
+
+
+_RECOVERED: Final = {
+    "rolled_forward": "committed txid",
+    "aborted": "returned the messages of txid",
+    "abandoned": "gave up txid",
+    "confirms_repeated": "repeated the confirm of txid",
+    "suppressed": "suppressed a duplicate of txid",
+}
+
+
+def _recovery(f: Mapping[str, Any]) -> str:
+    return f"recovered: {recovery_text(f)}"
+
+
+def recovery_text(f: Mapping[str, Any]) -> str:
+    """What a start did about what an earlier run left unfinished."""
+    done = [f"{words} {', '.join(map(_txid, f[key]))}" for key, words in _RECOVERED.items() if f.get(key)]
+    if f.get("files_swept"):
+        done.append(f"removed {counted(f['files_swept'], 'file')} of dead attempts")
+    if f.get("in_hand"):
+        done.append(f"set {counted(len(f['in_hand']), 'message')} apart that a driver died of")
+    return "; ".join(done) or "nothing was left unfinished"
+
+
+def _txid(item: object) -> str:
+    """A txid, or a pair of txid and sink."""
+    return f"{item[0]} at {item[1]}" if isinstance(item, list) else str(item)
+
+
+def _tuning(f: Mapping[str, Any]) -> str:
+    return f"tuning: {f['step']}, since {f['why']}"
+
+
+_TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "txn": _batch,
+    "recovered": _recovery,
+    "tuning": _tuning,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a run has done so far, for the line of progress; `retried` is how many messages now wait for their retry."""
+
+    topology: str
+    batches: int = 0
+    messages: int = 0
+    retried: int = 0
+    dead_letters: int = 0
+    rejected: int = 0
+
+    def after(self, result: BatchResult) -> Progress:
+        """The total with one batch more."""
+        ended = result.outcome in ("committed", "failed")
+        again = result.messages - result.returned if result.retry and ended else 0
+        return replace(
+            self,
+            batches=self.batches + 1,
+            messages=self.messages + result.committed_messages,
+            retried=max(self.retried - again, 0) + result.failed - result.dead_letters,
+            dead_letters=self.dead_letters + result.dead_letters,
+            rejected=self.rejected + result.rejected,
+        )
+
+    @property
+    def text(self) -> str:
+        """The line."""
+        return (
+            f"{self.topology}: {counted(self.messages, 'message')} committed in "
+            f"{counted(self.batches, 'batch', 'batches')}"
+            + (f", {self.retried} to be retried" if self.retried else "")
+            + (f", {counted(self.dead_letters, 'dead letter')}" if self.dead_letters else "")
+            + (f", {counted(self.rejected, 'reject')}" if self.rejected else "")
+        )
+
+
+def run_text(s: RunStatistics) -> str:
+    """A run's summary: what it did, why it ended, and the next command."""
+    lines = [
+        f"{s.topology} ({s.guarantee}, epoch {s.epoch}): {counted(s.batches, 'batch', 'batches')}, "
+        f"{counted(s.messages, 'message')} committed, {counted(s.failed, 'failure')}{_reasons(s)}, "
+        f"{counted(s.dead_letters, 'dead letter')}, {counted(s.suppressed, 'duplicate')} suppressed, {s.elapsed_s:.1f} s",
+        f"ended: {_ENDS.get(s.stopped, s.stopped)}",
+    ]
+    if s.superseded:
+        lines.append(f"{counted(s.superseded, 'row')} superseded by later ones of their keys")
+    if s.rejected:
+        rejected = f"{counted(s.rejected, 'message')} rejected by a sink, whose table refuses their rows"
+        lines.append(f"{rejected}; see them: stormproof dead-letters list {s.topology}")
+    if s.dead_letters:
+        lines.append(f"see the dead letters: stormproof dead-letters list {s.topology}")
+    if s.tuning is not None:
+        f, floor_s = s.tuning, s.tuning.floor_s
+        reach = "" if floor_s is None else f", which is below reach: even small batches take {floor_s:.3g} s"
+        lines.append(
+            f"{s.topology}: tuned to {counted(f.messages, 'message')} a batch, {f.in_flight} of at most {f.in_flight_max} "
+            f"in flight, to commit within {f.latency_target_s:g} s of the open{reach}"
+        )
+    return "\n".join(lines)
+
+
+_ENDS: Final = {
+    "idle": "nothing is left to read",
+    "limit": "the limit of batches is reached; the next run goes on from here",
+    "signal": "stopped by a signal; nothing is left half done, and the next run goes on from here",
+    "event": "stopped by its program; nothing is left half done, and the next run goes on from here",
+    "stop": "an operator stopped it; nothing is left half done, and the next run goes on from here",
+    "drain": "an operator drained it; no message is pending, and the next run goes on from here",
+}
+
+
+def _reasons(s: RunStatistics) -> str:
+    by = [f"{number} {reason}" for reason, number in sorted(s.failed_by_reason.items())]
+    by += [f"{s.returned} more messages returned with them"] if s.returned else []
+    return f" ({', '.join(by)})" if by else ""
 
 
 def facts_of(text: str) -> tuple[str, dict[str, Any]] | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from stormproof.core.clock import SystemClock
 from stormproof.core.errors import UsageError
+from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, printed
-from stormproof.trident.cli.stores import opened
 from stormproof.trident.metrics.book import Distribution, Sample
 from stormproof.trident.metrics.exposition import registry_with, replace_text, text_of
 from stormproof.trident.metrics.ledger_figures import ledger_figures

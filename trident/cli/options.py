@@ -1,16 +1,26 @@
-"""Arguments and options that several commands have, with one meaning and one text."""
+"""Arguments and options of commands, how one is made from a declaration, and the commands by which a person decides.
+
+Each of the latter is made from its declaration in `trident/declarations`.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from stormproof.core.arguments import operator
 from stormproof.core.errors import UsageError
 from stormproof.core.message import storable_text
+from stormproof.trident.cli.output import emit, finish, note, say
+from stormproof.trident.declarations.decisions import DECISIONS, Decision, Field
+
+if TYPE_CHECKING:
+    from stormproof.trident.stores import Stores
 
 
 def parameter(name: str, kind: Any, told: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -88,3 +98,98 @@ MessageId = Annotated[
     str,
     typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it, or its id at the server."),
 ]
+
+
+@contextmanager
+def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = False) -> Generator[Stores]:
+    """The database that the settings name; `checked` requires its schema.
+
+    A missing schema is created if the command `makes` things, and reported as `Stores.is_empty` if it `may_be_empty`.
+
+    Raises:
+        SettingsError: no database is named, or its schema is missing or another version's.
+        StoreUnavailable: it cannot be reached.
+        MissingRight: its role may not read the schema, or not create it.
+    """
+    from stormproof.core.postgres.database import connect
+    from stormproof.core.settings import Settings
+    from stormproof.migrations import state
+    from stormproof.trident.cli.loading import import_plugins
+    from stormproof.trident.ledger.database import ledger_engine, require_schema
+    from stormproof.trident.stores import Stores
+
+    settings = Settings()
+    import_plugins(settings.plugins)
+    database = settings.resolve_database()
+    # Connect without SQLAlchemy first: this error names the database and the setting, and shows no secret.
+    connect(database, application_name="stormproof").close()
+    engine = ledger_engine(database)
+    try:
+        is_empty = may_be_empty and state(engine).current is None
+        if checked and not is_empty:
+            require_schema(engine, database, own=settings.uses_embedded, makes=makes)
+        yield Stores(settings, database, engine, is_empty)
+    finally:
+        engine.dispose()
+
+
+_KINDS: Final = {"number": int, "share": float, "seconds": float, "checkbox": bool, "texts": list[str]}
+
+
+def add_decisions(app: typer.Typer, group: str = "") -> None:
+    """Add the commands of a group; without one, those that stand alone."""
+    for one in DECISIONS:
+        of, _, name = one.command.rpartition(" ")
+        if one.made and of == group:
+            app.command(name)(command_of(one))
+
+
+def command_of(decision: Decision) -> Callable[..., None]:
+    """The command that takes a decision."""
+    parameters = [
+        _subject(decision),
+        *map(taken, decision.fields),
+        *(BY_WHOM if decision.asks_who else BY, WHY, AS_JSON),
+    ]
+    return command(parameters, told_of(decision), partial(decide, decision))
+
+
+def told_of(decision: Decision) -> str:
+    """The command's help."""
+    return "\n\n".join(filter(None, (decision.says, decision.more)))
+
+
+def _subject(decision: Decision) -> inspect.Parameter:
+    name = decision.subject
+    if decision.takes_every:
+        return parameter(name, str | None, typer.Argument(metavar=name.upper(), help=f"Default: every {name}."), None)
+    metavar, told = name.upper(), f"The {name}'s name."
+    if name == "table":
+        metavar, told = "TABLE-OR-TOPOLOGY", "A topology, or a table as `status` shows it."
+    return parameter(name, str, typer.Argument(metavar=metavar, help=told))
+
+
+def taken(one: Field) -> inspect.Parameter:
+    """The argument or option by which the command takes a field."""
+    kind: Any = _KINDS.get(one.kind, str)
+    if one.required:
+        return parameter(one.name, kind, typer.Argument(metavar=one.metavar or one.name.upper(), help=one.help))
+    if one.is_argument:
+        return parameter(
+            one.name, kind | None, typer.Argument(metavar=one.metavar or one.name.upper(), help=one.help), None
+        )
+    told = typer.Option(one.option, metavar=one.metavar, help=one.help, min=one.least)
+    default = False if one.kind == "checkbox" else one.default
+    return parameter(one.name, kind if default is not None else kind | None, told, default)
+
+
+def decide(decision: Decision, *, as_json: bool, **given: Any) -> None:
+    """Do it, print what was done, and end with the status that it has."""
+    works = decision.works()
+    if "told" in inspect.signature(works).parameters:
+        given["told"] = note
+    subject = given.pop(decision.subject)
+    with opened() as stores:
+        done = works(stores, subject, **decision.preset, **given)
+    emit(done, as_json=as_json, text=lambda: say("\n".join(done.lines())))
+    finish(getattr(done, "exit_status", 0))

@@ -19,8 +19,8 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.migrations import migrate, sql, state
+from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import Exit, emit, finish, note, printed, say, table
-from stormproof.trident.cli.stores import opened
 from stormproof.trident.grants import grants_sql
 
 if TYPE_CHECKING:

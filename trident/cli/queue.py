@@ -23,10 +23,10 @@ from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
 from stormproof.core.source.protocol import Source
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.trident.cli.loading import load_source
+from stormproof.trident.cli.logs import run_text
+from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, finish, say, table
 from stormproof.trident.cli.run import drive, ends_with, engine_named, rehearse
-from stormproof.trident.cli.run_text import run_text
-from stormproof.trident.cli.stores import opened
 from stormproof.trident.stores import Stores
 from stormproof.trident.stream import Topology
 from stormproof.trident.wording import counted

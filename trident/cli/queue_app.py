@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stormproof.trident.cli.decided import add_decisions
-from stormproof.trident.cli.options import AsJson, QueueName, gone
+from stormproof.trident.cli.options import AsJson, QueueName, add_decisions, gone
 
 app = typer.Typer(help="Postgres queues: put messages, import them, look at them.", no_args_is_help=True)
 

@@ -14,10 +14,9 @@ from stormproof.trident.audit.lifecycle import EndState
 from stormproof.trident.audit.message import MessageReport, Opening
 from stormproof.trident.audit.questions import ReplaysReport
 from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusReport, TopologyStatus
-from stormproof.trident.cli.layout import cell_text
-from stormproof.trident.cli.output import Exit, emit, finish, say, table
-from stormproof.trident.cli.run_text import recovery_text
-from stormproof.trident.cli.stores import opened
+from stormproof.trident.cli.logs import recovery_text
+from stormproof.trident.cli.options import opened
+from stormproof.trident.cli.output import Exit, cell_text, emit, finish, say, table
 from stormproof.trident.tuning import Figures
 from stormproof.trident.wording import counted, parse_time
 

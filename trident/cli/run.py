@@ -11,10 +11,9 @@ from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.trident.cli.loading import load_topology
-from stormproof.trident.cli.logs import logging_to_stderr
+from stormproof.trident.cli.logs import Progress, logging_to_stderr, run_text
 from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
-from stormproof.trident.cli.run_text import Progress, run_text
 from stormproof.trident.dry_run import DryRunOutcome, rehearsed_topology
 from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.observers import BatchResult, RunStatistics

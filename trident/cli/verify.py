@@ -19,8 +19,8 @@ from stormproof.trident import audit
 from stormproof.trident.audit.report import Deep, RowsProgress, VerifyReport, keep
 from stormproof.trident.audit.report_file import Wanted, file_bytes, record
 from stormproof.trident.audit.verify import Since
+from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, finish, note, say
-from stormproof.trident.cli.stores import opened
 from stormproof.trident.stores import Stores
 from stormproof.trident.wording import counted, parse_time
 
