@@ -25,8 +25,7 @@
 | `recovery` | what does the next start do after a crash; what is written where a table refuses a group's row |
 | `job_runners` | what is in flight; on which threads do jobs and commits run |
 | `watched_job` | who extends leases, and cancels a job that hangs |
-| `job_progress` | how far is the job of a batch, while it runs |
-| `control_line`, `stopping` | what is a running driver asked to do; who asks: an operator, a signal |
+| `control_line` | what is a running driver asked to do; who asks: an operator, a signal |
 | `read_already` | how does at-most-once run a retry, whose payload is gone with its confirm |
 | `tuning` | how large is a batch, and how many are in flight; how is that tuned to a latency |
 | `dry_run` | what would a commit, a start and the next batch do |

@@ -36,7 +36,7 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.writer import WritesNothing
 from stormproof.trident.batch_records import Accounts, Prepared, SinkAnswers
 from stormproof.trident.component_counts import CountedGraph
-from stormproof.trident.control_line import Orders
+from stormproof.trident.control_line import BY_SIGNAL, Orders
 from stormproof.trident.job_runners import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
@@ -46,7 +46,6 @@ from stormproof.trident.options import RunOptions, outlasting_outages
 from stormproof.trident.recovery import Recount, recover
 from stormproof.trident.sessions import Sessions
 from stormproof.trident.steps import Opened, Steps
-from stormproof.trident.stopping import BY_SIGNAL
 from stormproof.trident.transaction_states import TxnCause, TxnState
 from stormproof.trident.tuning import AsSet, LatencyTuner, Setting, Tuner, in_flight_max
 from stormproof.trident.watched_job import Watch, run_watched

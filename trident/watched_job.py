@@ -21,7 +21,7 @@ from stormproof.core.source.protocol import Lease, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.core.user_errors import CAUGHT
-from stormproof.trident.job_progress import JobProgress, JobWatch
+from stormproof.trident.ledger.control import JobProgress, JobWatch
 from stormproof.trident.options import RunOptions
 
 lease_log = logging.getLogger("stormproof.lease")

@@ -24,7 +24,7 @@ from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
-from stormproof.trident import stopping
+from stormproof.trident import control_line
 from stormproof.trident.observers import RunStatistics
 from stormproof.trident.run import EngineChoice
 
@@ -109,8 +109,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     """What this process says of signals, where others can read it. Two signals are two here, however close they come."""
     os.mkfifo(tmp_path / "told")
     end = os.open(tmp_path / "told", os.O_RDWR)
-    monkeypatch.setattr(stopping, "_STDERR", end)
-    monkeypatch.setattr(stopping, "ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(control_line, "_STDERR", end)
+    monkeypatch.setattr(control_line, "ONE_SIGNAL_S", 0.0)
     yield tmp_path / "told"
     os.close(end)
 
@@ -155,7 +155,7 @@ def test_a_second_signal_does_not_wait_for_spark_whose_answers_stay_in_order(
 def test_a_second_sigterm_ends_a_process_without_a_handler_of_its_own() -> None:
     code = """
         import os, signal
-        from stormproof.trident.stopping import Stopping
+        from stormproof.trident.control_line import Stopping
         with Stopping(iter([0.0, 9.0]).__next__):
             os.kill(os.getpid(), signal.SIGTERM)
             print("goes on", flush=True)

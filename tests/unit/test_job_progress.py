@@ -11,7 +11,7 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.job import Job
 from stormproof.core.pulse.record import DONE, RUNNING, Progress, Record
-from stormproof.trident.job_progress import JobProgress, JobWatch
+from stormproof.trident.ledger.control import JobProgress, JobWatch
 
 PARSE, LOOKUP = 1, 2
 

@@ -18,9 +18,8 @@ from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.source import open_losses, stored_source
 from stormproof.trident.audit.status import LAST_BATCHES, DriverState, Problem, RefusedStart, driver_state, problems_of
-from stormproof.trident.job_progress import JobProgress
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.control import SignOfLife, signs_of_life
+from stormproof.trident.ledger.control import JobProgress, SignOfLife, signs_of_life
 from stormproof.trident.ledger.rows import Txn, to_txn
 from stormproof.trident.transaction_states import EventKind, TxnState
 

@@ -20,8 +20,7 @@ from stormproof.trident.audit.evidence import SourceEvidence, StreamPlace, place
 from stormproof.trident.audit.inspect import Has, Holding, Holdings, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.source import SourceReader, open_losses, stored_source
-from stormproof.trident.job_progress import JobProgress
-from stormproof.trident.ledger.control import Control, SignOfLife, control_of, signs_of_life
+from stormproof.trident.ledger.control import Control, JobProgress, SignOfLife, control_of, signs_of_life
 from stormproof.trident.ledger.handed_in import JobKeys, summary
 from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.ledger.rows import Txn

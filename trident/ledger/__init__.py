@@ -11,6 +11,6 @@
 | `graphs`, `missing` | may a changed topology go on; which txids does a new sink not have |
 | `handed_in` | which jobs and micro-batches were taken, by their keys; where does a query stand |
 | `in_memory` | which ledger has a topology that keeps nothing beyond its process |
-| `control` | what did an operator ask of a running driver; when did that give its last sign of life |
+| `control` | what did an operator ask of a running driver; its last sign of life, and how far its job is |
 | `rows`, `tables`, `database` | as which types are rows read; which tables are there; how is the database reached |
 """

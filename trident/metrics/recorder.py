@@ -15,8 +15,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Backlog, Slice, Source
-from stormproof.trident.job_progress import JobProgress
-from stormproof.trident.ledger.control import Doing
+from stormproof.trident.ledger.control import Doing, JobProgress
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Book
