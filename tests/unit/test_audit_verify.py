@@ -21,7 +21,7 @@ from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, SinkSession
 from stormproof.trident.audit import AuditLedger, NoticeKind, VerifyReport, ViolationKind, message, replays, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
-from stormproof.trident.audit.lifecycle import EndKind
+from stormproof.trident.audit.message import EndKind
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.status import DriverState, status
 from stormproof.trident.ledger import tables as t

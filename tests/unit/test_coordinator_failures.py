@@ -31,7 +31,7 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit import AuditLedger, message, replays, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
-from stormproof.trident.audit.lifecycle import EndKind
+from stormproof.trident.audit.message import EndKind
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from stormproof.core.errors import Json, UsageError
 from stormproof.trident.audit.inspect import Has, Holding, SinkOpener
 from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
-from stormproof.trident.audit.lifecycle import Failure
+from stormproof.trident.audit.message import Failure
 from stormproof.trident.audit.source import server_ids
 from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.ledger.rows import Event, Reject, SinkWork, record_of

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from stormproof.core.errors import UsageError
 from stormproof.trident.audit.inspect import Has, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
-from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, MessageHistory, Records, history, traces
+from stormproof.trident.audit.message import MESSAGE_EVENTS, MessageHistory, Records, history, traces
 from stormproof.trident.audit.source import SourceReader, recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.declarations.questions import FILTERS, QUESTIONS, SPANS, Question

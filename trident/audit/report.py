@@ -20,7 +20,7 @@ from stormproof.core.errors import Json, StormproofError
 from stormproof.core.pending.audit import Kept
 from stormproof.sinks import comparison
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.lifecycle import EndKind, Records, end_of, traces
+from stormproof.trident.audit.message import EndKind, Records, end_of, traces
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.rows import Event, Reject, Txn

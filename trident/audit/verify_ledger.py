@@ -11,7 +11,7 @@ from stormproof.core.sink import transaction_digest
 from stormproof.core.source.dead_letter import Disposal
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
-from stormproof.trident.audit.lifecycle import EndKind, Records, Trace, end_of, traces
+from stormproof.trident.audit.message import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.missing import Shape

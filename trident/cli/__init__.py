@@ -12,7 +12,7 @@
 | `web` | `web` |
 | `queue`, `queue_app` | `queue put`, `create`, `peek`, `list`, `import` |
 | `doctor` | `doctor`: what does a run need; what is missing |
-| `init`, `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
+| `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
 | `psql` | `psql`; `ledger migrate`, `check`, `sql` |
 | `app`, `options` | all commands and their options; how one is made from a declaration; on which database it works |
 | `output` | JSON, tables, error lines, and the exit status of every command |

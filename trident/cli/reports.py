@@ -10,8 +10,7 @@ from stormproof.trident import audit
 from stormproof.trident.audit.batches import TxnReport
 from stormproof.trident.audit.figures import ComponentsReport, components
 from stormproof.trident.audit.inspect import Holding, committer_of
-from stormproof.trident.audit.lifecycle import EndState
-from stormproof.trident.audit.message import MessageReport, Opening
+from stormproof.trident.audit.message import EndState, MessageReport, Opening
 from stormproof.trident.audit.questions import ReplaysReport
 from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusReport, TopologyStatus
 from stormproof.trident.cli.logs import recovery_text

@@ -26,7 +26,7 @@ from stormproof.core.pending.rows import Subscriber
 from stormproof.core.source.files import FileSource, entries
 from stormproof.trident.audit.evidence import SourceEvidence, place_of
 from stormproof.trident.audit.ledger import AuditLedger
-from stormproof.trident.audit.lifecycle import MESSAGE_EVENTS, EndKind, Records, end_of, traces
+from stormproof.trident.audit.message import MESSAGE_EVENTS, EndKind, Records, end_of, traces
 from stormproof.trident.audit.source import PendingEvidence, SourceReader, stored_source
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import rejects

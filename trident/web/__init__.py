@@ -7,9 +7,9 @@
 | `server` | `stormproof web`: the page on a port of its own |
 | `views` | what is shown: one module and one template a view |
 | `decide` | what a person decides: looked at, confirmed, done once |
-| `guard`, `people` | who a request is from, what that person may do, whether a form is this page's; options |
+| `people` | who a request is from, what that person may do; options |
 | `shield` | known Host names, headers of a strict page, bounded bodies: around everything |
-| `visit` | one request, and its route; what all requests share |
+| `visit` | one request: who is let in; its route; what all requests share |
 | `reading` | the ledger, on threads, in short snapshots, one answer for all who ask at once |
 | `render` | templates that escape; others' texts without hidden characters |
 | `assets` | scripts and styles, with the versions and hashes of those that are somebody else's |

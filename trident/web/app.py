@@ -18,7 +18,6 @@ from stormproof.trident.web import assets
 from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.decide import pages
 from stormproof.trident.web.decide.proposals import Proposals
-from stormproof.trident.web.guard import serve
 from stormproof.trident.web.people import NewSecret, Sessions, WebOptions, WebRole, new_secret
 from stormproof.trident.web.reading import LedgerReader, Opened
 from stormproof.trident.web.render import rendered
@@ -31,7 +30,7 @@ from stormproof.trident.web.views import (
     questions,
     topology,
 )
-from stormproof.trident.web.visit import Route, Site, Visit
+from stormproof.trident.web.visit import Route, Site, Visit, serve
 
 VIEWS: Final = (
     Route("overview", "/", topology.overview),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from stormproof.trident.web.guard import Refused
-from stormproof.trident.web.visit import Visit
+from stormproof.trident.web.visit import Refused, Visit
 
 
 async def enter(visit: Visit) -> Response:
