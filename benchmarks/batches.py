@@ -20,7 +20,7 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.guarantee import Guarantee
 from stormproof.sinks.delta import DeltaSink
-from stormproof.trident.stream import Stream
+from stormproof.trident.topology.stream import Stream
 
 SMALL, LARGE = 200_000, 1_000_000
 """Sentences of ten words."""

@@ -22,9 +22,9 @@ from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Limit
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.delta import DeltaSink
-from stormproof.trident.options import RunOptions
-from stormproof.trident.run import driver
-from stormproof.trident.stream import Stream
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.run import driver
+from stormproof.trident.topology.stream import Stream
 
 BAD_ONE_IN = 10_000
 BATCHES = 5

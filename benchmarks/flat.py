@@ -16,9 +16,9 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.source.protocol import Limit
 from stormproof.sinks.delta import DeltaSink
-from stormproof.trident.options import RunOptions
-from stormproof.trident.run import driver
-from stormproof.trident.stream import Topology
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.run import driver
+from stormproof.trident.topology.stream import Topology
 
 FLAT = Goal(ratio=1.2)
 AFTER_MANY = Goal(ratio=1.1)

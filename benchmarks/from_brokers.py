@@ -24,7 +24,7 @@ from stormproof.core.source.protocol import Source
 from stormproof.core.source.rabbitmq import RabbitMQSource
 from stormproof.core.source.redis_streams import RedisStreamSource
 from stormproof.sinks.delta import DeltaSink
-from stormproof.trident.stream import Topology
+from stormproof.trident.topology.stream import Topology
 
 if TYPE_CHECKING:
     from support.brokers import Broker

@@ -21,7 +21,7 @@ from benchmarks.workbench import Workbench, require_total
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.kafka import KafkaSource
 from stormproof.sinks.delta import DeltaSink
-from stormproof.trident.stream import Topology
+from stormproof.trident.topology.stream import Topology
 
 if TYPE_CHECKING:
     from support.brokers.kafka import KafkaBroker

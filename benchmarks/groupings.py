@@ -25,7 +25,7 @@ from stormproof.core.bolt import ArrowBolt
 from stormproof.core.graph.components import OutputStream, Subscription
 from stormproof.core.guarantee import Guarantee
 from stormproof.sinks.delta import DeltaSink
-from stormproof.trident.stream import Topology
+from stormproof.trident.topology.stream import Topology
 
 
 class Split(ArrowBolt):

@@ -21,8 +21,8 @@ from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySession, MemorySink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import CommitResult, PreparedTransaction, SinkIdentity
-from stormproof.trident.options import RunOptions
-from stormproof.trident.run import driver
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.run import driver
 
 BATCHES = 24
 """So many that the first job, beside which nothing can be committed, weighs little."""

@@ -24,7 +24,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.trident.stream import Stream, Topology
+from stormproof.trident.topology.stream import Stream, Topology
 
 COUNTED, APPENDED, LARGE = 200_000, 50_000, 1_000_000
 """Messages a batch."""

@@ -16,8 +16,8 @@ from stormproof.core.source.files import FileSource
 from stormproof.core.source.protocol import Limit
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.trident.options import RunOptions
-from stormproof.trident.run import driver
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.run import driver
 
 LIMIT_BYTES = 2**40
 

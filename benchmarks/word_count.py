@@ -12,8 +12,8 @@ from stormproof.core.arrow_compute import pc
 from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
-from stormproof.trident.aggregate import count
-from stormproof.trident.stream import Stream, Topology
+from stormproof.trident.topology.aggregate import count
+from stormproof.trident.topology.stream import Stream, Topology
 
 
 def split_lines(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:

@@ -26,11 +26,11 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit
 from stormproof.migrations import migrate
-from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.driver.coordinator import Coordinator
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.run import driver
 from stormproof.trident.ledger.database import ledger_engine
-from stormproof.trident.observers import BatchResult
-from stormproof.trident.options import RunOptions
-from stormproof.trident.run import driver
+from stormproof.trident.terms.observers import BatchResult
 
 LIMIT_BYTES = 2**40
 

@@ -243,7 +243,7 @@ def test_the_second_signal_ends_at_once_with_130() -> None:
     code = (
         "import os, signal\n"
         "from stormproof.trident.cli.run import _end_process\n"
-        "from stormproof.trident.control_line import Stopping\n"
+        "from stormproof.trident.driver.control_line import Stopping\n"
         "with Stopping(iter([0.0, 0.1, 9.0]).__next__, at_once=_end_process):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"

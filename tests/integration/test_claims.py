@@ -23,7 +23,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.protocol import SinkIdentity
-from stormproof.trident import opening
+from stormproof.trident.driver import opening
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap
 

@@ -29,7 +29,7 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
 from stormproof.trident.audit.report import PROVES
 from stormproof.trident.cli import main
-from stormproof.trident.run import driver
+from stormproof.trident.driver.run import driver
 
 pytestmark = pytest.mark.postgres
 

@@ -27,7 +27,7 @@ from stormproof.core.sink import MESSAGE_COLUMNS
 from stormproof.sinks.delta import judge
 from stormproof.sinks.protocol import CommitOutcome, RefusedRow, SinkSession
 from stormproof.sinks.rejects import Rejects
-from stormproof.trident.observers import BatchResult
+from stormproof.trident.terms.observers import BatchResult
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,8 +29,8 @@ from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.core.tracking.verdict import mismatches
 from stormproof.sinks.memory import MemorySink
 from stormproof.testing import Message, messages_of
-from stormproof.trident.aggregate import sum_
-from stormproof.trident.stream import Topology
+from stormproof.trident.topology.aggregate import sum_
+from stormproof.trident.topology.stream import Topology
 
 pytestmark = pytest.mark.postgres
 

@@ -17,7 +17,7 @@ from support.servers import sql
 from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.errors import PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.postgres.database import Database
-from stormproof.trident import opening
+from stormproof.trident.driver import opening
 
 pytestmark = pytest.mark.postgres
 

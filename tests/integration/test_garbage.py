@@ -24,8 +24,8 @@ from support.verdicts import verified
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
-from stormproof.trident.observers import RunStatistics
-from stormproof.trident.run import driver
+from stormproof.trident.driver.run import driver
+from stormproof.trident.terms.observers import RunStatistics
 
 pytestmark = pytest.mark.postgres
 

@@ -27,8 +27,8 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import MemorySession
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.sinks.writer import FileWriter, ParquetTaskWriter
-from stormproof.trident.job_runners import JobsOnThreads
-from stormproof.trident.observers import BatchResult
+from stormproof.trident.driver.job_runners import JobsOnThreads
+from stormproof.trident.terms.observers import BatchResult
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

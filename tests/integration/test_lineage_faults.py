@@ -27,10 +27,10 @@ from support.topologies import SinkMode, messages, topology
 
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
+from stormproof.trident.driver.run import driver
 from stormproof.trident.metrics.catalogue import LINEAGE_EVENTS
 from stormproof.trident.openlineage.exported import CLOSE_S, TIMEOUT_S
 from stormproof.trident.openlineage.reporter import run_id
-from stormproof.trident.run import driver
 
 pytestmark = pytest.mark.postgres
 

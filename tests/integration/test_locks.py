@@ -14,11 +14,11 @@ from stormproof.core.errors import StoreUnavailable
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
+from stormproof.trident.driver.opening import attached
+from stormproof.trident.driver.recovery import recover
+from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.opening import attached
-from stormproof.trident.recovery import recover
-from stormproof.trident.steps import Steps
 
 pytestmark = pytest.mark.postgres
 

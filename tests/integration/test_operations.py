@@ -16,8 +16,8 @@ from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.protocol import Limit
-from stormproof.trident.options import RunOptions
-from stormproof.trident.stream import Topology
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.topology.stream import Topology
 
 pytestmark = pytest.mark.spark
 

@@ -22,8 +22,8 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
-from stormproof.trident.run import driver
-from stormproof.trident.steps import Steps
+from stormproof.trident.driver.run import driver
+from stormproof.trident.driver.steps import Steps
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

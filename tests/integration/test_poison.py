@@ -25,7 +25,7 @@ from stormproof.core.message import FailureReason
 from stormproof.core.postgres.database import Database
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 
 MESSAGES = 64
 CULPRIT = 37

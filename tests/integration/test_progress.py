@@ -23,8 +23,8 @@ from stormproof.core.settings import Settings
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.status import TopologyStatus, status
 from stormproof.trident.cli.reports import show_status
+from stormproof.trident.driver.run import EngineChoice
 from stormproof.trident.ledger.control import JobProgress
-from stormproof.trident.run import EngineChoice
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 

@@ -16,7 +16,7 @@ from support.queues import prepared_database, put
 
 from stormproof.core.postgres.database import Database, connect
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 
 pytestmark = [
     pytest.mark.spark(own=True),

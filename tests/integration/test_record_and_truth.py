@@ -19,7 +19,7 @@ from stormproof.core.errors import SinkRefused
 from stormproof.core.guarantee import Guarantee
 from stormproof.trident.audit.inspect import Holdings
 from stormproof.trident.cli.logs import Progress
-from stormproof.trident.observers import BatchResult
+from stormproof.trident.terms.observers import BatchResult
 
 pytestmark = pytest.mark.postgres
 

@@ -17,7 +17,7 @@ from support.operated import Operated
 from stormproof.core.errors import SinkRefused
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.guarantee import Guarantee
-from stormproof.trident import recovery
+from stormproof.trident.driver import recovery
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

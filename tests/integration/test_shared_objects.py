@@ -28,9 +28,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.protocol import Source
-from stormproof.errors import UsageError
-from stormproof.state import MemoryStore
-from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.driver.coordinator import Coordinator
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 LINES = [str(n) for n in range(60)]

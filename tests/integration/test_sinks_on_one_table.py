@@ -21,7 +21,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec
 from stormproof.sinks.postgres import connection
-from stormproof.trident.opening import require_own_tables
+from stormproof.trident.driver.opening import require_own_tables
 from stormproof.trident.state.sink import StateSink
 
 pytestmark = pytest.mark.postgres
@@ -115,7 +115,7 @@ def test_under_every_guarantee_and_for_appended_rows(operated: Operated, guarant
 def test_control_without_the_question_every_count_is_doubled_and_the_audit_is_clean(
     operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stormproof.trident.opening.require_own_tables", lambda plan: None)
+    monkeypatch.setattr("stormproof.trident.driver.opening.require_own_tables", lambda plan: None)
     operated.put(*LINES)
     operated.run(words(operated, *ONE_TABLE["with its schema"](operated)))
     assert dict(operated.sql("select word, n from counts")) == {word: 2 * n for word, n in SHOULD.items()}

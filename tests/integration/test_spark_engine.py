@@ -37,8 +37,8 @@ from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.preflight import PackageProbe, marked, package_fingerprint
 from stormproof.core.task.wire import CONTROL, WireRow
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.aggregate import count, sum_
-from stormproof.trident.stream import Stream, Topology
+from stormproof.trident.topology.aggregate import count, sum_
+from stormproof.trident.topology.stream import Stream, Topology
 
 pytestmark = pytest.mark.spark
 

@@ -13,7 +13,7 @@ from support.queues import prepared_database
 from stormproof import MemorySink, PostgresQueue, Topology
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
-from stormproof.trident.run import driver
+from stormproof.trident.driver.run import driver
 
 pytestmark = pytest.mark.postgres
 

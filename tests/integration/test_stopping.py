@@ -24,9 +24,9 @@ from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
-from stormproof.trident import control_line
-from stormproof.trident.observers import RunStatistics
-from stormproof.trident.run import EngineChoice
+from stormproof.trident.driver import control_line
+from stormproof.trident.driver.run import EngineChoice
+from stormproof.trident.terms.observers import RunStatistics
 
 pytestmark = pytest.mark.postgres
 
@@ -155,7 +155,7 @@ def test_a_second_signal_does_not_wait_for_spark_whose_answers_stay_in_order(
 def test_a_second_sigterm_ends_a_process_without_a_handler_of_its_own() -> None:
     code = """
         import os, signal
-        from stormproof.trident.control_line import Stopping
+        from stormproof.trident.driver.control_line import Stopping
         with Stopping(iter([0.0, 9.0]).__next__):
             os.kill(os.getpid(), signal.SIGTERM)
             print("goes on", flush=True)

@@ -16,8 +16,8 @@ from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
 from stormproof.core.failpoint import FailpointError, armed
 from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
-from stormproof.trident import opening
 from stormproof.trident.decisions import adopt_table as adopt_module
+from stormproof.trident.driver import opening
 from stormproof.trident.ledger import bindings
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.rows import Run

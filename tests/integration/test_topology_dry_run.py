@@ -34,7 +34,7 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.sink import TableAction
 from stormproof.sinks.preview import RowsPreview
-from stormproof.trident import dry_run
+from stormproof.trident.driver import dry_run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 NAME = "rehearsed"
@@ -203,7 +203,7 @@ def test_control_where_only_the_misfit_is_left_out_the_rows_are_others(
     with_misfits: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "stormproof.trident.dry_run.rows_without_misfits", lambda _, files, *__, **___: RowsPreview.of(files)
+        "stormproof.trident.driver.dry_run.rows_without_misfits", lambda _, files, *__, **___: RowsPreview.of(files)
     )
     with_misfits.put(b"a long b", b"c")
     told = dry(with_misfits, discarding(with_misfits.cell))
@@ -353,6 +353,6 @@ def test_control_a_dry_run_that_takes_messages_is_seen(rehearsed: Operated, monk
         source.close()
         return whole(*given)
 
-    monkeypatch.setattr("stormproof.trident.dry_run.look", taking)
+    monkeypatch.setattr("stormproof.trident.driver.dry_run.look", taking)
     with pytest.raises(AssertionError):
         dry(rehearsed)

@@ -25,9 +25,9 @@ from stormproof.sinks.postgres.connection import Link
 from stormproof.state import StateFactory
 from stormproof.trident.audit import AuditLedger, VerifyReport, opener_for, verify
 from stormproof.trident.decisions.pruning import prune
+from stormproof.trident.driver.run import driver
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.run import driver
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

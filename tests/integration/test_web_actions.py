@@ -20,8 +20,8 @@ from support.topologies import POISON, SinkMode, expected, messages, table_of
 from support.web import OPERATOR, READER, page_of, post, signed_in
 
 from stormproof.core.errors import SinkRefused
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
-from stormproof.trident.stores import Stores
 from stormproof.trident.web.app import ROUTES
 from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.decide.pages import act

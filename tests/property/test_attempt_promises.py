@@ -11,7 +11,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp
-from stormproof.trident.transaction_states import AttemptOutcome
+from stormproof.trident.terms.transaction_states import AttemptOutcome
 
 MESSAGES = 6
 ids = st.integers(0, MESSAGES - 1)

@@ -24,7 +24,7 @@ from stormproof.core.task.combine import Combiner, combine, finish
 from stormproof.core.task.groups import rows_with_keys
 from stormproof.core.task.nodes import joined_rows, matches
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.stream import Topology
+from stormproof.trident.topology.stream import Topology
 
 Row = tuple[Any, ...]
 FEW = settings(max_examples=50, deadline=None)

@@ -31,13 +31,13 @@ from stormproof.core.failpoint import FAILPOINTS, FailpointError, armed
 from stormproof.core.guarantee import Guarantee
 from stormproof.sinks import memory as memory_sink
 from stormproof.sinks.protocol import CommitDecision
-from stormproof.trident import recovery
-from stormproof.trident.batch_records import Finished, Prepared, SinkAnswers
+from stormproof.trident.driver import recovery
+from stormproof.trident.driver.batch_records import Finished, Prepared, SinkAnswers
+from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.steps import Steps
-from stormproof.trident.transaction_states import MOVES, TxnCause, TxnState
+from stormproof.trident.terms.transaction_states import MOVES, TxnCause, TxnState
 
 APART = ("delta", "postgres", "queue", "journal", "operator", "audit", "reject", "group", "upkeep")
 REACHABLE = sorted(p.name for p in FAILPOINTS.values() if p.scope not in APART)

@@ -22,7 +22,7 @@ from stormproof.core.errors import Fenced, StoreUnavailable
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
-from stormproof.trident.run import driver, options_of
+from stormproof.trident.driver.run import driver, options_of
 from support.topologies import SinkMode, topology
 
 BATCH_MESSAGES = 5
@@ -60,10 +60,10 @@ class Cell:
 
 
 PRELOADED = [
-    "stormproof.trident.run",
-    "stormproof.trident.opening",
+    "stormproof.trident.driver.run",
+    "stormproof.trident.driver.opening",
     "stormproof.trident.cli.output",
-    "stormproof.trident.stream",
+    "stormproof.trident.topology.stream",
     "stormproof.core.source.postgres_queue",
     "stormproof.sinks.delta",
     "stormproof.sinks.postgres",

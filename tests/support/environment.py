@@ -32,10 +32,10 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
 from stormproof.trident.cli.output import guarded
+from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.observers import BatchResult
-from stormproof.trident.run import driver, options_of
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.observers import BatchResult
+from stormproof.trident.terms.transaction_states import EventKind
 from support.crashes import Driver, child_of, ended
 
 QUEUE: Final = "lines"

@@ -19,7 +19,7 @@ from stormproof.core.graph.checks import fold_of
 from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.task.combine import combine, finish, merge
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
-from stormproof.trident.aggregate import ReadyAggregate, kept_across_batches
+from stormproof.trident.topology.aggregate import ReadyAggregate, kept_across_batches
 from support.sink_harness import SinkHarness
 
 NAN: Final = math.nan

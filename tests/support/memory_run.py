@@ -20,13 +20,13 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Limit
 from stormproof.testing.memory_driver import run_driver
-from stormproof.trident.job_runners import Jobs, JobsInTurn
+from stormproof.trident.driver.job_runners import Jobs, JobsInTurn
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.watched_job import Watch
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.observers import BatchResult, RunStatistics
-from stormproof.trident.options import RunOptions
-from stormproof.trident.watched_job import Watch
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
 from support.pulses import listening
 
 

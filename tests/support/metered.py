@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from stormproof.core import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.settings import Settings
+from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.exposition import TextFile
-from stormproof.trident.run import driver, options_of
 from support.crashes import Cell, child_of, ended
 from support.databases import at
 from support.topologies import topology

@@ -15,7 +15,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import use_storage
 from stormproof.core.storage.object_files import NewObject, ObjectFiles, key_of, root_of
 from stormproof.trident.audit import SinkOpener, opener_for
-from stormproof.trident.steps import Steps
+from stormproof.trident.driver.steps import Steps
 from support.brokers.object_store import ObjectStore
 from support.contents import counted
 from support.crashes import Cell

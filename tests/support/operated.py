@@ -12,9 +12,9 @@ import pytest
 from stormproof import Topology
 from stormproof.core.postgres.database import connect
 from stormproof.core.settings import Settings
-from stormproof.trident.coordinator import Coordinator
-from stormproof.trident.observers import BatchResult, RunStatistics
-from stormproof.trident.run import driver
+from stormproof.trident.driver.coordinator import Coordinator
+from stormproof.trident.driver.run import driver
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
 from support.command_line import CommandLine
 from support.crashes import Cell
 from support.queues import put

@@ -11,8 +11,8 @@ import pyarrow as pa
 from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.core.source.protocol import Source
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.aggregate import count, distinct_count, max_, mean, min_, sum_
-from stormproof.trident.stream import Stream, Topology
+from stormproof.trident.topology.aggregate import count, distinct_count, max_, mean, min_, sum_
+from stormproof.trident.topology.stream import Stream, Topology
 
 LINES = [b"a b a", b"", b"b", b"  ", b"c a\tb", b"b b"]
 WORDS = [word for line in LINES for word in line.decode().split()]

@@ -36,7 +36,7 @@ def main() -> None:
     from stormproof.core.errors import StormproofError
     from stormproof.core.postgres.database import Database
     from stormproof.core.settings import Settings
-    from stormproof.trident.run import run
+    from stormproof.trident.driver.run import run
     from support.environment import Site, topology
 
     logging.getLogger("stormproof").setLevel(logging.CRITICAL)

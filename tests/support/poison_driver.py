@@ -22,9 +22,9 @@ from stormproof.core.failpoint import ENV_DRIVER_PID
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.settings import Settings
+from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.run import driver, options_of
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 from support.crashes import child_of, ended
 from support.poison import Poisoning, Split
 

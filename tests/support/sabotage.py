@@ -24,8 +24,9 @@ from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.connection import Fence
 from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity, SinkSession
-from stormproof.trident import recovery
-from stormproof.trident.batch_records import Finished, Prepared, SinkAnswers
+from stormproof.trident.driver import recovery
+from stormproof.trident.driver.batch_records import Finished, Prepared, SinkAnswers
+from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, SinkWork, Txn
@@ -34,8 +35,7 @@ from stormproof.trident.state.delta import MapHold
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
-from stormproof.trident.steps import Steps
-from stormproof.trident.transaction_states import TxnCause
+from stormproof.trident.terms.transaction_states import TxnCause
 from support.crashes import NOT_BROKEN
 
 

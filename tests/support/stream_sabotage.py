@@ -12,10 +12,10 @@ from stormproof.core.sink import TaskContext, files_of, transaction_digest
 from stormproof.sinks.delta import hold as delta_hold
 from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches
-from stormproof.trident import recovery
+from stormproof.trident.driver import recovery
+from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger.handed_in import HandedIn, Standing, micro_batch
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.steps import Steps
 from stormproof.trident.streaming import base, sinks, topology
 
 

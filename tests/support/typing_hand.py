@@ -17,8 +17,8 @@ from stormproof.core.failpoint import ENV_DRIVER_PID
 _CONTEXT = multiprocessing.get_context("forkserver")
 _IMPORTED = (
     "stormproof.trident.cli.app",
-    "stormproof.trident.run",
-    "stormproof.trident.stream",
+    "stormproof.trident.driver.run",
+    "stormproof.trident.topology.stream",
     "stormproof.sinks.delta",
     "stormproof.sinks.postgres",
     "stormproof.migrations",

@@ -25,7 +25,7 @@ from stormproof.core.source.protocol import Lease, Slice
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 
 MESSAGES = 32
 LEVELS = round(math.log2(MESSAGES))

@@ -22,7 +22,7 @@ from stormproof.trident.cli.app import app
 from stormproof.trident.cli.loading import bind_parameters, load_topology, parse_parameters
 from stormproof.trident.cli.logs import JsonLines
 from stormproof.trident.cli.output import exit_status, guarded, json_text
-from stormproof.trident.control_line import Stopping
+from stormproof.trident.driver.control_line import Stopping
 
 FILE = """
 from stormproof import MemorySink, MemorySource, Topology

@@ -20,7 +20,7 @@ from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.ledger import other_lives, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.transaction_states import TxnState
+from stormproof.trident.terms.transaction_states import TxnState
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)

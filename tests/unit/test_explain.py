@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from stormproof.core.errors import TopologyError
 from stormproof.sinks.memory import MemorySink
 from stormproof.testing import simulate
-from stormproof.trident.aggregate import count
 from stormproof.trident.cli.app import app
-from stormproof.trident.explain import explain
 from stormproof.trident.state.key_value import MemoryMap
 from stormproof.trident.state.protocol import MapState, State
-from stormproof.trident.stream import GroupedStream, Stream, Topology
+from stormproof.trident.topology.aggregate import count
+from stormproof.trident.topology.explain import explain
+from stormproof.trident.topology.stream import GroupedStream, Stream, Topology
 
 ROOT = Path(__file__).parents[2]
 

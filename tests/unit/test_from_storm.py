@@ -14,8 +14,8 @@ from stormproof.core.bolt import Bolt
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.settings import Settings
 from stormproof.testing import Fault, FaultKind, Faults, Simulation
-from stormproof.trident.observers import BatchResult, RunStatistics
-from stormproof.trident.options import RunOptions
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from_storm.md").read_text()
 SETTINGS = ["parallelism", "master", "poll_interval_s", "message_timeout_s", "batch_messages", "batch_bytes"]

@@ -33,12 +33,12 @@ from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import FaultPoint, MemorySession
 from stormproof.sinks.protocol import CommitResult, PreparedTransaction
-from stormproof.trident.batch_records import SinkAnswers
-from stormproof.trident.job_runners import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
-from stormproof.trident.observers import BatchResult
-from stormproof.trident.opening import attached
-from stormproof.trident.sessions import Sessions
-from stormproof.trident.watched_job import LastMove, LeaseKeeper
+from stormproof.trident.driver.batch_records import SinkAnswers
+from stormproof.trident.driver.job_runners import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
+from stormproof.trident.driver.opening import attached
+from stormproof.trident.driver.sessions import Sessions
+from stormproof.trident.driver.watched_job import LastMove, LeaseKeeper
+from stormproof.trident.terms.observers import BatchResult
 
 WAIT_S = 20.0
 EMPTY = JobReport(0, 0, 0)

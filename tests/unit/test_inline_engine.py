@@ -23,8 +23,8 @@ from stormproof.core.task.wire import CONTROL, WireRow
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.share import split_runs
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.aggregate import count, sum_
-from stormproof.trident.stream import Topology
+from stormproof.trident.topology.aggregate import count, sum_
+from stormproof.trident.topology.stream import Topology
 
 LINES = [b"a b a", b"", b"b", b"  ", b"c a\tb", b"b b"]
 COUNTS = [("a", 3), ("b", 5), ("c", 1)]

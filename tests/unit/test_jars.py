@@ -16,7 +16,7 @@ from stormproof.core.engine import jars, java, spark_lines
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.errors import SettingsError, StoreUnavailable
 from stormproof.core.settings import Settings
-from stormproof.trident.run import make_engine
+from stormproof.trident.driver.run import make_engine
 
 
 @pytest.fixture(autouse=True)

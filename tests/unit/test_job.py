@@ -25,7 +25,7 @@ from stormproof.core.pulse.wire import Place
 from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.watched_job import Watch, run_watched
+from stormproof.trident.driver.watched_job import Watch, run_watched
 
 LEASE = Lease("life/1", 1, 30.0)
 EMPTY = JobReport(0, 0, 0)

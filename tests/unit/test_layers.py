@@ -112,6 +112,36 @@ def test_no_imports_go_in_a_circle() -> None:
     assert circle(imports_of(product())) == []
 
 
+def folders_of(imports: Imports, part: str) -> Imports:
+    """Which folders of a part each of them imports from."""
+    found: dict[str, set[str]] = {}
+    for name, names in imports.items():
+        if name.startswith(f"{part}."):
+            mine = folder_in(name, part)
+            found.setdefault(mine, set()).update(
+                folder_in(one, part) for one in names if one.startswith(f"{part}.") and folder_in(one, part) != mine
+            )
+    return found
+
+
+def folder_in(name: str, part: str) -> str:
+    """The folder of a part that a module is in."""
+    return name.removeprefix(f"{part}.").partition(".")[0]
+
+
+def test_no_folders_of_trident_import_one_another() -> None:
+    assert circle(folders_of(imports_of(product()), "stormproof.trident")) == []
+
+
+def test_folders_that_import_one_another_are_seen() -> None:
+    """Negative control: neither module imports one that imports it."""
+    modules = product()
+    modules["stormproof.trident.terms.wording"] += "\nfrom stormproof.trident.declarations import decisions\n"
+    imports = imports_of(modules)
+    assert circle(imports) == []
+    assert {"terms", "declarations"} <= set(circle(folders_of(imports, "stormproof.trident")))
+
+
 def test_an_import_that_points_up_is_seen() -> None:
     """Negative control."""
     modules = product()

@@ -16,7 +16,7 @@ from stormproof.core.pulse.task import Pulse
 from stormproof.core.pulse.wire import Place
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.protocol import Lease, Limit
-from stormproof.trident.watched_job import PAUSED_S, LeaseKeeper
+from stormproof.trident.driver.watched_job import PAUSED_S, LeaseKeeper
 
 LEASE = Lease("life/1", 1, 30.0)
 TIMEOUT_S = 30.0

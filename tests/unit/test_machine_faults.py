@@ -36,7 +36,7 @@ from stormproof.core.tracking.breaker import LIMIT, Breaker, Breaks
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 
 COMES_BACK = [
     *("ENOSPC", "EDQUOT", "EFBIG", "EMFILE", "ENFILE", "ENOMEM", "EIO", "ENOENT"),
@@ -224,7 +224,7 @@ def test_drivers_that_end_for_a_machine_are_no_deaths(tmp_path: Path) -> None:
 
 def test_such_drivers_were_deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without giving back what is open, the innocent message is set aside."""
-    monkeypatch.setattr("stormproof.trident.coordinator.NOBODYS_DEATH", ())
+    monkeypatch.setattr("stormproof.trident.driver.coordinator.NOBODYS_DEATH", ())
     world = world_of(tmp_path, messages=1)
     for _ in range(8):
         try:

@@ -18,7 +18,7 @@ from stormproof.core.task import account, cut
 from stormproof.core.tracking import attempts as module
 from stormproof.core.tracking.outcome import AttemptEnd, Complete, Divided
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident import coordinator
+from stormproof.trident.driver import coordinator
 
 MESSAGES, AT_ONCE = 60, 8
 TRACKED = [Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE]

@@ -38,9 +38,16 @@ from stormproof.trident.metrics.book import Book
 from stormproof.trident.metrics.exposition import registry_of, serve, text_of
 from stormproof.trident.metrics.otel import BatchSpans, Instruments
 from stormproof.trident.metrics.recorder import Recorder, RunMetrics, exported_metrics
-from stormproof.trident.observers import BatchResult, CommittedBatch, Observer, Observers, RecoveryReport, SinkEnd
-from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
-from stormproof.trident.tuning import Figures
+from stormproof.trident.terms.observers import (
+    BatchResult,
+    CommittedBatch,
+    Figures,
+    Observer,
+    Observers,
+    RecoveryReport,
+    SinkEnd,
+)
+from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 
 HOSTILE = 'a"b\\c\nd'
 

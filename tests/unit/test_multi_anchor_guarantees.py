@@ -18,7 +18,7 @@ from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.backoff import Backoff
 from stormproof.core.tracking import partners
-from stormproof.trident.observers import RunStatistics
+from stormproof.trident.terms.observers import RunStatistics
 
 
 class Joined(World):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.trident.explain import Explanation
-from stormproof.trident.observers import RunStatistics
-from stormproof.trident.wording import html_table
+from stormproof.trident.terms.observers import RunStatistics
+from stormproof.trident.terms.wording import html_table
+from stormproof.trident.topology.explain import Explanation
 
 
 class Table(HTMLParser):

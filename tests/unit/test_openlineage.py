@@ -32,7 +32,6 @@ from stormproof.core.source.nats import NatsSource
 from stormproof.core.source.protocol import Expectation, Slice, Source
 from stormproof.core.source.rabbitmq import RabbitMQSource, RabbitMQStreamSource
 from stormproof.core.source.redis_streams import RedisStreamSource
-from stormproof.trident.observers import CommittedBatch, SinkEnd
 from stormproof.trident.openlineage.exported import Emitter, lineage_transport
 from stormproof.trident.openlineage.reporter import (
     LineageReporter,
@@ -42,7 +41,8 @@ from stormproof.trident.openlineage.reporter import (
     driver_run_id,
     run_id,
 )
-from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
+from stormproof.trident.terms.observers import CommittedBatch, SinkEnd
+from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 
 SLICE: Final = Slice({}, Expectation(5, 0), 100)
 

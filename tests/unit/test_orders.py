@@ -11,10 +11,10 @@ from support.memory_run import World
 from stormproof.core.clock import ManualClock
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Lease, Limit
-from stormproof.trident.control_line import Orders
-from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.driver.control_line import Orders
+from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.ledger.control import Doing, Ending
-from stormproof.trident.observers import BatchResult
+from stormproof.trident.terms.observers import BatchResult
 
 PAYLOADS = [f"m{number}".encode() for number in range(8)]
 

@@ -12,7 +12,7 @@ from support.memory_run import World
 from stormproof.core.clock import ManualClock
 from stormproof.core.errors import StoreUnavailable, TransientError
 from stormproof.core.failpoint import watched
-from stormproof.trident.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.options import RunOptions, outlasting_outages
 
 OPTIONS = RunOptions(outage_s=60.0)
 

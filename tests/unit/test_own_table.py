@@ -22,8 +22,7 @@ from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink, MemoryTable
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
-from stormproof.trident.aggregate import count
-from stormproof.trident.opening import require_own_stores, require_own_tables
+from stormproof.trident.driver.opening import require_own_stores, require_own_tables
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.key_value import (
     KeyValueStore,
@@ -37,7 +36,8 @@ from stormproof.trident.state.map import total
 from stormproof.trident.state.postgres import PostgresMap
 from stormproof.trident.state.protocol import StateContext, StateFactory
 from stormproof.trident.state.sink import StateSession, StateSink
-from stormproof.trident.stream import Topology
+from stormproof.trident.topology.aggregate import count
+from stormproof.trident.topology.stream import Topology
 
 HERE = Database.from_url("postgresql://one@here/db")
 THERE = Database.from_url("postgresql://one@there/db")

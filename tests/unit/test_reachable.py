@@ -11,8 +11,8 @@ from stormproof.core.errors import SettingsError
 from stormproof.core.postgres.database import Database
 from stormproof.core.pulse.listener import LOOPBACK, DriverAddress
 from stormproof.core.settings import Settings
-from stormproof.trident.options import RunOptions
-from stormproof.trident.run import pulse_listener, require_reachable
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.run import pulse_listener, require_reachable
 
 HERE = Database.from_url("postgresql://me@localhost/here", setting="x")
 NAMED = Settings(database_url="postgresql://me@db/there")

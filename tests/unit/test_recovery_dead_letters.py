@@ -10,7 +10,7 @@ from support.memory_run import World
 
 from stormproof.core.failpoint import FailpointError, armed
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 
 
 def poison(line: str) -> list[str]:

@@ -14,7 +14,7 @@ from support.terminal import Screen
 from stormproof.trident.cli.logs import JsonLines, Progress, TextLines, log_line, logging_to_stderr, run_text
 from stormproof.trident.cli.run import Live
 from stormproof.trident.ledger.control import JobProgress
-from stormproof.trident.observers import BatchResult, RunStatistics
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
 
 
 def split(line: str) -> list[str]:

@@ -20,8 +20,8 @@ from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.rejects import Rejects
 from stormproof.testing import End, Fault, FaultKind, Faults, Simulation, simulate
-from stormproof.trident.batch_records import Finished, Prepared
-from stormproof.trident.steps import Steps
+from stormproof.trident.driver.batch_records import Finished, Prepared
+from stormproof.trident.driver.steps import Steps
 
 LINES = ["a b", "b", "c a c"]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]

@@ -14,8 +14,8 @@ from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.task.wire import WireRow
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.aggregate import count
-from stormproof.trident.stream import Topology
+from stormproof.trident.topology.aggregate import count
+from stormproof.trident.topology.stream import Topology
 
 LINES = [b"a b a", b"", b"b", b"  ", b"c a\tb", b"b b"]
 

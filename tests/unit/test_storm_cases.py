@@ -43,7 +43,7 @@ from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRo
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.acker import acker_of
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.watched_job import LeaseKeeper, Watch
+from stormproof.trident.driver.watched_job import LeaseKeeper, Watch
 
 TIMEOUT_S = 10.0
 

@@ -26,8 +26,8 @@ from stormproof.core.task.gather import evaluate as evaluate_rightly
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.anchors import Anchors, overlaid
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.aggregate import count, distinct_count, max_, mean, min_, sum_
-from stormproof.trident.stream import Stream, Topology
+from stormproof.trident.topology.aggregate import count, distinct_count, max_, mean, min_, sum_
+from stormproof.trident.topology.stream import Stream, Topology
 
 
 def good(ran: Ran) -> Ran:

@@ -20,10 +20,10 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.memory import MemorySource
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.aggregate import count, distinct_count, max_, min_, sum_
 from stormproof.trident.state.key_value import MemoryMap, MemoryStore
 from stormproof.trident.state.protocol import MapState, State
-from stormproof.trident.stream import Stream, Topology
+from stormproof.trident.topology.aggregate import count, distinct_count, max_, min_, sum_
+from stormproof.trident.topology.stream import Stream, Topology
 
 LINES = [f"w{i % 3} w{i % 5} w{i}".encode() for i in range(12)]
 BATCHES = [LINES[start : start + 4] for start in range(0, 12, 4)]

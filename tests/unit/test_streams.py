@@ -16,7 +16,7 @@ from stormproof.core.source.files.micro_batches import ColumnDecoder
 from stormproof.trident.audit.evidence import HandedInEvidence
 from stormproof.trident.ledger.handed_in import HandedIn, Standing, handed, micro_batch, missing
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction_states import TxnState
+from stormproof.trident.terms.transaction_states import TxnState
 
 
 def taken(number: int, query: str, batch: int, adopted_from: str | None = None) -> HandedIn:

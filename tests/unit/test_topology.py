@@ -14,9 +14,9 @@ from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.memory import MemorySink
-from stormproof.trident.aggregate import ReadyAggregate, count, max_, min_, sum_
 from stormproof.trident.ledger.graphs import Graph, changes, graph_of
-from stormproof.trident.stream import Stream, Topology
+from stormproof.trident.topology.aggregate import ReadyAggregate, count, max_, min_, sum_
+from stormproof.trident.topology.stream import Stream, Topology
 
 
 class AppendOnly(MemorySink):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stormproof.trident.transaction_states import MOVES, TxnState
+from stormproof.trident.terms.transaction_states import MOVES, TxnState
 
 
 def test_every_state_has_its_moves() -> None:

@@ -22,9 +22,9 @@ from stormproof.core.failpoint import watched
 from stormproof.core.job import Job
 from stormproof.core.source.protocol import Limit
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident import tuning
-from stormproof.trident.observers import BatchResult
-from stormproof.trident.tuning import KNEE, AsSet, Figures, LatencyTuner, Sample, Setting, Step, Tuner, in_flight_max
+from stormproof.trident.driver import tuning
+from stormproof.trident.driver.tuning import KNEE, AsSet, LatencyTuner, Sample, Setting, Step, Tuner, in_flight_max
+from stormproof.trident.terms.observers import BatchResult, Figures
 
 GOOD = 0.8
 IN_FLIGHT_MAX = 4

@@ -19,13 +19,13 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Limit
 from stormproof.testing import Faults, simulate
 from stormproof.testing.memory_driver import run_driver
-from stormproof.trident.job_runners import JobsInTurn
+from stormproof.trident.driver.job_runners import JobsInTurn
+from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.graphs import changes, graph_of
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.observers import RunStatistics
-from stormproof.trident.options import RunOptions
+from stormproof.trident.terms.observers import RunStatistics
 
 SCHEMA = "id string, v long, name string, gone boolean"
 

@@ -20,7 +20,7 @@ from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import shown, unshown
 from stormproof.trident.ledger.handed_in import HandedIn, all_taken, missing, newest, oldest, source_of
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction_states import TxnState
+from stormproof.trident.terms.transaction_states import TxnState
 
 
 class SourceEvidence(Protocol):

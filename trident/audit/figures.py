@@ -17,7 +17,7 @@ from stormproof.core.errors import Json
 from stormproof.core.tracking.component_counts import ACKER
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.transaction_states import ComponentKind
+from stormproof.trident.terms.transaction_states import ComponentKind
 
 
 @dataclass(frozen=True, slots=True)

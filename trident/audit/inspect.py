@@ -23,7 +23,7 @@ from stormproof.sinks.protocol import Held, Sink, SinkIdentity, SinkSession
 from stormproof.sinks.registry import register_sink
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.ledger.rows import SinkWork, Txn
-from stormproof.trident.transaction_states import SinkOutcome, TxnState
+from stormproof.trident.terms.transaction_states import SinkOutcome, TxnState
 
 
 def register_states() -> None:

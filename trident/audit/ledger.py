@@ -32,7 +32,7 @@ from stormproof.trident.ledger.rows import (
     to_txn,
     to_work,
 )
-from stormproof.trident.transaction_states import (
+from stormproof.trident.terms.transaction_states import (
     EventKind,
     OperatorAction,
     SinkOutcome,

@@ -19,8 +19,8 @@ from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBin
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.ledger.rows import Event, Reject, Txn
-from stormproof.trident.transaction_states import EventKind, RejectState, TxnCause, TxnState
-from stormproof.trident.transaction_states import OperatorAction as Action
+from stormproof.trident.terms.transaction_states import EventKind, RejectState, TxnCause, TxnState
+from stormproof.trident.terms.transaction_states import OperatorAction as Action
 
 MESSAGE_EVENTS = (
     EventKind.FAILURE,

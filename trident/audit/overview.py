@@ -21,7 +21,7 @@ from stormproof.trident.audit.status import LAST_BATCHES, DriverState, Problem, 
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.control import JobProgress, SignOfLife, signs_of_life
 from stormproof.trident.ledger.rows import Txn, to_txn
-from stormproof.trident.transaction_states import EventKind, TxnState
+from stormproof.trident.terms.transaction_states import EventKind, TxnState
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from stormproof.trident.audit.source import SourceReader, recorded_ids, server_i
 from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.declarations.questions import FILTERS, QUESTIONS, SPANS, Question
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
+from stormproof.trident.terms.transaction_states import EventKind, TxnCause, TxnState
 
 LIMIT: Final = 100
 """Rows that an answer has unless more are asked for."""

@@ -24,8 +24,8 @@ from stormproof.trident.audit.message import EndKind, Records, end_of, traces
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.rows import Event, Reject, Txn
-from stormproof.trident.transaction_states import Verdict
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.transaction_states import Verdict
+from stormproof.trident.terms.wording import counted
 
 PROVES: Final = (
     "each txid that the ledger calls committed was applied once, in order, to every sink that the topology had then, by "

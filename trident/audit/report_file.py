@@ -27,7 +27,7 @@ from stormproof.trident.audit.questions import Asked, answered
 from stormproof.trident.audit.report import NoticeKind, VerifyReport
 from stormproof.trident.declarations.questions import QUESTIONS, Question
 from stormproof.trident.ledger.graphs import Graph
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 
 TEXT_MAX: Final = 1_000
 """Characters of one text that a report has."""

@@ -28,7 +28,7 @@ from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence, find_handed_in
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction_states import TxnCause, TxnState
+from stormproof.trident.terms.transaction_states import TxnCause, TxnState
 
 SourceReader: TypeAlias = Callable[[LedgerSnapshot, TopologyRow], SourceEvidence | None]
 """Finds the record of a topology's source; None if the ledger's database does not have it."""

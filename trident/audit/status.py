@@ -24,9 +24,9 @@ from stormproof.trident.ledger.control import Control, JobProgress, SignOfLife, 
 from stormproof.trident.ledger.handed_in import JobKeys, summary
 from stormproof.trident.ledger.missing import Missing
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
-from stormproof.trident.tuning import Figures
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.observers import Figures
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, TxnState
+from stormproof.trident.terms.wording import counted
 
 LAST_BATCHES: Final = 20
 _STEPS: Final = ("open", "job", "wait", "prepare", "commit", "held_up")

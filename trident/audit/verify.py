@@ -39,7 +39,7 @@ from stormproof.trident.audit.source import SourceReader, stored_source, unsubsc
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_kept, verify_ledger, verify_messages
 from stormproof.trident.audit.verify_sinks import Later, verify_rows, verify_sinks
 from stormproof.trident.ledger.rows import Txn
-from stormproof.trident.transaction_states import TxnState
+from stormproof.trident.terms.transaction_states import TxnState
 
 LAST: Final = "last"
 """Since the last clean verdict of the same scope."""

@@ -16,7 +16,7 @@ from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind,
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.missing import Shape
 from stormproof.trident.ledger.rows import Event, Reject, SinkWork, Txn
-from stormproof.trident.transaction_states import (
+from stormproof.trident.terms.transaction_states import (
     AttemptOutcome,
     EventKind,
     OperatorAction,

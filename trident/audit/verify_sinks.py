@@ -28,7 +28,7 @@ from stormproof.trident.audit.report import (
 )
 from stormproof.trident.audit.verify_ledger import LedgerRows
 from stormproof.trident.ledger.rows import Event, SinkWork, Txn
-from stormproof.trident.transaction_states import OperatorAction, SinkOutcome, TxnState
+from stormproof.trident.terms.transaction_states import OperatorAction, SinkOutcome, TxnState
 
 
 @dataclass(frozen=True, slots=True)

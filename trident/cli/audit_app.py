@@ -24,8 +24,8 @@ from stormproof.trident.cli.options import (
 )
 from stormproof.trident.cli.output import Exit, emit, finish, say, table
 from stormproof.trident.declarations.questions import QUESTIONS, Question
-from stormproof.trident.transaction_states import Verdict
-from stormproof.trident.wording import counted, parse_time
+from stormproof.trident.terms.transaction_states import Verdict
+from stormproof.trident.terms.wording import counted, parse_time
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import AuditLedger

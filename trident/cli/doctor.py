@@ -46,7 +46,7 @@ from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.options import opened, spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say
-from stormproof.trident.grants import lacking
+from stormproof.trident.ledger.grants import lacking
 
 SHOWN_MAX = 5
 

@@ -13,7 +13,7 @@ from stormproof.core.settings import Settings
 from stormproof.sinks.protocol import Sink, warning_of
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.output import emit, note, say
-from stormproof.trident.explain import explain
+from stormproof.trident.topology.explain import explain
 
 
 def _of_tables(topology: TopologyGraph) -> Iterator[str]:

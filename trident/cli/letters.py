@@ -38,9 +38,9 @@ from stormproof.trident.decisions.letters import (
     named,
     not_dead,
 )
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.ledger.rows import Reject, names_of
-from stormproof.trident.stores import Stores
-from stormproof.trident.wording import counted, cut
+from stormproof.trident.terms.wording import counted, cut
 
 SHOWN_LETTERS: Final = 50
 """How many dead letters are shown if no limit is given."""

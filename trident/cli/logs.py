@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stormproof.trident.cli.output import terminal_width, wrapped
-from stormproof.trident.observers import BatchResult, RunStatistics
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
+from stormproof.trident.terms.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

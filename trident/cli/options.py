@@ -20,7 +20,7 @@ from stormproof.trident.cli.output import emit, finish, note, say
 from stormproof.trident.declarations.decisions import DECISIONS, Decision, Field
 
 if TYPE_CHECKING:
-    from stormproof.trident.stores import Stores
+    from stormproof.trident.decisions.stores import Stores
 
 
 def parameter(name: str, kind: Any, told: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -115,8 +115,8 @@ def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = Fa
     from stormproof.core.settings import Settings
     from stormproof.migrations import state
     from stormproof.trident.cli.loading import import_plugins
+    from stormproof.trident.decisions.stores import Stores
     from stormproof.trident.ledger.database import ledger_engine, require_schema
-    from stormproof.trident.stores import Stores
 
     settings = Settings()
     import_plugins(settings.plugins)

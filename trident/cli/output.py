@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn, TextIO
 
 from stormproof.core.errors import CannotTell, Fenced, StormproofError, UsageError
 from stormproof.core.message import storable_text
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.wording import counted
 
 FALLBACK: Final = (80, 24)
 SHORT: Final = 26

@@ -21,7 +21,7 @@ from stormproof.core.settings import Settings
 from stormproof.migrations import migrate, sql, state
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import Exit, emit, finish, note, printed, say, table
-from stormproof.trident.grants import grants_sql
+from stormproof.trident.ledger.grants import grants_sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

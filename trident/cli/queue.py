@@ -27,9 +27,9 @@ from stormproof.trident.cli.logs import run_text
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, finish, say, table
 from stormproof.trident.cli.run import drive, ends_with, engine_named, rehearse
-from stormproof.trident.stores import Stores
-from stormproof.trident.stream import Topology
-from stormproof.trident.wording import counted
+from stormproof.trident.decisions.stores import Stores
+from stormproof.trident.terms.wording import counted
+from stormproof.trident.topology.stream import Topology
 
 PAYLOAD: Final = "payload"
 SCHEMA: Final = pa.schema([pa.field(PAYLOAD, pa.binary())])

@@ -16,8 +16,8 @@ from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusRepo
 from stormproof.trident.cli.logs import recovery_text
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import Exit, cell_text, emit, finish, say, table
-from stormproof.trident.tuning import Figures
-from stormproof.trident.wording import counted, parse_time
+from stormproof.trident.terms.observers import Figures
+from stormproof.trident.terms.wording import counted, parse_time
 
 
 def show_status(topology: str | None, *, as_json: bool) -> None:

@@ -14,11 +14,11 @@ from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import Progress, logging_to_stderr, run_text
 from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, note, say
-from stormproof.trident.control_line import BY_SIGNAL, Stopping, end_jvm
-from stormproof.trident.dry_run import DryRunOutcome, rehearsed_topology
+from stormproof.trident.driver.control_line import BY_SIGNAL, Stopping, end_jvm
+from stormproof.trident.driver.dry_run import DryRunOutcome, rehearsed_topology
+from stormproof.trident.driver.run import EngineChoice, driver, options_of
 from stormproof.trident.ledger.control import JobProgress
-from stormproof.trident.observers import BatchResult, RunStatistics
-from stormproof.trident.run import EngineChoice, driver, options_of
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
 
 if TYPE_CHECKING:
     from types import ModuleType

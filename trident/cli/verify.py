@@ -21,8 +21,8 @@ from stormproof.trident.audit.report_file import Wanted, file_bytes, record
 from stormproof.trident.audit.verify import Since
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, finish, note, say
-from stormproof.trident.stores import Stores
-from stormproof.trident.wording import counted, parse_time
+from stormproof.trident.decisions.stores import Stores
+from stormproof.trident.terms.wording import counted, parse_time
 
 
 @dataclass(frozen=True, slots=True)

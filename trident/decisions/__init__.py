@@ -14,4 +14,5 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 | `adopt_table` | which table is a sink's own |
 | `adopt_queue` | a queue changes its server |
 | `upkeep` | the files of a topology's tables are compacted, vacuumed, repaired |
+| `stores` | which database do decisions work on |
 """

@@ -28,10 +28,10 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.stores import Stores
-from stormproof.trident.transaction_states import OperatorAction
+from stormproof.trident.terms.transaction_states import OperatorAction
 
 PROVES: Final = (
     "ledger, sinks and queue agree: every message that is in a sink was read from the queue, once; and every message that "

@@ -23,14 +23,14 @@ from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.audit.report import ranges
 from stormproof.trident.audit.status import may_be_running
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.stores import Stores
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

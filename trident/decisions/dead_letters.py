@@ -22,13 +22,13 @@ from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.letters import ChosenLetters, Letter, Letters, letters_of, not_dead
 from stormproof.trident.ledger import control, events, rejects
 from stormproof.trident.ledger.rows import Reject
-from stormproof.trident.transaction_states import OperatorAction, RejectState
-from stormproof.trident.wording import counted, local_time
+from stormproof.trident.terms.transaction_states import OperatorAction, RejectState
+from stormproof.trident.terms.wording import counted, local_time
 
 if TYPE_CHECKING:
     from stormproof.trident.decisions.letters import LetterFilter
+    from stormproof.trident.decisions.stores import Stores
     from stormproof.trident.ledger.tx import Tx
-    from stormproof.trident.stores import Stores
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 from stormproof.core.errors import UsageError
 from stormproof.trident.audit.evidence import place_of
 from stormproof.trident.audit.status import DriverState, driver_state
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger.control import Control, Doing, SignOfLife
-from stormproof.trident.stores import Stores
-from stormproof.trident.transaction_states import OperatorAction
+from stormproof.trident.terms.transaction_states import OperatorAction
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow

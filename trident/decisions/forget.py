@@ -16,10 +16,10 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, Topolog
 from stormproof.trident.audit.source import recorded_source
 from stormproof.trident.audit.status import DriverState, driver_state, sign_of
 from stormproof.trident.decisions.adopt_table import release_unused
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.ledger import other_lives
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.stores import Stores
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.wording import counted
 
 SILENT_S: Final = 600.0
 """A driver on another host that has given no sign of life for so long is taken for gone; if it lives, it is fenced."""

@@ -22,13 +22,13 @@ from stormproof.core.source.spouts import shown, sources_in, unshown
 from stormproof.trident.audit.source import PendingEvidence, recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Reject
-from stormproof.trident.transaction_states import RejectState
-from stormproof.trident.wording import moment
+from stormproof.trident.terms.transaction_states import RejectState
+from stormproof.trident.terms.wording import moment
 
 if TYPE_CHECKING:
     from stormproof.trident.audit import AuditLedger
     from stormproof.trident.audit.ledger import TopologyRow
-    from stormproof.trident.stores import Stores
+    from stormproof.trident.decisions.stores import Stores
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from stormproof.trident.audit.evidence import SourceEvidence, place_of
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.message import MESSAGE_EVENTS, EndKind, Records, end_of, traces
 from stormproof.trident.audit.source import PendingEvidence, SourceReader, stored_source
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import rejects
 from stormproof.trident.ledger import tables as t
@@ -35,9 +36,8 @@ from stormproof.trident.ledger.handed_in import Forgettable, forget
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run, Txn, to_event, to_txn
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.stores import Stores
-from stormproof.trident.transaction_states import EventKind
-from stormproof.trident.wording import counted, parse_age
+from stormproof.trident.terms.transaction_states import EventKind
+from stormproof.trident.terms.wording import counted, parse_age
 
 if TYPE_CHECKING:
     import psycopg

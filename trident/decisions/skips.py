@@ -17,15 +17,15 @@ from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdent
 from stormproof.sinks.staging import open_prepared
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.status import may_be_running
-from stormproof.trident.batch_records import to_prepared
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
+from stormproof.trident.driver.batch_records import to_prepared
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.rows import SinkWork
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.ledger.txns import RejectedRow, decide_rows, rows_given_up, skip, skippable
-from stormproof.trident.stores import Stores
-from stormproof.trident.transaction_states import OperatorAction, TxnState
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.transaction_states import OperatorAction, TxnState
+from stormproof.trident.terms.wording import counted
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow

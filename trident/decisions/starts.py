@@ -15,11 +15,11 @@ from stormproof.core.errors import Json, UsageError
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import events, graphs, other_lives
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
-from stormproof.trident.transaction_states import OperatorAction
+from stormproof.trident.terms.transaction_states import OperatorAction
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
-    from stormproof.trident.stores import Stores
+    from stormproof.trident.decisions.stores import Stores
 
 
 _OTHER_LIFE: Final = re.compile(r"[^/\s]+/[A-Za-z0-9_.-]+|[0-9a-f]+(-[0-9a-f]+)*")

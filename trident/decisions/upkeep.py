@@ -15,10 +15,10 @@ from stormproof.core.storage.address import is_url
 from stormproof.sinks.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.ledger import events
-from stormproof.trident.stores import Stores
-from stormproof.trident.transaction_states import OperatorAction
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.transaction_states import OperatorAction
+from stormproof.trident.terms.wording import counted
 
 _MIB = 1024 * 1024
 

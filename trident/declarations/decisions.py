@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Final, Literal
 
 from stormproof.core.errors import UsageError
-from stormproof.trident.transaction_states import OperatorAction
+from stormproof.trident.terms.transaction_states import OperatorAction
 
 SHOWN_IDS: Final = 20
 

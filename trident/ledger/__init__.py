@@ -12,5 +12,6 @@
 | `handed_in` | which jobs and micro-batches were taken, by their keys; where does a query stand |
 | `in_memory` | which ledger has a topology that keeps nothing beyond its process |
 | `control` | what did an operator ask of a running driver; its last sign of life, and how far its job is |
+| `grants` | GRANTs, by what a role is for |
 | `rows`, `tables`, `database` | as which types are rows read; which tables are there; how is the database reached |
 """

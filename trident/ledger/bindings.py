@@ -12,7 +12,7 @@ from stormproof.core.errors import Json, PositionMismatch
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction_states import EventKind, OperatorAction, TxnState
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, TxnState
 
 
 @dataclass(frozen=True, slots=True)

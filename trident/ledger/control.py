@@ -21,8 +21,8 @@ from stormproof.core.pulse.record import BEFORE, DONE, PASSAGE, PASSED, STAGE, S
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction_states import OperatorAction
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.transaction_states import OperatorAction
+from stormproof.trident.terms.wording import counted
 
 BAR_CHARACTERS = 10
 

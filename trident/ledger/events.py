@@ -10,7 +10,7 @@ from stormproof.core.errors import Json
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, names_of, to_event
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction_states import EventKind, OperatorAction
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction
 
 
 def record(tx: Tx, events: Iterable[Event]) -> None:

@@ -24,7 +24,7 @@ from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.ledger.tx import Statement, Tx, given
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 
 LIFE_DIGITS: Final = 8
 """Hexadecimal digits of the topology's hashed name, the suffix of an incarnation that another topology has already."""

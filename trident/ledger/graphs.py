@@ -34,7 +34,7 @@ from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 SHOWN_CHARACTERS: Final = 12
 """Characters of a change's fingerprint, which an operator types to accept it."""

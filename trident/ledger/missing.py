@@ -11,7 +11,7 @@ from pydantic import StrictInt, TypeAdapter, ValidationError
 
 from stormproof.core.errors import Json
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.transaction_states import EventKind, TxnState
+from stormproof.trident.terms.transaction_states import EventKind, TxnState
 
 MISSING: Final = "missing"
 """The key of what a joining sink lacks, in the detail of a `graph` event."""

@@ -18,7 +18,7 @@ from stormproof.trident.ledger import control, events, handed_in
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction_states import EventKind, OperatorAction
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction
 
 
 def require_known(tx: Tx, sink: str, target: str, holds: Sequence[str], claims: Sequence[str] = ()) -> None:

@@ -15,7 +15,7 @@ from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, Reject, to_reject
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.transaction_states import EventKind, OperatorAction, RejectState
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, RejectState
 
 _V = TypeVar("_V")
 

@@ -11,7 +11,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.sink import PreparedFile
 from stormproof.sinks.protocol import RefusedRow
-from stormproof.trident.transaction_states import (
+from stormproof.trident.terms.transaction_states import (
     ComponentKind,
     EventKind,
     OperatorAction,

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from stormproof.core.postgres.columns import key, may, must
-from stormproof.trident.transaction_states import (
+from stormproof.trident.terms.transaction_states import (
     AttemptOutcome,
     ComponentKind,
     EventKind,

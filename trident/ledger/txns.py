@@ -24,7 +24,7 @@ from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import BatchCounts, Event, SinkWork, Txn, to_txn, to_work
 from stormproof.trident.ledger.tx import Statement, Tx, given
-from stormproof.trident.transaction_states import (
+from stormproof.trident.terms.transaction_states import (
     MOVES,
     AttemptOutcome,
     EventKind,

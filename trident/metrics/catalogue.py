@@ -13,7 +13,7 @@ from typing import Final
 from stormproof.core.message import FailureReason
 from stormproof.trident.audit.status import DriverState, ProblemKind
 from stormproof.trident.ledger.control import Doing
-from stormproof.trident.transaction_states import AttemptOutcome, RejectState, TxnCause, TxnState, Verdict
+from stormproof.trident.terms.transaction_states import AttemptOutcome, RejectState, TxnCause, TxnState, Verdict
 
 PREFIX: Final = "stormproof_"
 

@@ -16,7 +16,7 @@ from stormproof.trident.audit.status import DriverState, ProblemKind, TopologySt
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Sample
-from stormproof.trident.transaction_states import RejectState, TxnState, Verdict
+from stormproof.trident.terms.transaction_states import RejectState, TxnState, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Slice
 from stormproof.trident.metrics.book import Book
 from stormproof.trident.metrics.catalogue import BUCKETS_S, METRICS, Kind, Metric, Where
-from stormproof.trident.observers import BatchResult, CommittedBatch, Observer, RecoveryReport
-from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
+from stormproof.trident.terms.observers import BatchResult, CommittedBatch, Observer, RecoveryReport
+from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

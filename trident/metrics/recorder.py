@@ -20,9 +20,8 @@ from stormproof.trident.ledger.rows import Run
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Book
 from stormproof.trident.metrics.catalogue import LINEAGE_EVENTS
-from stormproof.trident.observers import BatchResult, CommittedBatch, Observer, RecoveryReport
-from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
-from stormproof.trident.tuning import Figures
+from stormproof.trident.terms.observers import BatchResult, CommittedBatch, Figures, Observer, RecoveryReport
+from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 
 _CAUSES: Final = (
     TxnCause.EVERY_MESSAGE_FAILED,

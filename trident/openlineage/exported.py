@@ -22,7 +22,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.observers import Observer
+from stormproof.trident.terms.observers import Observer
 
 log = logging.getLogger("stormproof.lineage")
 

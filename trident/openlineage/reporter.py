@@ -23,8 +23,8 @@ from stormproof.core.clock import Clock
 from stormproof.core.dataset import DatasetName
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Slice
-from stormproof.trident.observers import CommittedBatch, Observer
-from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
+from stormproof.trident.terms.observers import CommittedBatch, Observer
+from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 
 PRODUCER: Final = f"urn:stormproof:{version('stormproof')}"
 NAMESPACE: Final = uuid.UUID("6f1c0f6e-6a86-5f39-9b8e-2d7a3b6f4c51")

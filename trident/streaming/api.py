@@ -18,7 +18,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.sink import SinkSpec, require_tables_apart
 from stormproof.core.source.files.micro_batches import MicroBatches
-from stormproof.trident.options import RunOptions
+from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.streaming.base import ForeachBatch, StreamResult
 from stormproof.trident.streaming.sinks import ExactlyOnce
 from stormproof.trident.streaming.topology import TopologyStream

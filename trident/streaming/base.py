@@ -28,6 +28,10 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
+from stormproof.trident.driver.opening import Preflight, attached, placed
+from stormproof.trident.driver.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.run import new_incarnation, options_of
+from stormproof.trident.driver.sessions import Sessions
 from stormproof.trident.ledger import events, handed_in
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.ledger.database import known_error, ledger_engine, require_schema
@@ -36,13 +40,9 @@ from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.metrics.recorder import RunMetrics, exported_metrics
-from stormproof.trident.observers import Observer, Observers, RunStatistics
-from stormproof.trident.opening import Preflight, attached, placed
 from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
-from stormproof.trident.options import RunOptions, outlasting_outages
-from stormproof.trident.run import new_incarnation, options_of
-from stormproof.trident.sessions import Sessions
-from stormproof.trident.transaction_states import EventKind, OperatorAction
+from stormproof.trident.terms.observers import Observer, Observers, RunStatistics
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction
 
 if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames

@@ -45,18 +45,17 @@ from stormproof.core.tracking.share import tokens, xor_reduce
 from stormproof.sinks.lineage import one_message_writer
 from stormproof.sinks.preview import RowsPreview
 from stormproof.sinks.stand_ins import Rehearsal
-from stormproof.trident.coordinator import SEED_BITS
-from stormproof.trident.dry_run import DryRun, DryRunOutcome, look, notes_of, outcome_of, sinks_told, table_of
+from stormproof.trident.driver.coordinator import SEED_BITS
+from stormproof.trident.driver.dry_run import DryRun, DryRunOutcome, look, notes_of, outcome_of, sinks_told, table_of
+from stormproof.trident.driver.opening import placed, require_own_tables, sinks_of
+from stormproof.trident.driver.options import outlasting_outages
+from stormproof.trident.driver.recovery import recover
+from stormproof.trident.driver.steps import Opened, Steps
 from stormproof.trident.ledger import events, handed_in, txns
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.handed_in import HandedIn, handed, source_of, stands
 from stormproof.trident.ledger.rows import NO_LIFE, Event
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.observers import BatchResult, RecoveryReport
-from stormproof.trident.opening import placed, require_own_tables, sinks_of
-from stormproof.trident.options import outlasting_outages
-from stormproof.trident.recovery import recover
-from stormproof.trident.steps import Opened, Steps
 from stormproof.trident.streaming.base import (
     ForeachBatch,
     Frame,
@@ -67,7 +66,8 @@ from stormproof.trident.streaming.base import (
     StreamOutcome,
     StreamResult,
 )
-from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
+from stormproof.trident.terms.observers import BatchResult, RecoveryReport
+from stormproof.trident.terms.transaction_states import EventKind, TxnCause, TxnState
 
 if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames, Written

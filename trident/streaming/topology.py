@@ -19,12 +19,11 @@ from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.source.protocol import Source
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.writer import FileWriter
-from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.driver.coordinator import Coordinator
+from stormproof.trident.driver.options import RunOptions, outlasting_outages
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.handed_in import HandedIn, handed, newest, stands
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.observers import RunStatistics
-from stormproof.trident.options import RunOptions, outlasting_outages
 from stormproof.trident.streaming.base import (
     ForeachBatch,
     Frame,
@@ -34,7 +33,8 @@ from stormproof.trident.streaming.base import (
     StreamOutcome,
     StreamResult,
 )
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.observers import RunStatistics
+from stormproof.trident.terms.transaction_states import EventKind
 
 if TYPE_CHECKING:
     from stormproof.core.engine.frame import Frames

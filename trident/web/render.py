@@ -12,7 +12,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup, escape
 
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.wording import counted
 
 SHOWN_MAX: Final = 2_000
 """Characters of a text that a page shows unless a template asks for more."""

@@ -9,13 +9,13 @@ from stormproof.core.clock import Clock
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.core.source.protocol import Source
-from stormproof.trident.coordinator import Coordinator
-from stormproof.trident.job_runners import Jobs
+from stormproof.trident.driver.coordinator import Coordinator
+from stormproof.trident.driver.job_runners import Jobs
+from stormproof.trident.driver.opening import attached
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.watched_job import Watch
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.observers import BatchResult, RunStatistics
-from stormproof.trident.opening import attached
-from stormproof.trident.options import RunOptions
-from stormproof.trident.watched_job import Watch
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
 
 
 def run_driver(

@@ -27,7 +27,7 @@ from stormproof.core.task.passage import Observer
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.testing.faults import Chance, FaultKind
-from stormproof.trident.watched_job import LeaseKeeper
+from stormproof.trident.driver.watched_job import LeaseKeeper
 
 BoltT = TypeVar("BoltT", bound=AnyBolt)
 

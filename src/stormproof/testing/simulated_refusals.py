@@ -17,7 +17,7 @@ from stormproof.testing.faults import Chance, FaultKind
 
 GROUPS_MAX: Final = 3
 """Rows of groups that all tables of a simulation refuse in one batch. A batch's job runs again for its refused groups some
-few times (`stormproof.trident.recovery`); then the batch is blocked, and no fault of a simulation needs an operator.
+few times (`stormproof.trident.driver.recovery`); then the batch is blocked, and no fault of a simulation needs an operator.
 """
 
 

@@ -45,11 +45,11 @@ from stormproof.testing.simulated_engine import SimulatedEngine, with_faults
 from stormproof.testing.simulated_refusals import GroupRules
 from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource
 from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.watched_job import Watch
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.observers import BatchResult
-from stormproof.trident.options import RunOptions
-from stormproof.trident.watched_job import Watch
+from stormproof.trident.terms.observers import BatchResult
 
 Payload: TypeAlias = bytes | str | Mapping[str, object]
 """A message: its bytes, or text (sent as UTF-8), or an object (sent as JSON)."""

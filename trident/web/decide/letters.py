@@ -12,10 +12,10 @@ from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.dead_letters import CanaryReport, CanaryRules, requeue_canary, require_driver
 from stormproof.trident.decisions.letters import ChosenLetters, LetterFilter, filter_of, letters_of
 from stormproof.trident.declarations.decisions import Look
-from stormproof.trident.wording import counted
+from stormproof.trident.terms.wording import counted
 
 if TYPE_CHECKING:
-    from stormproof.trident.stores import Stores
+    from stormproof.trident.decisions.stores import Stores
 
 
 @dataclass(frozen=True, slots=True)

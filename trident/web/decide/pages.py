@@ -17,7 +17,7 @@ from stormproof.trident.web.people import WebRole
 from stormproof.trident.web.visit import Route
 
 if TYPE_CHECKING:
-    from stormproof.trident.stores import Stores
+    from stormproof.trident.decisions.stores import Stores
     from stormproof.trident.web.visit import Visit
 
 SELECTED_SHOWN: Final = 500
@@ -129,7 +129,7 @@ ROUTES: Final = (
 
 
 async def _stores(visit: Visit) -> Stores:
-    from stormproof.trident.stores import Stores
+    from stormproof.trident.decisions.stores import Stores
 
     opened = await visit.site.reader.call(visit.site.reader.opened)
     return Stores(opened.settings, opened.database, opened.engine)

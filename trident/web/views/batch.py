@@ -15,11 +15,11 @@ from stormproof.trident.audit.batches import BatchFilter, BatchPage, TxnReport, 
 from stormproof.trident.audit.batches import batches as read
 from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.decisions import skips
-from stormproof.trident.stores import Stores
-from stormproof.trident.transaction_states import TxnCause, TxnState
+from stormproof.trident.decisions.stores import Stores
+from stormproof.trident.terms.transaction_states import TxnCause, TxnState
+from stormproof.trident.terms.wording import counted, parse_time
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
-from stormproof.trident.wording import counted, parse_time
 
 MESSAGES_SHOWN = 100
 

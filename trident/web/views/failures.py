@@ -11,11 +11,11 @@ from starlette.responses import Response
 from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident.audit.questions import Answer, Asked, ask
 from stormproof.trident.decisions.letters import Letter, letters_of, named, not_dead
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.questions import QUESTIONS
-from stormproof.trident.stores import Stores
+from stormproof.trident.terms.wording import parse_time
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
-from stormproof.trident.wording import parse_time
 
 SHOWN = 100
 FILTERS = ("what", "source", "sink", "reason", "error_class", "state")

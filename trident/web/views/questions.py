@@ -13,10 +13,10 @@ from stormproof.core.errors import UsageError
 from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.questions import Answer, Asked, ask, columns_of
 from stormproof.trident.declarations.questions import QUESTIONS
+from stormproof.trident.terms.wording import parse_time
 from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.views.batch import WHY_HIDDEN
 from stormproof.trident.web.visit import Visit
-from stormproof.trident.wording import parse_time
 
 _HERE: Final = {name: one for name, one in QUESTIONS.items() if one.page == "question"}
 """Those that the general page answers."""

@@ -2,7 +2,7 @@
 
 The ledger is read, each sink is asked about its table, messages are read and not taken, and rows are dropped. What each sink
 would take of them, and which messages it would reject, is found as a commit does, in memory. Where a row of a group does not
-fit, the job runs again for that sink alone, without the messages that the row names: see `stormproof.trident.recovery`.
+fit, the job runs again for that sink alone, without the messages that the row names: see `Recount`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from stormproof.sinks.rejects import GroupsRefused, examples_of, rows_without_mi
 from stormproof.sinks.stand_ins import WritesNothing
 from stormproof.sinks.writer import FileWriter
 from stormproof.trident.audit.ledger import AuditLedger
-from stormproof.trident.batch_records import RejectLimit
+from stormproof.trident.driver.batch_records import RejectLimit
+from stormproof.trident.driver.opening import placed, require_own_tables, sinks_of
+from stormproof.trident.driver.recovery import RECOUNTS_MAX, too_many
 from stormproof.trident.ledger import bindings, handed_in, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.database import ledger_engine
@@ -47,9 +49,7 @@ from stormproof.trident.ledger.graphs import Graph, compared, graph_of
 from stormproof.trident.ledger.ledger import lacking_rights
 from stormproof.trident.ledger.rows import NO_LIFE, Run, Txn
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.opening import placed, require_own_tables, sinks_of
-from stormproof.trident.recovery import RECOUNTS_MAX, too_many
-from stormproof.trident.transaction_states import TxnState
+from stormproof.trident.terms.transaction_states import TxnState
 
 
 class DryRunOutcome(StrEnum):

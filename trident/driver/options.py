@@ -26,7 +26,7 @@ class RunOptions:
     do not report, one may take `message_timeout_s` in all. A run gives up when a store has been away for `outage_s`.
     `until_idle` ends the run once nothing is left to read and no retry is due. At most `max_batches_in_flight` batches
     are in flight: by default one, with a `latency_target_s` up to four. `limit` bounds the messages and bytes of each.
-    Under a `latency_target_s` both bounds are upper limits of what `stormproof.trident.tuning` chooses while
+    Under a `latency_target_s` both bounds are upper limits of what `stormproof.trident.driver.tuning` chooses while
     running. At most `rejects_max_share` of the newest messages, and always 10 of them, may be rejected by a sink; beyond
     that the batch is blocked. With 0 every refused row blocks its batch.
     """

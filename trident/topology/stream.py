@@ -16,7 +16,7 @@ from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.schema import SchemaLike
 from stormproof.core.sink import SinkSpec
 from stormproof.core.source.protocol import Source
-from stormproof.trident.aggregate import (
+from stormproof.trident.topology.aggregate import (
     EVERYTHING,
     OneResult,
     SeveralResults,
@@ -29,7 +29,7 @@ from stormproof.trident.aggregate import (
     with_key,
     with_marks,
 )
-from stormproof.trident.runnable_topology import RunnableTopology
+from stormproof.trident.topology.runnable_topology import RunnableTopology
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,14 +5,50 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final
 
+from pydantic import TypeAdapter, ValidationError
+
+from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.protocol import Slice
-from stormproof.trident.transaction_states import AttemptOutcome, TxnCause, TxnState
-from stormproof.trident.tuning import Figures
-from stormproof.trident.wording import html_table
+from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
+from stormproof.trident.terms.wording import html_table
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The size and number of batches at one moment; the ledger keeps it with every batch that is opened.
+
+    At most `messages` and `bytes` a batch, and `in_flight` batches at once, of `in_flight_max` that there may ever be. With
+    a `latency_target_s` they are tuned: `step` is the last decision, and `why` its reason. `floor_s`: the target is below
+    reach, since even small batches, one at a time, take this many seconds.
+    """
+
+    messages: int
+    bytes: int
+    in_flight: int
+    in_flight_max: int
+    latency_target_s: float | None = None
+    floor_s: float | None = None
+    step: str = ""
+    why: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """As the ledger keeps it."""
+        return asdict(self)
+
+    @staticmethod
+    def of_json(found: Mapping[str, Json]) -> Figures | None:
+        """As the ledger gave it back; None where another version wrote it, or it was tampered with."""
+        try:
+            return _FIGURES.validate_python(found)
+        except ValidationError:
+            return None
+
+
+_FIGURES: Final = TypeAdapter(Figures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,18 +30,18 @@ from stormproof.core.preflight import DatabaseProbe
 from stormproof.core.pulse.listener import LOOPBACK, PulseListener
 from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Limit, Source
-from stormproof.trident.control_line import BY_SIGNAL, ControlLine, Stopping
-from stormproof.trident.coordinator import Coordinator
+from stormproof.trident.driver.control_line import BY_SIGNAL, ControlLine, Stopping
+from stormproof.trident.driver.coordinator import Coordinator
+from stormproof.trident.driver.opening import Preflight, attached, placed, sinks_of
+from stormproof.trident.driver.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.watched_job import Watch
 from stormproof.trident.ledger.control import JobProgress
 from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.in_memory import ledger_in_memory
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.metrics.recorder import exported_metrics
-from stormproof.trident.observers import BatchResult, RunStatistics
-from stormproof.trident.opening import Preflight, attached, placed, sinks_of
 from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
-from stormproof.trident.options import RunOptions, outlasting_outages
-from stormproof.trident.watched_job import Watch
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
 INCARNATION_LENGTH: Final = 12

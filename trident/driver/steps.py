@@ -33,7 +33,7 @@ from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolutio
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.protocol import CommitResult, RefusedRow
-from stormproof.trident.batch_records import (
+from stormproof.trident.driver.batch_records import (
     Finished,
     Prepared,
     RejectLimit,
@@ -49,15 +49,14 @@ from stormproof.trident.batch_records import (
     resolution_events,
     to_prepared,
 )
+from stormproof.trident.driver.read_already import ReadAlready
+from stormproof.trident.driver.sessions import Sessions, machine_errors
 from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.observers import NOBODY, BatchResult, CommittedBatch, Observer
-from stormproof.trident.read_already import ReadAlready
-from stormproof.trident.sessions import Sessions, machine_errors
-from stormproof.trident.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
-from stormproof.trident.tuning import Figures
+from stormproof.trident.terms.observers import NOBODY, BatchResult, CommittedBatch, Figures, Observer
+from stormproof.trident.terms.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 
 NO_TIMES: Final[Mapping[str, float]] = MappingProxyType({})
 """The steps' times of a batch of which they are not known: its driver died."""

@@ -21,8 +21,8 @@ from stormproof.core.source.protocol import Lease, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.core.user_errors import CAUGHT
+from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger.control import JobProgress, JobWatch
-from stormproof.trident.options import RunOptions
 
 lease_log = logging.getLogger("stormproof.lease")
 

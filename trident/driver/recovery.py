@@ -32,14 +32,14 @@ from stormproof.core.tracking.together import touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.protocol import PROBLEM, CommitResult, Held, RefusedRow, SinkProblem, SinkSession
 from stormproof.sinks.rejects import GroupsRefused
-from stormproof.trident.batch_records import Prepared, SinkAnswers, blocked, to_prepared
+from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, blocked, to_prepared
+from stormproof.trident.driver.sessions import machine_errors
+from stormproof.trident.driver.steps import MovedLate, Steps
 from stormproof.trident.ledger import bindings, events, txns
 from stormproof.trident.ledger.rows import Event, Txn
 from stormproof.trident.ledger.txns import take_late_commit
-from stormproof.trident.observers import BatchResult, RecoveryReport
-from stormproof.trident.sessions import machine_errors
-from stormproof.trident.steps import MovedLate, Steps
-from stormproof.trident.transaction_states import EventKind, TxnCause, TxnState
+from stormproof.trident.terms.observers import BatchResult, RecoveryReport
+from stormproof.trident.terms.transaction_states import EventKind, TxnCause, TxnState
 
 log = logging.getLogger("stormproof.txn")
 

@@ -19,7 +19,7 @@ from stormproof.core.guarantee import Guarantee
 from stormproof.core.schema import to_ddl
 from stormproof.core.user_functions import name_of
 from stormproof.trident.state.query import NewValues, ReadsState, StateQuery
-from stormproof.trident.wording import html_table
+from stormproof.trident.terms.wording import html_table
 
 ENGINES: Final = "the engine's number"
 READERS: Final = "one for each part of the source"

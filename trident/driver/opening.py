@@ -41,6 +41,7 @@ from stormproof.sinks.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, 
 from stormproof.sinks.registry import describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
+from stormproof.trident.driver.sessions import Sessions, machine_errors
 from stormproof.trident.ledger import bindings, events, fence, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.control import signs_of_life
@@ -48,8 +49,7 @@ from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import NO_LIFE, Event, Run
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.sessions import Sessions, machine_errors
-from stormproof.trident.transaction_states import EventKind
+from stormproof.trident.terms.transaction_states import EventKind
 
 log = logging.getLogger("stormproof.start")
 

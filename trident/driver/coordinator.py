@@ -37,18 +37,18 @@ from stormproof.sinks.writer import WritesNothing
 from stormproof.trident.batch_records import Accounts, Prepared, SinkAnswers
 from stormproof.trident.component_counts import CountedGraph
 from stormproof.trident.control_line import BY_SIGNAL, Orders
+from stormproof.trident.driver.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.recovery import Recount, recover
+from stormproof.trident.driver.sessions import Sessions
+from stormproof.trident.driver.steps import Opened, Steps
+from stormproof.trident.driver.tuning import AsSet, LatencyTuner, Setting, Tuner, in_flight_max
+from stormproof.trident.driver.watched_job import Watch, run_watched
 from stormproof.trident.job_runners import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.metrics.recorder import RunMetrics
-from stormproof.trident.observers import BatchResult, Observer, Observers, RecoveryReport, RunStatistics
-from stormproof.trident.options import RunOptions, outlasting_outages
-from stormproof.trident.recovery import Recount, recover
-from stormproof.trident.sessions import Sessions
-from stormproof.trident.steps import Opened, Steps
-from stormproof.trident.transaction_states import TxnCause, TxnState
-from stormproof.trident.tuning import AsSet, LatencyTuner, Setting, Tuner, in_flight_max
-from stormproof.trident.watched_job import Watch, run_watched
+from stormproof.trident.terms.observers import BatchResult, Observer, Observers, RecoveryReport, RunStatistics
+from stormproof.trident.terms.transaction_states import TxnCause, TxnState
 
 SEED_BITS: Final = 62
 DEATHS_ALONE_MAX: Final = 5
@@ -80,8 +80,8 @@ class Coordinator:
     Not guaranteed:
         Visibility at one instant across sinks: each sink commits on its own.
 
-    `stormproof.trident.run` puts the parts together; clock and random source are injected. `preflight` asks the machines
-    for what tasks need; after one of them lacked something it is called again before the next batch.
+    `stormproof.trident.driver.run` puts the parts together; clock and random source are injected. `preflight` asks the
+    machines for what tasks need; after one of them lacked something it is called again before the next batch.
 
     Threads: one thread calls `run`; any may call `request_stop` and `statistics`. Forks: a fork may not use it.
     """
@@ -236,7 +236,7 @@ class Coordinator:
             self.recover()
 
     def recover(self, *, sweep: bool = False) -> RecoveryReport:
-        """Bring ledger, source and sinks to one state: see `stormproof.trident.recovery`.
+        """Bring ledger, source and sinks to one state: see `stormproof.trident.driver.recovery`.
 
         Batches in flight are dropped and their jobs cancelled: their messages are opened again.
         """

@@ -1,4 +1,4 @@
-"""A topology that can be explained, run, and fed by a streaming query; `stormproof.trident.stream` adds how it is built."""
+"""A topology that can be explained, run, and fed by a streaming query; `stream` adds how it is built."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stormproof.core.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from stormproof.core.settings import Settings
-    from stormproof.trident.dry_run import TopologyDryRun
-    from stormproof.trident.explain import Explanation
-    from stormproof.trident.observers import RunStatistics
-    from stormproof.trident.options import RunOptions
-    from stormproof.trident.run import RunArguments
+    from stormproof.trident.driver.dry_run import TopologyDryRun
+    from stormproof.trident.driver.options import RunOptions
+    from stormproof.trident.driver.run import RunArguments
     from stormproof.trident.streaming.base import ForeachBatch, StreamResult
+    from stormproof.trident.terms.observers import RunStatistics
+    from stormproof.trident.topology.explain import Explanation
 
 
 class RunnableTopology(TopologyGraph):
@@ -42,7 +42,7 @@ class RunnableTopology(TopologyGraph):
         Raises:
             TopologyError: it cannot run under this guarantee (default: its own).
         """
-        from stormproof.trident.explain import explain
+        from stormproof.trident.topology.explain import explain
 
         return explain(self, self._chosen(guarantee))
 
@@ -83,7 +83,7 @@ class RunnableTopology(TopologyGraph):
             FatalError: going on could lose or double a message; what to inspect is named.
             TransientError: a store or a machine stayed away for `outage_s`.
         """
-        from stormproof.trident.run import run
+        from stormproof.trident.driver.run import run
 
         return run(self, self._chosen(guarantee), **arguments)
 
@@ -111,7 +111,7 @@ class RunnableTopology(TopologyGraph):
             JobFailed: the job failed.
             StoreUnavailable: a store does not answer.
         """
-        from stormproof.trident.dry_run import rehearsed_topology
+        from stormproof.trident.driver.dry_run import rehearsed_topology
 
         return rehearsed_topology(self, self._chosen(guarantee), settings=settings)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from pydantic import TypeAdapter, ValidationError
-
-from stormproof.core.errors import Json
 from stormproof.core.source.protocol import Limit
+from stormproof.trident.terms.observers import Figures
 
 TUNED_IN_FLIGHT_MAX: Final = 4
 """The most batches in flight under a latency target without a limit of its own."""
@@ -64,40 +62,6 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.before} -> {self.after}" if self.before != self.after else f"stays at {self.after}"
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The size and number of batches at one moment; the ledger keeps it with every batch that is opened.
-
-    At most `messages` and `bytes` a batch, and `in_flight` batches at once, of `in_flight_max` that there may ever be. With
-    a `latency_target_s` they are tuned: `step` is the last decision, and `why` its reason. `floor_s`: the target is below
-    reach, since even small batches, one at a time, take this many seconds.
-    """
-
-    messages: int
-    bytes: int
-    in_flight: int
-    in_flight_max: int
-    latency_target_s: float | None = None
-    floor_s: float | None = None
-    step: str = ""
-    why: str = ""
-
-    def to_json(self) -> dict[str, Json]:
-        """As the ledger keeps it."""
-        return asdict(self)
-
-    @staticmethod
-    def of_json(found: Mapping[str, Json]) -> Figures | None:
-        """As the ledger gave it back; None where another version wrote it, or it was tampered with."""
-        try:
-            return _FIGURES.validate_python(found)
-        except ValidationError:
-            return None
-
-
-_FIGURES: Final = TypeAdapter(Figures)
 
 
 class Tuner(Protocol):

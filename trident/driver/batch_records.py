@@ -36,11 +36,11 @@ from stormproof.sinks.limits import discarded_in
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, RefusedRow, SinkProblem
 from stormproof.sinks.rejects import REFUSED_MAX
+from stormproof.trident.driver.tuning import Step
 from stormproof.trident.ledger import rejects
 from stormproof.trident.ledger.rows import BatchCounts, ComponentRow, EdgeRow, Event, Reject, SinkWork
-from stormproof.trident.observers import BatchResult, RecoveryReport, RunStatistics, SinkEnd
-from stormproof.trident.transaction_states import ComponentKind, EventKind, TxnCause, TxnState
-from stormproof.trident.tuning import Step
+from stormproof.trident.terms.observers import BatchResult, RecoveryReport, RunStatistics, SinkEnd
+from stormproof.trident.terms.transaction_states import ComponentKind, EventKind, TxnCause, TxnState
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from stormproof.core.source.protocol import Lease, Limit, Source
 from stormproof.core.tracking.attempts import Attempts, JobDied
 from stormproof.core.tracking.outcome import FailedIn, Outcome
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.batch_records import Prepared, SinkAnswers, reasons_of
-from stormproof.trident.observers import BatchResult
-from stormproof.trident.steps import Opened
-from stormproof.trident.transaction_states import TxnState
-from stormproof.trident.tuning import Sample, Setting
+from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, reasons_of
+from stormproof.trident.driver.steps import Opened
+from stormproof.trident.driver.tuning import Sample, Setting
+from stormproof.trident.terms.observers import BatchResult
+from stormproof.trident.terms.transaction_states import TxnState
 
 JobResult: TypeAlias = "JobReport | JobDied"
 Work: TypeAlias = Callable[[], "JobResult | SinkAnswers"]
