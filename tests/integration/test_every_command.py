@@ -65,7 +65,6 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
     "ledger accept-loss": (NAME,),
     "ledger adopt": (NAME, "0123456789ab"),
     "ledger adopt-table": (NAME, "no-such-sink"),
-    "ledger check": (),
     "ledger migrate": (),
     "ledger prune": (NAME, "--dry-run"),
     "ledger skip": (NAME, "1", "no-such-sink"),

@@ -64,7 +64,6 @@ CALLS: Final[Sequence[Sequence[str]]] = (
     ("audit", "txn", NAME, "1"),
     ("audit", "components", NAME),
     ("dead-letters", "list", NAME),
-    ("ledger", "check"),
     ("metrics", NAME),
     ("doctor", "--no-spark"),
     ("psql", "--url"),

@@ -70,7 +70,6 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "vacuum": (NAME,),
     "repair": (NAME,),
     "ledger migrate": (),
-    "ledger check": (),
     "ledger adopt": (NAME, "other/abc"),
     "ledger skip": (NAME, "1", "postgres-append"),
     "ledger accept-change": (NAME, "0" * SHOWN_CHARACTERS),
@@ -118,10 +117,9 @@ READS: Final = {
     "audit verdicts",
     "dead-letters list",
     "dead-letters show",
-    "ledger check",
     "ledger accept-loss",
 }
-PUTS: Final = {"queue put", "queue peek", "ledger check"}
+PUTS: Final = {"queue put", "queue peek"}
 DENIED: Final = {
     NOBODY: set(COMMANDS),
     RoleKind.PRODUCER: set(COMMANDS) - PUTS - {"ledger migrate"},
@@ -282,7 +280,7 @@ def test_a_role_that_may_make_nothing_is_told_before_and_after(
     with roles(database) as made:
         nobody = as_role(database, made[NOBODY])
         monkeypatch.setenv("STORMPROOF_DATABASE_URL", nobody.adbc_uri)
-        for name in sorted(READS - {"ledger check", "queue list"}):
+        for name in sorted(READS - {"queue list"}):
             arguments = [one.replace("DEAD", "1-1") for one in COMMANDS[name]]
             status, _, err = command.ended(*name.split(), *arguments)
             assert (status, "has no Stormproof schema yet" in err) == (2, True), (name, err)

@@ -13,7 +13,7 @@
 | `queue`, `queue_app` | `queue put`, `create`, `peek`, `list`, `import` |
 | `doctor` | `doctor`: what does a run need; what is missing |
 | `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
-| `psql` | `psql`; `ledger migrate`, `check`, `sql` |
+| `psql` | `psql`; `ledger migrate`, `sql` |
 | `app`, `options` | all commands and their options; how one is made from a declaration; on which database it works |
 | `output` | JSON, tables, error lines, and the exit status of every command |
 | `loading` | how is FILE.py:NAME loaded |

@@ -20,15 +20,8 @@ def ledger_migrate(as_json: AsJson = False) -> None:
     migrate_schema(as_json=as_json)
 
 
-@app.command("check")
-def ledger_check(as_json: AsJson = False) -> None:
-    """Show the version of the schema; exit status 1 if this program needs another."""
-    from stormproof.trident.cli.psql import check_schema
-
-    check_schema(as_json=as_json)
-
-
 add_decisions(app, "ledger")
+gone(app, "ledger check", "doctor --no-spark")
 gone(app, "ledger retry", "retry")
 
 

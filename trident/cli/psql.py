@@ -1,4 +1,4 @@
-"""`psql`, `ledger migrate|check|sql`: the database that the settings name, and its schema."""
+"""`psql`, `ledger migrate|sql`: the database that the settings name, and its schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stormproof.core.postgres.role import RoleKind
 from stormproof.core.settings import Settings
 from stormproof.migrations import migrate, sql, state
 from stormproof.trident.cli.options import opened
-from stormproof.trident.cli.output import Exit, emit, finish, note, printed, say, table
+from stormproof.trident.cli.output import emit, finish, note, printed, say, table
 from stormproof.trident.ledger.grants import grants_sql
 
 if TYPE_CHECKING:
@@ -166,17 +166,6 @@ def migrate_schema(*, as_json: bool) -> None:
         report = {"database": stores.database.redacted, "before": before.current, "after": after.current}
     changed = "nothing to do" if before.up_to_date else "made"
     emit(report, as_json=as_json, text=lambda: say(f"{report['database']}: revision {after.current} ({changed})"))
-
-
-def check_schema(*, as_json: bool) -> None:
-    """Show the schema's revision; status 1 if it is not the needed one."""
-    with opened(checked=False) as stores:
-        found = state(stores.engine)
-        where = stores.database.redacted
-    report = {"database": where, "current": found.current, "head": found.head, "up_to_date": found.up_to_date}
-    verdict = "up to date" if found.up_to_date else f"needs {found.head}; {found.advice}"
-    emit(report, as_json=as_json, text=lambda: say(f"{where}: revision {found.current or 'none'}, {verdict}"))
-    finish(Exit.DONE if found.up_to_date else Exit.FAILED)
 
 
 def print_sql(*, as_json: bool) -> None:

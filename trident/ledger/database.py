@@ -162,7 +162,7 @@ def known_error(error: DBAPIError) -> StormproofError | None:
     sqlstate = getattr(error.orig, "sqlstate", None)
     if sqlstate in _SCHEMA_MISSING:
         return SettingsError(
-            "the database has no Stormproof schema, or another version's; see: stormproof ledger check",
+            "the database has no Stormproof schema, or another version's; see: stormproof doctor",
             sqlstate=sqlstate,
         )
     if sqlstate in (READ_ONLY, IN_RECOVERY):
