@@ -54,7 +54,7 @@ class SinkWork:
     """Rows of an upsert that changed nothing; known once the sink holds the batch."""
     left_out: tuple[RefusedRow, ...] | None = None
     """Set where this content was fixed in the place of another, of which the sink's table refused rows of groups: these
-    rows. `files` have nothing of their messages, and their own rows name theirs (see `trident.recount`)."""
+    rows. `files` have nothing of their messages, and their own rows name theirs (see `trident.driver.recovery`)."""
     version: int | None = None
     """The table's version that has it, where tables have versions and the ledger knows it."""
 
