@@ -124,7 +124,7 @@ def _rows(snapshot: LedgerSnapshot, sql: str, scope: Scope, **more: Any) -> list
     return [{key: plain(value) for key, value in row.items()} for row in found]
 
 
-def totals(snapshot: LedgerSnapshot, scope: Scope) -> dict[str, Json]:
+def totals_of(snapshot: LedgerSnapshot, scope: Scope) -> dict[str, Json]:
     """All batches as one row; `first` and `last` are None where there is none."""
     (row,) = _rows(
         snapshot,
@@ -260,7 +260,7 @@ def answers(
         }
         match command:
             case "message":
-                one["entries"] = _entries(snapshot, wanted)
+                one["entries"] = _entries(snapshot, row.name, scope)
             case "txn":
                 rows, more = of_note(snapshot, row.name, scope, wanted.rows)
                 left_out[command] = more
@@ -309,19 +309,17 @@ def _answer(snapshot: LedgerSnapshot, wanted: Wanted, question: Question, one: d
     return answer.left_out
 
 
-def _entries(snapshot: LedgerSnapshot, wanted: Wanted) -> Json:
-    found = snapshot.connection.execute(
-        sa.text(
+def _entries(snapshot: LedgerSnapshot, topology: str, scope: Scope) -> list[Json]:
+    return [
+        *_rows(
+            snapshot,
             "select what, count(*) as entries, count(distinct message) as messages from stormproof.audit_message"
             " where topology = :topology and (:since is null or at >= :since) and (:until is null or at < :until)"
-            " group by 1 order by 1"
-        ).bindparams(
-            sa.bindparam("since", type_=sa.DateTime(timezone=True)),
-            sa.bindparam("until", type_=sa.DateTime(timezone=True)),
-        ),
-        {"topology": wanted.topology, "since": wanted.since, "until": wanted.until},
-    ).mappings()
-    return plain([dict(row) for row in found])
+            " group by 1 order by 1",
+            scope,
+            topology=topology,
+        )
+    ]
 
 
 def _payload_digests(snapshot: LedgerSnapshot, row: TopologyRow, most: int) -> Json:
@@ -511,7 +509,7 @@ def record(
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(wanted.topology)
         scope = scope_of(row.incarnation, wanted.since, wanted.until)
-        totals = totals(snapshot, scope)
+        totals = totals_of(snapshot, scope)
         kept, checked = kept_verdict(snapshot, wanted), None
     if kept is None and totals["batches"]:
         first, last = totals["first"], totals["last"]
@@ -522,7 +520,7 @@ def record(
     histories: list[Json] = [history(message(ledger, wanted.topology, one)) for one in wanted.messages]
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(wanted.topology)
-        totals = totals(snapshot, scope)
+        totals = totals_of(snapshot, scope)
         questions, left_out = answers(snapshot, wanted, row, scope)
         questions[NUMBERS["message"] - 1]["histories"] = histories
         told: dict[str, Json] = {
@@ -544,7 +542,7 @@ def record(
             "graphs": _graphs(snapshot, row),
             "sinks": [_sink(one) for one in snapshot.sinks(row.incarnation)],
             "driver_lives": plain(lives(snapshot, scope)),
-            "driver_events": _driver_events(snapshot, row, wanted),
+            "driver_events": _driver_events(snapshot, scope, wanted.rows),
             "verdict": verdict(kept, checked, totals),
             "questions": [{**one, "sha256": digest_of(one)} for one in questions],
             "digest": digest(snapshot, scope),
@@ -584,31 +582,23 @@ def _graphs(snapshot: LedgerSnapshot, row: TopologyRow) -> list[Json]:
     return graphs
 
 
-def _driver_events(snapshot: LedgerSnapshot, row: TopologyRow, wanted: Wanted) -> Json:
+def _driver_events(snapshot: LedgerSnapshot, scope: Scope, most: int) -> list[Json]:
     """Take-overs, recoveries and refused starts in the time, the newest; with numbers in place of lists."""
     kinds = [EventKind.TAKE_OVER.value, EventKind.RECOVERY.value, EventKind.START_REFUSED.value, EventKind.GRAPH.value]
-    found = snapshot.connection.execute(
-        sa.text(
-            "select at, kind, sink, detail from stormproof.event where incarnation = :incarnation and kind = any(:kinds)"
-            " and (:since is null or at >= :since) and (:until is null or at < :until) order by id desc limit :rows"
-        ).bindparams(
-            sa.bindparam("since", type_=sa.DateTime(timezone=True)),
-            sa.bindparam("until", type_=sa.DateTime(timezone=True)),
-        ),
-        {
-            "incarnation": row.incarnation,
-            "kinds": kinds,
-            "since": wanted.since,
-            "until": wanted.until,
-            "rows": wanted.rows,
-        },
+    found = _rows(
+        snapshot,
+        "select at, kind as what, sink, detail as did from stormproof.event where incarnation = :incarnation"
+        " and kind = any(:kinds) and (:since is null or at >= :since) and (:until is null or at < :until)"
+        " order by id desc limit :most",
+        scope,
+        kinds=kinds,
+        most=most,
     )
-    return [
-        plain({"at": one.at, "what": one.kind, "sink": one.sink, "did": _numbers(one.detail or {})}) for one in found
-    ]
+    return [{**one, "did": _numbers(one["did"])} for one in found]
 
 
-def _numbers(detail: Mapping[str, Any]) -> dict[str, Any]:
+def _numbers(detail: Json) -> Json:
     """What a driver's event says, with the length of each list; nothing that is empty."""
-    counted = {key: len(value) if isinstance(value, list) else value for key, value in detail.items()}
+    said = detail if isinstance(detail, dict) else {}
+    counted = {key: len(value) if isinstance(value, list) else value for key, value in said.items()}
     return {key: value for key, value in counted.items() if value and not isinstance(value, dict)}
