@@ -19,6 +19,7 @@ from stormproof.core.job import Job
 from stormproof.core.postgres.columns import may, must
 from stormproof.core.pulse.record import BEFORE, DONE, PASSAGE, PASSED, STAGE, STATE, STEP, TOTAL, Progress, Record
 from stormproof.trident.ledger import events
+from stormproof.trident.ledger.rows import record_of
 from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.terms.transaction_states import OperatorAction
@@ -211,13 +212,7 @@ def control_of(connection: sa.Connection, incarnation: str) -> Control | None:
 
 
 def _control(row: sa.Row[Any] | None) -> Control | None:
-    if row is None:
-        return None
-    ending = None if row.ending is None else Ending(row.ending)
-    return Control(
-        *(row.request, row.paused, ending, row.ending_epoch, row.by, row.why),
-        *(row.asked_at, row.heard_at, row.heard_epoch),
-    )
+    return None if row is None else record_of(Control, row, ending=None if row.ending is None else Ending(row.ending))
 
 
 _PAUSES: Final = {OperatorAction.PAUSE: True, OperatorAction.RESUME: False}

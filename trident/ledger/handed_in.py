@@ -20,6 +20,7 @@ from stormproof.core.message import storable_text
 from stormproof.core.postgres.columns import key, may, must
 from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.fence import DriverIdentity
+from stormproof.trident.ledger.rows import record_of
 from stormproof.trident.ledger.tx import Tx
 
 KEY_BYTES_MAX: Final = 2_000
@@ -170,19 +171,7 @@ def has_table(connection: sa.Connection) -> bool:
 
 def read(row: Any) -> HandedIn:
     """A row of the table."""
-    return HandedIn(
-        *(
-            row.key,
-            row.number,
-            row.query,
-            row.batch or 0,
-            row.txid,
-            row.first_id,
-            row.stop_id,
-            row.adopted_from,
-            row.plan,
-        )
-    )
+    return record_of(HandedIn, row, batch=row.batch or 0, first=row.first_id, stop=row.stop_id)
 
 
 def _of(incarnation: str) -> sa.Select[Any]:
