@@ -63,7 +63,7 @@ _ALL: Final = (
     Failpoint("prepare.after", "the content is fixed; no sink was touched"),
     Failpoint("commit.before_sink", "before a sink's commit"),
     Failpoint("commit.after_sink", "after a sink's commit"),
-    Failpoint("recovery.after", "the batch's rows are recorded anew, the sink is not asked again", "group"),
+    Failpoint("recount.after", "the batch's rows are recorded anew, the sink is not asked again", "group"),
     Failpoint("delta.after_check", "the sink's last txid and the files are checked, no log entry is put", "delta"),
     Failpoint("delta.after_log_entry", "the log entry is put, not synced, no answer given", "delta"),
     Failpoint("delta.after_sync", "files and log entry are synced", "delta"),

@@ -304,7 +304,7 @@ def test_too_many_misfits_are_given_up_on_record(discarding: Operated) -> None:
 
 
 POINTS = [
-    *("prepare.after", "postgres.after_guard", "postgres.after_rejects", "recovery.after", "commit.after_sink"),
+    *("prepare.after", "postgres.after_guard", "postgres.after_rejects", "recount.after", "commit.after_sink"),
     *("finish.before", "finish.before_commit", "finish.after"),
 ]
 

@@ -148,7 +148,7 @@ def test_a_rule_that_is_asked_of_the_added_rows_alone_refuses_the_wrong_groups(
     assert totals(lake) == Counter(a=2, b=1)
 
 
-POINTS = [name for name in FAILPOINTS if name.startswith(("recovery.", "commit.", "delta.", "prepare."))]
+POINTS = [name for name in FAILPOINTS if name.startswith(("recount.", "commit.", "delta.", "prepare."))]
 
 
 @pytest.mark.timeout(600)
@@ -167,7 +167,7 @@ def test_a_driver_killed_at_each_point_rejects_the_same_messages_once(lake: Oper
         refused += 1
         ends[point] = run_driver(lake.cell, f"{point}=kill")
     assert set(ends.values()) <= {0, KILLED}, ends
-    assert ends["recovery.after"] == KILLED
+    assert ends["recount.after"] == KILLED
     assert run_driver(lake.cell) == 0
     assert totals(lake) == counts_of(lines)
     assert [bytes(payload) for (payload,) in lake.sql("select payload from stormproof.reject")] == [b"bad b"] * refused

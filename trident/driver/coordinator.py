@@ -554,7 +554,7 @@ class Coordinator:
         self._jobs.start(opened.txid, work)
 
     def _run_again(self, batch: Prepared, sink: str, seed: int, excluded: frozenset[int]) -> JobReport | JobDied:
-        """See `recount.JobAgain`. The sink's writer is made anew: its table may have got a constraint since the start."""
+        """See `recovery.JobAgain`. The sink's writer is made anew: its table may have got a constraint since the start."""
         writers = {name: WritesNothing(name, writer) for name, writer in self._writers.items()}
         job = Job(
             plan=self._plan,

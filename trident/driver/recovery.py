@@ -105,7 +105,7 @@ class Recount:
             fixed = replace(self._steps.work_of(sink, report.files), previous=follows, left_out=left_out)
             with self._steps.ledger.transaction(self._steps.run) as tx:
                 txns.replace_content(tx, batch.txid, batch.state, fixed)
-            failpoint("recovery.after")
+            failpoint("recount.after")
             batch = replace(batch, work={**batch.work, sink: fixed})
             rest = {name: item for name, item in batch.work.items() if name not in answers.results}
             further = self._steps.adopt(replace(batch, work=rest))
