@@ -40,6 +40,7 @@ from rich.text import Text
 
 from stormproof.core.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.source import Database
 from stormproof.trident.cli.output import print_table
 
 CLONE: Final = Path(__file__).resolve().parents[1]

@@ -48,23 +48,6 @@ from .sinks.delta import (
 )
 from .sinks.memory import MemorySink as MemorySink
 from .sinks.postgres import PostgresSink as PostgresSink
-from .sinks.preview import RowsPreview as RowsPreview, TableAction as TableAction, TablePreview as TablePreview
-from .sinks.protocol import (
-    CommitOutcome as CommitOutcome,
-    CommitResult as CommitResult,
-    CommitDecision as CommitDecision,
-    Evidence as Evidence,
-    EvidenceReport as EvidenceReport,
-    Held as Held,
-    PreparedTransaction as PreparedTransaction,
-    RefusedRow as RefusedRow,
-    Sink as Sink,
-    SinkIdentity as SinkIdentity,
-    SinkSession as SinkSession,
-    decide as decide,
-)
-from .sinks.registry import SinkAddress as SinkAddress, register_sink as register_sink
-from .sinks.transactional import TransactionalSession as TransactionalSession, TransactionalSink as TransactionalSink
 from .trident.topology.aggregate import (
     collect_set as collect_set,
     count as count,
@@ -76,46 +59,16 @@ from .trident.topology.aggregate import (
     min_ as min_,
     sum_ as sum_,
 )
-from .trident.driver.dry_run import (
-    DryRun as DryRun,
-    DryRunOutcome as DryRunOutcome,
-    DryRunSink as DryRunSink,
-    TopologyDryRun as TopologyDryRun,
-)
-from .trident.topology.explain import Explanation as Explanation
-from .trident.ledger.control import JobProgress as JobProgress
-from .trident.driver.run import RunArguments as RunArguments, run as run
+from .trident.driver.run import run as run
 from .trident.state.delta import DeltaMap as DeltaMap
-from .trident.state.key_value import (
-    MemoryMap as MemoryMap,
-    NonTransactionalMap as NonTransactionalMap,
-    OpaqueMap as OpaqueMap,
-    TransactionalMap as TransactionalMap,
-)
-from .trident.state.map import RowMerge as RowMerge
+from .trident.state.key_value import MemoryMap as MemoryMap
 from .trident.state.postgres import PostgresMap as PostgresMap
-from .trident.statistics import RunStatistics as RunStatistics
-from .trident.stream import (
+from .trident.terms.observers import RunStatistics as RunStatistics
+from .trident.topology.stream import (
     Stream as Stream,
     Topology as Topology,
 )
-from .trident.state.sink import StateSink as StateSink
-from .trident.state.key_value import KeyValueStore as KeyValueStore, MemoryStore as MemoryStore
-from .trident.state.sink import MapSetter as MapSetter, MapUpdater as MapUpdater
-from .trident.terms.observers import (
-    BatchResult as BatchResult,
-    RecoveryReport as RecoveryReport,
-    RunStatistics as RunStatistics,
+from .trident.streaming.api import (
+    exactly_once as exactly_once,
+    feed as feed,
 )
-from .trident.topology.stream import GroupedStream as GroupedStream, Stream as Stream, Topology as Topology
-from .trident.streaming.api import exactly_once as exactly_once, feed as feed
-from .trident.streaming.base import ForeachBatch as ForeachBatch
-from .trident.streaming.sinks import ExactlyOnce as ExactlyOnce
-from .trident.streaming.base import (
-    OnceResult as OnceResult,
-    StreamOutcome as StreamOutcome,
-    StreamResult as StreamResult,
-)
-from .trident.web.application import WebApp as WebApp
-from .trident.web.mount import web_app as web_app
-from .trident.web.people import WebRole as WebRole, WebUser as WebUser

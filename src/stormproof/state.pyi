@@ -4,8 +4,10 @@ from .trident.state.key_value import (
     NonTransactionalMap as NonTransactionalMap,
     OpaqueMap as OpaqueMap,
     TransactionalMap as TransactionalMap,
+    KeyValueStore as KeyValueStore,
+    MemoryStore as MemoryStore,
 )
-from .trident.state.merge import RowMerge as RowMerge
+from .trident.state.map import RowMerge as RowMerge
 from .trident.state.protocol import (
     MapState as MapState,
     Merge as Merge,
@@ -19,8 +21,4 @@ from .trident.state.sink import (
     MapSetter as MapSetter,
     MapUpdater as MapUpdater,
     StateSink as StateSink,
-)
-from .trident.state.stores import (
-    KeyValueStore as KeyValueStore,
-    MemoryStore as MemoryStore,
 )

@@ -10,24 +10,24 @@ from .core.graph.components import (
     OutputStream as OutputStream,
     Subscription as Subscription,
 )
-from .trident.dry_run import (
+from .trident.driver.dry_run import (
     DryRun as DryRun,
     DryRunOutcome as DryRunOutcome,
     DryRunSink as DryRunSink,
     TopologyDryRun as TopologyDryRun,
 )
-from .trident.explain import Explanation as Explanation
-from .trident.job_progress import JobProgress as JobProgress
-from .trident.run import RunArguments as RunArguments
-from .trident.statistics import (
+from .trident.topology.explain import Explanation as Explanation
+from .trident.ledger.control import JobProgress as JobProgress
+from .trident.driver.run import RunArguments as RunArguments
+from .trident.terms.observers import (
     BatchResult as BatchResult,
     RecoveryReport as RecoveryReport,
 )
-from .trident.stream import GroupedStream as GroupedStream
-from .trident.streaming.base import ForeachBatch as ForeachBatch
-from .trident.streaming.jobs import ExactlyOnce as ExactlyOnce
-from .trident.streaming.result import (
+from .trident.topology.stream import GroupedStream as GroupedStream
+from .trident.streaming.base import (
+    ForeachBatch as ForeachBatch,
     OnceResult as OnceResult,
     StreamOutcome as StreamOutcome,
     StreamResult as StreamResult,
 )
+from .trident.streaming.sinks import ExactlyOnce as ExactlyOnce

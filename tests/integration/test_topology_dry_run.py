@@ -34,6 +34,8 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.protocol import Source
 from stormproof.sink import TableAction
 from stormproof.sinks.preview import RowsPreview
+from stormproof.source import MicroBatches
+from stormproof.topology import DryRunOutcome, TopologyDryRun
 from stormproof.trident.driver import dry_run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]

@@ -21,6 +21,7 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.machine_faults import unpickled
 from stormproof.core.settings import Settings
+from stormproof.topology import CombinerAggregator
 from stormproof.trident.driver.run import run
 
 RNG = random.SystemRandom()

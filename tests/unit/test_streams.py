@@ -13,6 +13,8 @@ from stormproof.core.errors import Json
 from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.decode import decoder_for
 from stormproof.core.source.files.micro_batches import ColumnDecoder
+from stormproof.errors import PositionMismatch, TopologyError, UsageError
+from stormproof.source import MicroBatches
 from stormproof.trident.audit.evidence import HandedInEvidence
 from stormproof.trident.ledger.handed_in import HandedIn, Standing, handed, micro_batch, missing
 from stormproof.trident.ledger.rows import Txn

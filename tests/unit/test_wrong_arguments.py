@@ -50,6 +50,19 @@ from stormproof import (
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.backoff import Backoff
+from stormproof.errors import StormproofError, TopologyError, UsageError
+from stormproof.sink import Lineage
+from stormproof.source import MicroBatches
+from stormproof.state import (
+    MapSetter,
+    MemoryStore,
+    NonTransactionalMap,
+    OpaqueMap,
+    RowMerge,
+    StateSink,
+    TransactionalMap,
+)
+from stormproof.topology import Aggregator, CombinerAggregator, ReducerAggregator
 from stormproof.trident.driver.run import RunArguments
 from stormproof.trident.topology.stream import GroupedStream, Stream
 
