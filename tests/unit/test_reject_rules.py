@@ -20,7 +20,7 @@ from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.rejects import Rejects, RowMessages
 from stormproof.sinks.staging import prepared_batches
 from stormproof.sinks.writer import FileWriter, WritesNothing
-from stormproof.trident.blocked_error import ALWAYS, WINDOW, RejectLimit
+from stormproof.trident.driver.batch_records import ALWAYS, WINDOW, RejectLimit
 from stormproof.trident.ledger import tables as t
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -40,9 +40,8 @@ from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
 from stormproof.core.storage.address import options_to_send, use_storage
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.abilities import warning_of
 from stormproof.sinks.preview import TableAction
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.protocol import SinkIdentity, warning_of
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.options import opened, spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say

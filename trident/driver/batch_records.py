@@ -31,10 +31,16 @@ from stormproof.core.source.protocol import Resolution, Slice, Source
 from stormproof.core.source.spouts import unshown
 from stormproof.core.tracking.component_counts import ACKER, ComponentCounts, Counts, Edge
 from stormproof.core.tracking.outcome import Complete, FailedIn
-from stormproof.sinks.abilities import SupportsSkipRows
 from stormproof.sinks.limits import discarded_in
 from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import PROBLEM, CommitResult, PreparedTransaction, RefusedRow, SinkProblem
+from stormproof.sinks.protocol import (
+    PROBLEM,
+    CommitResult,
+    PreparedTransaction,
+    RefusedRow,
+    SinkProblem,
+    SupportsSkipRows,
+)
 from stormproof.sinks.rejects import REFUSED_MAX
 from stormproof.trident.driver.tuning import Step
 from stormproof.trident.ledger import rejects

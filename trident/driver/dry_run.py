@@ -36,8 +36,7 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview, TableAction, TablePreview
 from stormproof.sinks.protocol import PROBLEM, RefusedRow, Sink, SinkIdentity, SinkProblem
 from stormproof.sinks.rejects import GroupsRefused, examples_of, rows_without_misfits
-from stormproof.sinks.stand_ins import WritesNothing
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.writer import FileWriter, WritesNothing
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.driver.batch_records import RejectLimit
 from stormproof.trident.driver.opening import placed, require_own_tables, sinks_of

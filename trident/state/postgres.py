@@ -32,8 +32,6 @@ from stormproof.sinks.postgres.table import (
 )
 from stormproof.sinks.protocol import CommitDecision, PreparedTransaction
 from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.totals import Totals
-from stormproof.trident.state.checks import as_state_kind
 from stormproof.trident.state.map import Backing, StoredMap, change_of, make_map, stored_schema
 from stormproof.trident.state.matrix import as_state_kind
 from stormproof.trident.state.protocol import StateContext, StateKind

@@ -42,9 +42,8 @@ from stormproof.core.source.protocol import (
     Source,
 )
 from stormproof.core.tracking.share import tokens, xor_reduce
-from stormproof.sinks.lineage import one_message_writer
 from stormproof.sinks.preview import RowsPreview
-from stormproof.sinks.stand_ins import Rehearsal
+from stormproof.sinks.writer import Rehearsal, one_message_writer
 from stormproof.trident.driver.coordinator import SEED_BITS
 from stormproof.trident.driver.dry_run import DryRun, DryRunOutcome, look, notes_of, outcome_of, sinks_told, table_of
 from stormproof.trident.driver.opening import placed, require_own_tables, sinks_of
