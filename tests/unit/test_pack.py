@@ -21,7 +21,7 @@ from stormproof.core.preflight import package_fingerprint
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No interpreter is started, and an environment has two small packages."""
-    few = {name: one for name, one in distributions().items() if name in ("stormproof", "tenacity", "lazy-loader")}
+    few = {name: one for name, one in distributions().items() if name in ("stormproof", "tenacity", "annotated-types")}
     monkeypatch.setattr(archive, "import_in", lambda *_, **__: None)
     monkeypatch.setattr(archive, "distributions", lambda _: few)
 
@@ -56,7 +56,7 @@ def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_an_environment_has_a_launcher_and_nothing_of_this_machine(tmp_path: Path) -> None:
     made = pack_environment(tmp_path / "all.tar.gz", sys.executable)
-    assert set(made.distributions) == {"stormproof", "tenacity", "lazy-loader"}
+    assert set(made.distributions) == {"stormproof", "tenacity", "annotated-types"}
     folder = tmp_path / "unpacked"
     with tarfile.open(made.file) as packed:
         members = packed.getmembers()

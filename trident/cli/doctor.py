@@ -448,8 +448,6 @@ def _writable(folder: str) -> str:
 def _cluster(settings: Settings, reaches_database: bool, checks: list[Check]) -> list[ExecutorReport]:
     """Start Spark on the settings' master, ask every executor, and add a check for each."""
     spark_line()
-    from stormproof.trident.cli.doctor import ask_cluster, checks_of, reports_of
-
     found = _looked("cluster", lambda: ask_cluster(settings, with_database=reaches_database), str, None, checks)
     if found is None:
         return []
