@@ -106,7 +106,7 @@ def test_how_far_a_verdict_reaches_is_said_by_the_command_the_page_and_the_repor
     out = run.cell.folder / "report.json"
     assert run.command("audit", "report", NAME, "--deep", "--out", str(out), status=4)["verdict"] == "not_compared"
     assert json.loads(out.read_text())["verdict"]["verdict"] == "not_compared"
-    assert colours(run) == {"not compared": {"run"}}
+    assert colours(run) == {"not compared": {"part"}}
     run.command("audit", "verify", NAME, "--deep", "--sink", "delta")
     assert colours(run)["clean"] == {"ok"}
 
