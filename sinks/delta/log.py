@@ -9,8 +9,10 @@ import base64
 import itertools
 import json
 import os
+import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -256,6 +258,10 @@ def undo_metadata(application: str, undo: Undo) -> dict[str, str]:
     return {UNDOES: application, UNDONE_VERSION: str(undo.version), UNDONE_HOLDS: holds}
 
 
+_PART: Final = re.compile(r"(\d{20})\.checkpoint\.\d{10}\.(\d{10})\.parquet")
+_BY_UUID: Final = re.compile(r"\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaLog:
     """The log of the table at `table`, a folder."""
@@ -296,13 +302,14 @@ class DeltaLog:
         return os.path.join(self.folder, f"{version:020}.checkpoint.parquet")
 
     def checkpoints(self, *, of_all: bool = False) -> frozenset[int]:
-        """The versions that have a checkpoint of one file; with `of_all` also those of several files, which Spark writes."""
+        """The versions that have a checkpoint of one file; with `of_all` also those of several files, which Spark writes, if
+        none of these is missing.
+        """
         names = self.files.list(self.folder)
-        return frozenset(
-            int(n[:20])
-            for n in names
-            if n[:20].isdigit() and (n[20:] == ".checkpoint.parquet" or (of_all and n[20:32] == ".checkpoint."))
-        )
+        whole = {name for name in names if name[20:] == ".checkpoint.parquet" or (of_all and _BY_UUID.fullmatch(name))}
+        parts = Counter(found.groups() for found in map(_PART.fullmatch, names) if of_all and found)
+        whole |= {version for (version, of), there in parts.items() if there == int(of)}
+        return frozenset(int(name[:20]) for name in whole if name[:20].isdigit())
 
     def entry(self, version: int) -> LogEntry | None:
         """The whole entry; None where retention has removed it."""

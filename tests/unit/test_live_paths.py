@@ -8,9 +8,9 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Schema, write_deltalake
 
-from stormproof.sinks.delta.log import paths_outside, respelled_paths
+from stormproof.sinks.delta.log import DeltaLog, live_adds, paths_outside, respelled_paths
 
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 RAW = [chr(code) for code in range(0x21, 0x7F) if chr(code) not in "#%/?\\"]
@@ -41,3 +41,21 @@ def added(folder: Path, at: int, path: str) -> dict[str, object]:
     pq.write_table(pa.table({"id": [at], "n": [0]}, SCHEMA), file)
     told = {"size": file.stat().st_size, "modificationTime": 1, "dataChange": True, "partitionValues": {}}
     return {"path": path, **told, "stats": json.dumps({"numRecords": 1})}
+
+
+def test_a_checkpoint_that_lacks_one_of_its_files_is_none(tmp_path: Path) -> None:
+    for _ in range(3):
+        write_deltalake(tmp_path, pa.table({"id": [1], "n": [0]}, SCHEMA), mode="append")
+    DeltaTable(tmp_path).create_checkpoint()
+    log = DeltaLog(str(tmp_path))
+    whole = Path(log.checkpoint_path(2))
+    rows = pq.read_table(whole)
+    for part, end in ((1, 2), (2, rows.num_rows)):
+        name = f"{2:020}.checkpoint.{part:010}.{2:010}.parquet"
+        pq.write_table(rows.slice(0 if part == 1 else 2, end), tmp_path / "_delta_log" / name)
+    whole.unlink()
+    assert log.checkpoints(of_all=True) == {2}
+    assert len(live_adds(log, 2)) == 3
+    (tmp_path / "_delta_log" / name).unlink()
+    assert log.checkpoints(of_all=True) == frozenset()
+    assert len(live_adds(log, 2)) == 3
