@@ -21,6 +21,8 @@ _KEY: Final = re.compile(r"[A-Za-z0-9!_.*'()=+,@ -]+(/[A-Za-z0-9!_.*'()=+,@ -]+)
 
 _ENDPOINT: Final = re.compile(r"(?:(?:aws|azure|azure_storage|google)_)?endpoint(?:_url)?(?:_s3|_dynamodb)?")
 """Options and variables by which clients of stores are told an endpoint."""
+_SECRET: Final = re.compile(r"(?:aws|azure|google)_(?!service_account)\w*(?:key|key_id|token|secret)")
+"""Likewise a key or a token; a service account's key is JSON, and may have lines."""
 
 
 def is_url(address: str) -> bool:
@@ -84,12 +86,14 @@ def storage_options(address: str) -> StorageOptions:
     machine's role).
 
     Raises:
-        UsageError: an endpoint holds a user or a password, which no store takes there and every error would show.
+        UsageError: an endpoint holds a user or a password, which no store takes there and every error would show; or a key
+            or token has a line break, which ends the store's client in a panic. No value is shown.
     """
     options = _options_for(address)
     if is_url(address):
-        endpoints = {**os.environ, **options}
-        for name, value in endpoints.items():
+        for name, value in {**os.environ, **options}.items():
+            if ("\n" in value or "\r" in value) and _SECRET.fullmatch(name.lower()):
+                raise UsageError(f"{name} has a line break, which no key or token has; take it out of the value")
             if "@" in value and _ENDPOINT.fullmatch(name.lower()):
                 raise UsageError(
                     f"{name} holds a user or a password; give these by storage_options or variables of their own"

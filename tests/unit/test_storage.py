@@ -122,3 +122,24 @@ def test_the_options_of_a_file_source_travel_with_its_readers_and_serve_no_other
 def test_a_reader_of_local_files_carries_no_options() -> None:
     file = File(1, "/data/a.txt", "text", 0, 1, 2, 0, "", np.array([0, 2]))
     assert FileSliceReader.of((Segment.of(file, 0, 1),), None).storage == ()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\nx"])
+@pytest.mark.parametrize(
+    "name", ["aws_session_token", "AWS_ACCESS_KEY_ID", "aws_secret_access_key", "azure_storage_account_key"]
+)
+def test_a_key_or_token_with_a_line_break_is_refused_unseen(
+    name: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name.upper(), VALUE + end)
+    use_storage("s3://other", {name: VALUE + end})
+    for place in ("s3://lake/words", "s3://other/words"):
+        with pytest.raises(UsageError, match=f"(?i){name} has a line break") as refused:
+            storage_options(place)
+        assert VALUE not in str(refused.value)
+
+
+def test_other_values_may_have_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '{\n"a": 1\n}')
+    monkeypatch.setenv("SSH_KEY", "a\nb")
+    assert storage_options("gs://lake/words") == {}
