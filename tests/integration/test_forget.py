@@ -14,7 +14,7 @@ from support.databases import at
 from support.once_runs import run_keys
 from support.operated import Operated
 from support.streams import ArrowFrames, Form, Opener, StreamCell, first_column, handout, postgres_rows
-from support.topologies import POISON, SinkMode, source_of, table_of
+from support.topologies import POISON, SinkMode, source_of, table_of, topology
 from support.untouched import everything, rows_that_name
 from support.web import READER, client, page_of
 
@@ -179,6 +179,11 @@ def test_a_topology_of_its_name_starts_from_the_beginning(operated: Operated, ra
     forget(operated)
     with pytest.raises(PositionMismatch, match=f"which was forgotten here by ann on .*ledger adopt {NAME} {life}"):
         operated.run()
+    cell = operated.cell
+    rehearsed = topology(cell.name, cell.mode, cell.folder, cell.database, cell.queue).dry_run()
+    told = [sink.table.why for sink in rehearsed.sinks]
+    assert all("which was forgotten here by ann on " in why for why in told if "holds transactions" in why), told
+    assert any("which was forgotten here by ann on " in why for why in told)
     assert words(operated) == Counter("abcd")
     operated.command("ledger", "adopt", NAME, life, "--by", "ann")
     operated.run(rejects_max_share=1.0)

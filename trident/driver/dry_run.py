@@ -240,6 +240,8 @@ class LedgerView:
     unresolved: tuple[Txn, ...] = ()
     bound: Mapping[str, Bound] = field(default_factory=dict[str, Bound])
     adopted: frozenset[str] = frozenset()
+    forgotten: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Who had each life forgotten."""
     notes: tuple[str, ...] = ()
     refusal: str = ""
     """Why the ledger would refuse the start."""
@@ -268,7 +270,7 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
                 handed_in.require_use(ledger.connection, name, by_key=True)
             missing = _missing_rights(ledger.connection, () if key is None else _NEEDED_FOR_KEYS)
             if name not in [topology.name for topology in ledger.topologies()]:
-                return LedgerView(refusal=missing), database
+                return LedgerView(forgotten=other_lives.forgotten_lives(ledger.connection), refusal=missing), database
             topology = ledger.topology(name)
             incarnation = topology.incarnation
             older = None if topology.stopped_at is not None else "the last driver"
@@ -284,6 +286,7 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
                 tuple(ledger.unresolved(incarnation)),
                 bound,
                 other_lives.adopted_by(ledger.connection, incarnation),
+                other_lives.forgotten_lives(ledger.connection),
                 changes,
                 refusal=missing or refusal,
                 may_run=topology.stopped_at is None,
@@ -337,7 +340,8 @@ def table_of(sink: Sink, plan: Plan, view: LedgerView, name: str, database: Data
     elif bound is not None and found.dropped:
         why = found.dropped
     elif bound is None and (holds or claims):
-        why = other_lives.unknown(Run(name, identity.incarnation, 0), sink.name, sink.target, holds, claims).message
+        run = Run(name, identity.incarnation, 0)
+        why = other_lives.unknown(run, sink.name, sink.target, holds, claims, view.forgotten).message
     return replace(found, action=TableAction.REFUSE, why=why, writer=None) if why else found
 
 

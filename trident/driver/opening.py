@@ -299,7 +299,7 @@ def _claim_table(tx: Tx, session: SinkSession, target: str) -> None:
     """
     strangers = session.claim(other_lives.adopted(tx))
     if strangers:
-        raise other_lives.unknown(tx.run, session.identity.sink, target, (), strangers)
+        raise other_lives.unknown(tx.run, session.identity.sink, target, (), strangers, {})
 
 
 # -- one table, one sink -----------------------------------------------------------------------------------------------

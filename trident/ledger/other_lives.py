@@ -5,7 +5,7 @@ And what of the ledger and the pending store is one life's own, or one subscript
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -30,18 +30,16 @@ def require_known(tx: Tx, sink: str, target: str, holds: Sequence[str], claims: 
     known = adopted(tx)
     holds, claims = ([life for life in lives if life not in known] for lives in (holds, claims))
     if holds or claims:
-        life = [*holds, *claims][0]
-        gone = forgotten_by(tx.connection, t.forgotten.c.life == (life.partition("/")[2] or life))
-        raise unknown(tx.run, sink, target, holds, claims, gone)
+        raise unknown(tx.run, sink, target, holds, claims, forgotten_lives(tx.connection))
 
 
 def unknown(
-    run: Run, sink: str, target: str, holds: Sequence[str], claims: Sequence[str], gone: str | None = None
+    run: Run, sink: str, target: str, holds: Sequence[str], claims: Sequence[str], forgotten: Mapping[str, str]
 ) -> PositionMismatch:
-    """The error for such a table; `gone` says who had the first of these lives forgotten."""
+    """The error for such a table; `forgotten`: see `forgotten_lives`."""
     life = [*holds, *claims][0]
     topology = life.partition("/")[0] if "/" in life else run.topology
-    said = _holds(run, life, gone) if holds else _claimed(topology, life)
+    said = _holds(run, life, forgotten.get(life.partition("/")[2] or life)) if holds else _claimed(topology, life)
     return PositionMismatch(
         f"sink {sink!r} of topology {run.topology!r}: {target} {said}; or, to write beside what is there: stormproof ledger "
         f"adopt {run.topology} {life}",
@@ -111,7 +109,18 @@ def forgotten_by(connection: sa.Connection, which: sa.ColumnElement[bool]) -> st
     c = t.forgotten.c
     found = sa.select(c.by, c.at).where(c.what == "topology", which).order_by(c.number.desc()).limit(1)
     row = connection.execute(found).one_or_none()
-    return None if row is None else f"forgotten here by {row.by} on {row.at:%F %T} UTC"
+    return None if row is None else _forgotten(row)
+
+
+def forgotten_lives(connection: sa.Connection) -> dict[str, str]:
+    """Who had each life forgotten, and when, in words."""
+    c = t.forgotten.c
+    found = sa.select(c.life, c.by, c.at).where(c.what == "topology").order_by(c.number)
+    return {row.life: _forgotten(row) for row in connection.execute(found)}
+
+
+def _forgotten(row: sa.Row[Any]) -> str:
+    return f"forgotten here by {row.by} on {row.at:%F %T} UTC"
 
 
 def remove_topology(connection: sa.Connection, life: str) -> dict[str, int]:
