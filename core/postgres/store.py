@@ -85,7 +85,7 @@ class StoreConnection:
             raise UsageError(
                 f"{who} at {database().redacted}: a table is missing ({error.diag.message_primary}); {self._missing}",
                 **{self._kind: self._name},
-            ) from error
+            ) from None
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
             raise explained(error, database(), who) or error from error
         except psycopg.errors.ProgramLimitExceeded as error:

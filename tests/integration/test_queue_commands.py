@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -167,3 +168,11 @@ def test_a_reader_that_works_or_is_a_topologys_is_not_unsubscribed(
         "pending_subscription": 1,
     }
     assert sorted(done("queue", "list", "lines")["topologies"].values()) == ["both:lines", "words"]
+
+
+def test_a_put_into_a_database_without_a_ledger_says_what_makes_it_and_no_more(database: Database) -> None:
+    with pytest.raises(UsageError, match="stormproof ledger migrate") as refused:
+        PostgresQueue("orders", schema="line string", database=database).put([b"a"])
+    lines = traceback.format_exception(refused.value)
+    assert "stormproof ledger migrate" in lines[-1]
+    assert not any("UndefinedTable" in line or "another exception" in line for line in lines)

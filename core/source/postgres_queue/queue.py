@@ -380,7 +380,7 @@ class PostgresQueue(PendingSource):
                 f"queue {self.queue}: a table is missing ({error.diag.message_primary}); {_MISSING}, as make_ready() does: "
                 "a put() inside your transaction needs a queue that is there",
                 queue=self.queue,
-            ) from error
+            ) from None
         except psycopg.DatabaseError as error:
             if error.sqlstate != OTHER_SERVER:
                 raise
