@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from ipaddress import IPv6Address
+from itertools import groupby
 from typing import Any, Final
+from unicodedata import category
 
 import psycopg
 import pyarrow as pa
@@ -54,11 +56,12 @@ TREE: Final = """
 
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
 TEXTS: Final = ("text", "character varying")
-KEY_FORMS: Final[Mapping[str, tuple[str, str]]] = {
+_KEY_FORMS: Final[Mapping[str, tuple[str, str]]] = {
     "uuid": (UUID_KEY_PATTERN, ", as a key is written: in lower case, with hyphens"),
     "character": (r"^$|[^ ]$", ", as a key is written: without spaces at its end, which the table does not compare"),
 }
-"""Types that take several texts for one: the pattern of a key's text, by which each key has one, and what it asks."""
+_CITEXT: Final = "citext"
+"""As the catalog shows it where its schema is in the search path: elsewhere its operators would be those of text."""
 _JSON: Final[Mapping[str, Form]] = {"json": Form.JSON, "jsonb": Form.JSONB}
 _KEY_BYTES_MAX: Final = 2_600
 """An entry of a B-tree holds at most 2,704 bytes, including its header and fixed-size columns; longer keys are refused."""
@@ -79,6 +82,25 @@ _NO_TABLE: Final[Mapping[str, tuple[str, str]]] = {
 """What another relation kind is, and what to do."""
 _NAME_BYTES_MAX: Final = 63
 """Postgres cuts a longer name without an error: another table or column might have what is left of it."""
+
+
+def key_form(base: str) -> tuple[str, str] | None:
+    """Of a type that takes several texts for one: the pattern of a key's text, by which each key has one, and what it asks.
+    None: the type has no such pattern.
+    """
+    if base == _CITEXT:
+        return _lower_case(), ", as a key is written: in lower case, as by str.lower()"
+    return _KEY_FORMS.get(base)
+
+
+@cache
+def _lower_case() -> str:
+    """Texts that `lower` gives back as they are, by any collation. What is not assigned may become a capital letter with
+    a newer Unicode of the server's; the emoji and Han behind it may not.
+    """
+    others = [c for c in range(0x1F000) if category(chr(c)) == "Cn" or chr(c).lower() != chr(c)]
+    runs = ([c for _, c in run] for _, run in groupby(enumerate(others), lambda one: one[1] - one[0]))
+    return "^[^{}]*$".format("".join(rf"\x{{{run[0]:x}}}-\x{{{run[-1]:x}}}" for run in runs))
 
 
 _FORM: Final = 'write TABLE or SCHEMA.TABLE, and a name with a dot in quotes: "a.b"'
@@ -385,7 +407,7 @@ def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, wher
     if column.base in TEXTS or not is_string(field.type):
         return
     form = text_form(column)
-    is_one_text = column.base in KEY_FORMS or (form is not None and form.is_key)
+    is_one_text = key_form(column.base) is not None or (form is not None and form.is_key)
     if field.name in input_.keys and input_.is_by_key and not is_one_text:
         raise SinkRefused(
             f"{where}: key column {field.name!r} is {column.type} in the table and text in the rows, which are compared by "
@@ -513,7 +535,7 @@ def column_limits(table: Table, input_: SinkInput) -> Limits:
         cast = text_form(column) or TextForm()
         pattern, form = (UUID_PATTERN if base == "uuid" else cast.pattern), cast.form
         if field.name in input_.keys and is_string(field.type):
-            pattern, form = KEY_FORMS.get(base, (pattern, form))
+            pattern, form = key_form(base) or (pattern, form)
         limits.append(
             ColumnLimit(
                 field.name,
@@ -570,7 +592,7 @@ def map_keys(table: Table, input_: SinkInput, where: str) -> dict[str, MapKey]:
         if key is None:
             raise SinkRefused(
                 f"{where}: key column {column.name!r} is {column.type} in the table and text in the stream; a map's key of "
-                "text is text, varchar, char(n), uuid, inet or an enum in the table",
+                "text is text, varchar, char(n), citext, uuid, inet or an enum in the table",
                 column=column.name,
             )
         keys[column.name] = key
@@ -594,8 +616,8 @@ def key_of_text(column: Column) -> MapKey | None:
     if column.base in TEXTS:
         return MapKey("text")
     kind = cast_name(column.base)
-    if column.base in KEY_FORMS:
-        return MapKey(kind, *KEY_FORMS[column.base])
+    if (form := key_form(column.base)) is not None:
+        return MapKey(kind, *form)
     if column.labels is not None:
         return MapKey(kind, f"^(?:{'|'.join(map(re.escape, column.labels))})$")
     return MapKey(kind, _inet(), ", as a key is written: as Postgres shows it") if column.base == "inet" else None

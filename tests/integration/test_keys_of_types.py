@@ -17,6 +17,7 @@ from support.operated import Operated
 from support.queues import prepared_database, put
 
 from stormproof import PostgresMap, PostgresQueue, PostgresSink, Topology, sum_
+from stormproof.core.arrow_compute import pc
 from stormproof.errors import SinkRefused
 from stormproof.sinks.postgres import table as table_module
 from stormproof.sinks.postgres.columns import Column, as_text
@@ -28,17 +29,30 @@ KEYS = {
     "uuid": [str(UUID(int=number * 0xABCDEF0123456789)) for number in range(1, 6)],
     "character(4)": ["b", "a", "ab", "abc", " x"],
     "inet": ["10.0.0.1", "2001:db8::1", "10.0.0.1/8", "::", "10.0.0.0/8"],
+    "citext": ["ann@a.org", "straße", "élan", "a b", "ann@a.or"],
 }
 OTHERS: dict[str, list[Callable[[str], str]]] = {
     "uuid": [str.upper, "{{{}}}".format, lambda key: key.replace("-", "")],
     "character(4)": ["{} ".format],
     "inet": [lambda key: key.upper() if "d" in key else key + ("" if "/" in key else "/128" if ":" in key else "/32")],
+    "citext": [str.title, lambda key: key[0].upper() + key[1:], lambda key: key[:-1] + key[-1].upper()],
 }
 """Other texts of a key: the table takes them for the same."""
 ONE_TEXT = {"varchar(5)": ["a", "a ", "A", "b", ""], "mood": ["sad", "so so", "a.b", "ok|ko"]}
 """Keys of types of which each text is a key of its own."""
-UNUSED = {"mood": "unused", "varchar(5)": "z", "uuid": str(UUID(int=1)), "character(4)": "z", "inet": "10.9.9.9"}
-MOOD = "create type mood as enum ('sad', 'so so', 'a.b', 'ok|ko', 'unused')"
+UNUSED = {
+    "mood": "unused",
+    "varchar(5)": "z",
+    "uuid": str(UUID(int=1)),
+    "character(4)": "z",
+    "inet": "10.9.9.9",
+    "citext": "z",
+}
+MOOD = "create extension citext; create type mood as enum ('sad', 'so so', 'a.b', 'ok|ko', 'unused')"
+LOWERING = """
+    select collname from pg_collation
+    where collname in ('und-x-icu', 'tr-x-icu', 'lt-x-icu', 'C.utf8', 'en_US.utf8', 'pg_c_utf8', 'pg_unicode_fast')
+"""
 SHOWN = (
     "select case when pg_typeof(k) = 'character'::regtype then rtrim(k::text) else format('%s', k) end, v from keyed"
 )
@@ -114,8 +128,9 @@ def test_a_key_has_one_text_and_messages_with_another_one_fail_alone(
 def test_control_two_texts_of_one_key_in_a_batch_would_block_it(
     operated: Operated, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_module, "KEY_FORMS", {"uuid": (".", ""), "character": ("", "")})
+    monkeypatch.setattr(table_module, "key_form", {"uuid": (".", ""), "character": ("", ""), "citext": ("", "")}.get)
     monkeypatch.setattr(table_module, "as_text", lambda *given, is_key: as_text(*given, is_key=False))
+    operated.sql(MOOD)
     operated.sql(f"create table keyed (k {kind} primary key, v bigint)")
     key = KEYS[kind][1]
     with pytest.raises(SinkRefused):
@@ -200,9 +215,42 @@ def test_the_pattern_of_addresses_takes_what_postgres_gives_back_and_no_other_te
     assert all(text is None or shown[str(text)] for text in taken)
 
 
-@pytest.mark.parametrize("kind", ["citext", "cidr", "interval"])
+def test_no_collation_has_a_lower_case_of_a_text_that_is_taken_as_a_key_of_citext(operated: Operated) -> None:
+    form = table_module.key_form("citext")
+    assert form is not None
+    letters = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
+    taken = pc.match_substring_regex(pa.array(letters), form[0]).to_pylist()
+    own = {letter for letter, is_taken in zip(letters, taken, strict=True) if is_taken}
+    assert all(letter.lower() in own for letter in letters if letter not in own and letter.lower() != letter)
+    collations = [name for (name,) in operated.sql(LOWERING)]
+    assert collations
+    for name in collations:
+        numbers = "generate_series(1, 1114111) as n where n not between 55296 and 57343"
+        asked = f'select l from (select chr(n) from {numbers}) as t (l) where lower(l collate "{name}") <> l'
+        changed = {letter for (letter,) in operated.sql(asked)}
+        assert len(changed) > 1_000
+        assert not changed & own
+
+
+def test_a_key_of_citext_is_one_with_a_row_that_the_table_has_in_another_case(operated: Operated) -> None:
+    operated.sql(MOOD)
+    operated.sql(f"{MAP.format('citext')}; insert into keyed values ('Ann@a.org', 5)")
+    operated.put(json.dumps(["ann@a.org", 7]).encode())
+    operated.run(topology(operated, "fold"))
+    assert operated.sql("select k, v from keyed") == [("Ann@a.org", 12)]
+    assert operated.command("audit", "verify", NAME, "--deep", status=4)["violations"] == []
+
+
+@pytest.mark.parametrize("mode", ["upsert", "fold", "map"])
+def test_a_key_of_citext_outside_of_the_search_path_is_refused(operated: Operated, mode: str) -> None:
+    operated.sql("create schema aside; create extension citext schema aside")
+    operated.sql(MAP.format("aside.citext"))
+    with pytest.raises(SinkRefused, match=r"'k' is aside\.citext in the table and text in the"):
+        operated.run(topology(operated, mode))
+
+
+@pytest.mark.parametrize("kind", ["cidr", "interval"])
 def test_a_map_with_such_a_key_is_refused(operated: Operated, kind: str) -> None:
-    operated.sql("create extension citext")
     operated.sql(MAP.format(kind))
     with pytest.raises(SinkRefused, match=r"'k' is .* in the table and text in the"):
         operated.run(topology(operated, "map"))
