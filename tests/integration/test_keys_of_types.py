@@ -163,7 +163,7 @@ def test_a_map_finds_its_rows_by_such_a_key_and_fails_other_texts_of_it(
     operated.sql(MOOD)
     operated.sql(MAP.format(kind))
     messages, own = drawn(kind, seed)
-    messages += [("none of it at all", 99)] * (kind != "varchar(5)")
+    messages += [("none of it at all", 99)] * (kind not in ("varchar(5)", "citext"))
     for cut in (messages[:15], messages[15:]):
         operated.put(*(json.dumps(one).encode() for one in cut))
         operated.run(topology(operated, "map"))
@@ -221,7 +221,7 @@ def test_no_collation_has_a_lower_case_of_a_text_that_is_taken_as_a_key_of_citex
     letters = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
     taken = pc.match_substring_regex(pa.array(letters), form[0]).to_pylist()
     own = {letter for letter, is_taken in zip(letters, taken, strict=True) if is_taken}
-    assert all(letter.lower() in own for letter in letters if letter not in own and letter.lower() != letter)
+    assert all(own.issuperset(letter.lower()) for letter in letters if letter.lower() != letter)
     collations = [name for (name,) in operated.sql(LOWERING)]
     assert collations
     for name in collations:
