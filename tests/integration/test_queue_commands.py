@@ -171,8 +171,11 @@ def test_a_reader_that_works_or_is_a_topologys_is_not_unsubscribed(
 
 
 def test_a_put_into_a_database_without_a_ledger_says_what_makes_it_and_no_more(database: Database) -> None:
-    with pytest.raises(UsageError, match="stormproof ledger migrate") as refused:
-        PostgresQueue("orders", schema="line string", database=database).put([b"a"])
+    with (
+        closing(PostgresQueue("orders", schema="line string", database=database)) as orders,
+        pytest.raises(UsageError, match="stormproof ledger migrate") as refused,
+    ):
+        orders.put([b"a"])
     lines = traceback.format_exception(refused.value)
     assert "stormproof ledger migrate" in lines[-1]
     assert not any("UndefinedTable" in line or "another exception" in line for line in lines)

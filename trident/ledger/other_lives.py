@@ -6,6 +6,7 @@ And what of the ledger and the pending store is one life's own, or one subscript
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -109,18 +110,18 @@ def forgotten_by(connection: sa.Connection, which: sa.ColumnElement[bool]) -> st
     c = t.forgotten.c
     found = sa.select(c.by, c.at).where(c.what == "topology", which).order_by(c.number.desc()).limit(1)
     row = connection.execute(found).one_or_none()
-    return None if row is None else _forgotten(row)
+    return None if row is None else _forgotten(row.by, row.at)
 
 
 def forgotten_lives(connection: sa.Connection) -> dict[str, str]:
     """Who had each life forgotten, and when, in words."""
     c = t.forgotten.c
     found = sa.select(c.life, c.by, c.at).where(c.what == "topology").order_by(c.number)
-    return {row.life: _forgotten(row) for row in connection.execute(found)}
+    return {row.life: _forgotten(row.by, row.at) for row in connection.execute(found)}
 
 
-def _forgotten(row: sa.Row[Any]) -> str:
-    return f"forgotten here by {row.by} on {row.at:%F %T} UTC"
+def _forgotten(by: str, at: datetime) -> str:
+    return f"forgotten here by {by} on {at:%F %T} UTC"
 
 
 def remove_topology(connection: sa.Connection, life: str) -> dict[str, int]:
