@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.transaction import AddAction
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sink_harness import SCHEMA, SinkHarness
 
@@ -63,6 +63,7 @@ def told(actions: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
+@settings(deadline=None)
 @given(
     files=st.lists(
         st.builds(
