@@ -9,6 +9,7 @@ A crash leaves the table as it was, or repaired: files that no entry has are lef
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import uuid
@@ -132,7 +133,11 @@ def _actions(
     for name in wrong:
         path = log.local_path(name)
         assert path is not None
-        actions.append({"add": {**adds[name], "stats": exact_statistics(path), "dataChange": False}})
+        stats = exact_statistics(path)
+        # Of a file with deleted rows these are bounds, and perhaps not values that are there.
+        if adds[name].get("deletionVector"):
+            stats = json.dumps({**json.loads(stats), "tightBounds": False})
+        actions.append({"add": {**adds[name], "stats": stats, "dataChange": False}})
     return actions
 
 

@@ -195,8 +195,26 @@ def test_wrong_statistics_are_mended_beside_deletion_vectors_and_what_is_not_loo
     require_bounds_mended(spark, path, "1 files have deletion vectors")
 
 
-def require_bounds_mended(spark: SparkSession, path: Path, left: str) -> None:
-    """Of the newest version's file, the only one with n = 5."""
+def test_statistics_that_are_mended_beside_a_deletion_vector_do_not_speak_for_deleted_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "t"
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` (`k` BIGINT, n BIGINT) USING delta "
+        "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+    spark.sql(f"INSERT INTO delta.`{path}` SELECT /*+ COALESCE(1) */ id, 5 FROM range(10)")
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE k = 9")
+    require_bounds_mended(spark, path, "1 files have deletion vectors", rows=9)
+    entry = path / "_delta_log" / f"{DeltaTable(path).version():020}.json"
+    (add,) = [action["add"] for action in map(json.loads, entry.read_text().splitlines()) if "add" in action]
+    assert json.loads(add["stats"])["tightBounds"] is False
+    largest = spark.newSession().read.format("delta").load(str(path)).agg({"k": "max"})
+    assert [row[0] for row in largest.collect()] == [8]
+
+
+def require_bounds_mended(spark: SparkSession, path: Path, left: str, rows: int = 1) -> None:
+    """Of the newest version's file, the only one with n = 5, in so many rows."""
     newest = path / "_delta_log" / f"{DeltaTable(path).version():020}.json"
     actions = [json.loads(line) for line in newest.read_bytes().splitlines()]
     (add,) = [action["add"] for action in actions if "add" in action]
@@ -212,12 +230,12 @@ def require_bounds_mended(spark: SparkSession, path: Path, left: str) -> None:
 
     assert found() == 0
     key = DeltaTable(path).schema().fields[0].name
-    rows = pa.schema([(key, pa.int64()), ("n", pa.int64())])
-    with closing(opened(DeltaSink(path, name="t"), SinkInput.for_upsert(rows, (key,), ("n",)))) as session:
+    schema = pa.schema([(key, pa.int64()), ("n", pa.int64())])
+    with closing(opened(DeltaSink(path, name="t"), SinkInput.for_upsert(schema, (key,), ("n",)))) as session:
         done = session.repair()
         assert len(done.files) == 1
         assert any(left in one for one in done.left)
-        assert found() == 1
+        assert found() == rows
         assert session.repair().files == []
 
 

@@ -490,7 +490,7 @@ class MemoryMap:
     ) -> None:
         self._kind = as_state_kind(kind, "MemoryMap")
         if store is not None:
-            require_object("MemoryMap", "store", store, MemoryStore, "stormproof.MemoryStore()")
+            require_object("MemoryMap", "store", store, MemoryStore, "stormproof.state.MemoryStore()")
         require_text("MemoryMap", "name", name, "totals")
         self.store = MemoryStore() if store is None else store
         self._name = name
