@@ -17,9 +17,9 @@ import pyarrow as pa
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.folds import Fold
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, SinkWriter, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, SinkWriter, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity

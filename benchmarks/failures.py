@@ -13,13 +13,13 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.word_count import split, word_count
 from benchmarks.workbench import LIMIT_BYTES, Workbench, delta_total, require_total
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Limit
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job, JobKey
-from stormproof.core.preflight import Probe
-from stormproof.core.pulse.listener import DriverAddress
+from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.core.source.protocol import Limit
+from stormproof.core.start.preflight import Probe
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.driver.options import RunOptions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 
 
 class Unit(StrEnum):

@@ -11,10 +11,10 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.word_count import row_wise
 from benchmarks.workbench import LIMIT_BYTES, Workbench
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.core.source.protocol import Limit
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.run import driver

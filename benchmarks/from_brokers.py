@@ -17,10 +17,10 @@ from deltalake import DeltaTable, write_deltalake
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench, require_total
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Source
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.nats import NatsSource
-from stormproof.core.source.protocol import Source
 from stormproof.core.source.rabbitmq import RabbitMQSource
 from stormproof.core.source.redis_streams import RedisStreamSource
 from stormproof.sinks.delta import DeltaSink

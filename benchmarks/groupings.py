@@ -20,10 +20,10 @@ from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.word_count import split_lines
 from benchmarks.workbench import Workbench, require_total, timed
-from stormproof.core.arrow_compute import pc
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import ArrowBolt
 from stormproof.core.graph.components import OutputStream, Subscription
-from stormproof.core.guarantee import Guarantee
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.topology.stream import Topology
 

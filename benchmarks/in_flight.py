@@ -13,10 +13,10 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.word_count import row_wise, word_count
 from benchmarks.workbench import LIMIT_BYTES, Workbench, delta_total, require_total
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import SinkInput, SinkSpec
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkInput, SinkSpec
+from stormproof.core.contract.source import Limit
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.core.source.protocol import Limit
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySession, MemorySink
 from stormproof.sinks.postgres import PostgresSink

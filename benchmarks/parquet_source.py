@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.corpus import Corpus
-from stormproof.core.errors import Fenced, Json, UsageError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import MessageFailure
-from stormproof.core.source.decode import decoder_for
-from stormproof.core.source.protocol import (
+from stormproof.core.base.errors import Fenced, Json, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.source import (
     READER_SCHEMA,
     Backlog,
     Decoder,
@@ -31,6 +30,7 @@ from stormproof.core.source.protocol import (
     SliceReader,
     Source,
 )
+from stormproof.core.decode.decoders import decoder_for
 from stormproof.core.tracking.share import as_signed, tokens, xor_reduce
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.arrays import Rows
+from stormproof.core.base.arrays import Rows
 from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.share import as_signed, as_words, mix64, tokens
 

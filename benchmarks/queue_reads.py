@@ -16,12 +16,12 @@ from benchmarks.corpus import sentences
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job, JobKey
-from stormproof.core.preflight import Probe
-from stormproof.core.pulse.listener import DriverAddress
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import SliceReader
+from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.core.source.protocol import SliceReader
+from stormproof.core.start.preflight import Probe
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.task.task import BATCH_ROWS
 from stormproof.core.tracking.share import as_words, xor_reduce, xor_signed
 from stormproof.core.tracking.verdict import JobReport

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 from benchmarks.word_count import word_count
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Limit
 from stormproof.core.engine.spark import SparkEngine, spark_session
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
 from stormproof.core.source.files import FileSource
-from stormproof.core.source.protocol import Limit
+from stormproof.core.start.settings import Settings
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.trident.driver.options import RunOptions

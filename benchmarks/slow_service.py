@@ -18,8 +18,8 @@ from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.workbench import Workbench, require_total, timed
 from stormproof import Topology
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.guarantee import Guarantee
 from stormproof.sinks.delta import DeltaSink
 
 MESSAGES: Final = 600

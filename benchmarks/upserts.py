@@ -18,7 +18,7 @@ from pgpq import ArrowToPostgresBinaryEncoder
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench, require_total, timed
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession

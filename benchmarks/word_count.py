@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arrow_compute import pc
+from stormproof.core.base.arrow_compute import pc
 from stormproof.core.bolt import Bolt, Tuple
-from stormproof.core.sink import SinkSpec
-from stormproof.core.source.protocol import Source
+from stormproof.core.contract.sink import SinkSpec
+from stormproof.core.contract.source import Source
 from stormproof.trident.topology.aggregate import count
 from stormproof.trident.topology.stream import Stream, Topology
 

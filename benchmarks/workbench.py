@@ -17,14 +17,14 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from benchmarks.corpus import Corpus, write_corpus
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Limit
 from stormproof.core.engine.jars import delta_jars
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import SparkEngine, spark_session
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Limit
+from stormproof.core.start.settings import Settings
 from stormproof.migrations import migrate
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.options import RunOptions
@@ -181,7 +181,7 @@ def require_total(found: int, wanted: int, what: str) -> None:
 
 def delta_total(path: str | Path, column: str = "n", options: Mapping[str, str] | None = None) -> int:
     """The sum of a Delta table's column."""
-    from stormproof.core.arrow_compute import pc
+    from stormproof.core.base.arrow_compute import pc
 
     table = DeltaTable(str(path), storage_options=dict(options or {}))
     total = sum(

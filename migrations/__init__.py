@@ -15,7 +15,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 
 SCHEMA: Final = "stormproof"
 _FILES: Final = ("schemas.sql", "tables.sql", "views.sql")

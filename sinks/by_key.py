@@ -14,12 +14,12 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows, Words
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import ByOrder, Fold, SetTruncated, SetUnion, row_of_groups, sets_of_groups
+from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.contract.folds import ByOrder, Fold, SetTruncated, SetUnion, row_of_groups, sets_of_groups
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskWriter
 from stormproof.core.graph.aggregation import has_extremes, has_sets
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskWriter
 from stormproof.core.task.groups import Members
 from stormproof.core.task.keyhash import hash_keys, is_hashable
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.core.contract.sink import PreparedFile, SinkInput
 from stormproof.sinks.content import Content, Totals, summed_columns
 
 Progress: TypeAlias = Callable[[int, int | None], None]

@@ -32,10 +32,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows, Words
-from stormproof.core.arrow_compute import pc
-from stormproof.core.folds import AnyFold, Fold
-from stormproof.core.sink import PreparedFile
+from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.contract.folds import AnyFold, Fold
+from stormproof.core.contract.sink import PreparedFile
 from stormproof.core.tracking.share import GAMMA, mix64
 from stormproof.sinks.limits import is_bytes, is_string, plain
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.message import storable_text
-from stormproof.core.sink import PreparedFile, TaskWriter
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.sink import PreparedFile, TaskWriter
 
 
 @dataclass(frozen=True, slots=True)

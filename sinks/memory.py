@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arguments import require_function, require_object, require_path
-from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
-from stormproof.core.forks import OneProcess
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import Lineage
+from stormproof.core.base.arguments import require_function, require_object, require_path
+from stormproof.core.base.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
+from stormproof.core.base.forks import OneProcess
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.lineage import Lineage
+from stormproof.core.contract.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute
 from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.by_key import check_fold_input, fold_tables, put_rows, require_unique_keys

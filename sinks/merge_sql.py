@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
-from stormproof.core.sink import SinkInput
+from stormproof.core.contract.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.by_key import compared_columns
 from stormproof.sinks.limits import is_string
 

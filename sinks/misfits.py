@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
-from stormproof.core.message import storable_text
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, TaskWriter
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, TaskWriter
 from stormproof.core.task.passage import shown_row
 from stormproof.core.tracking.anchors import MANY_ORIGIN
 from stormproof.sinks.limits import Limits

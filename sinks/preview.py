@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from stormproof.core.message import storable_text
-from stormproof.core.sink import PreparedFile, SinkWriter
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.sink import PreparedFile, SinkWriter
 from stormproof.sinks.limits import discarded_in
 
 EXAMPLES_MAX: Final = 5

@@ -13,9 +13,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
-from stormproof.core.errors import CannotTell, Json, PositionMismatch
+from stormproof.core.base.errors import CannotTell, Json, PositionMismatch
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
 from stormproof.sinks.preview import TableAction, TablePreview
 
 PROBLEM: Final = "problem"

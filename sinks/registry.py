@@ -19,11 +19,11 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.errors import CannotTell, Json, UsageError
-from stormproof.core.folds import fold_from_json
-from stormproof.core.lineage import Lineage
+from stormproof.core.base.errors import CannotTell, Json, UsageError
+from stormproof.core.contract.folds import fold_from_json
+from stormproof.core.contract.lineage import Lineage
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.protocol import Sink
 
 OTHER: Final = "other"

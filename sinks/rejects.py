@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.arrays import Rows
-from stormproof.core.errors import SinkRefused
-from stormproof.core.message import storable_text
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.by_key import compared_columns, queues_of
 from stormproof.sinks.misfits import Misfits, pairs_of

@@ -11,13 +11,13 @@ from typing import Final, Self, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.arguments import shown
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import AnyFold, Fold
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.contract.folds import AnyFold, Fold
+from stormproof.core.contract.lineage import Lineage
+from stormproof.core.contract.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode
 from stormproof.core.graph.fields import require_key
-from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode
 from stormproof.sinks.by_key import has_order
 from stormproof.sinks.protocol import Sink
 

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.failpoint import failpoint
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.protocol import SinkProblem

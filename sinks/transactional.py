@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
-from stormproof.core.errors import Fenced, Json, PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import Fenced, Json, PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, TableKey
 from stormproof.core.storage.address import absolute
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.sinks.protocol import (

@@ -19,11 +19,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.failpoint import failpoint
-from stormproof.core.forks import end_if_fork
-from stormproof.core.lineage import Lineage
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, SinkWriter, TaskContext, TaskWriter
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.forks import end_if_fork
+from stormproof.core.contract.lineage import Lineage
+from stormproof.core.contract.sink import (
+    MESSAGE_COLUMNS,
+    PreparedFile,
+    SinkInput,
+    SinkMode,
+    SinkWriter,
+    TaskContext,
+    TaskWriter,
+)
 from stormproof.core.storage.address import StorageOptions, options_to_send, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import NewFile

@@ -20,7 +20,7 @@ from support import jvm
 from support.brokers import left_out
 from support.databases import fresh_database
 
-from stormproof.core.failpoint import ENV_DRIVER_PID
+from stormproof.core.base.failpoint import ENV_DRIVER_PID
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
@@ -224,7 +224,7 @@ def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session's one Spark session: local, two cores, a failed task is tried again."""
     from stormproof.core.engine.spark import spark_session
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
 
     folder = tmp_path_factory.mktemp("spark")
     with contextlib.chdir(folder):  # the JVM's working directory outlives the test that needs it first

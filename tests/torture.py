@@ -59,7 +59,7 @@ from support.spark_driver import TIMEOUT_S, SparkDriver
 from support.states import IN_ALL, IN_MAPS, READ, StateMode, promised
 from support.strict_tables import STRICT_TABLES
 
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 PARTS = (
@@ -187,7 +187,7 @@ def faults_of_the_environment(server: EmbeddedPostgres, folder: Path, rng: rando
 def rows_of_tables(folder: Path, seed: int, number: int) -> Iterator[str]:
     """Each table once, by seeds from this one on."""
     from stormproof.core.engine.spark import spark_session
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
 
     session = spark_session(Settings(master="local[2]", home=folder / "rows-spark"))
     tally: Counter[str] = Counter()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stormproof.core.failpoint import ACTIONS, ENV, ENV_LOG, FAILPOINTS, Failpoint
+from stormproof.core.base.failpoint import ACTIONS, ENV, ENV_LOG, FAILPOINTS, Failpoint
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "failpoints.md"
 HEAD = f"""# Failpoints
 
 Named places where a run can be killed, paused or failed, to try how it recovers. Made by `tools/failpoints_doc.py` from
-`core/failpoint.py`: do not edit.
+`core/base/failpoint.py`: do not edit.
 
 ```sh
 {ENV}='commit.after_sink=kill' stormproof run mine.py:weather --until-idle    # dies between its two sinks

@@ -10,13 +10,13 @@ from typing import Any, Final
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from stormproof.core import failpoint
-from stormproof.core.settings import NOT_SETTINGS, PREFIX, TOML_FILE, Settings, secret_settings
+from stormproof.core.base import failpoint
+from stormproof.core.start.settings import NOT_SETTINGS, PREFIX, TOML_FILE, Settings, secret_settings
 
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD: Final = f"""# Settings
 
-Made by `tools/settings_doc.py` from `core/settings.py`: do not edit.
+Made by `tools/settings_doc.py` from `core/start/settings.py`: do not edit.
 
 A setting is looked for in three places; the later one wins:
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import stormproof
-from stormproof.core.source.capabilities import SOURCES, Crash, Outcome, Protection, matrix, protection_of
+from stormproof.core.contract.capabilities import SOURCES, Crash, Outcome, Protection, matrix, protection_of
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "source_matrix.md"
 HEAD = """# What each source promises at each crash
 
-Made by `tools/source_matrix_doc.py` from `core/source/capabilities.py`: do not edit. The same functions decide in a run.
+Made by `tools/source_matrix_doc.py` from `core/contract/capabilities.py`: do not edit. The same functions decide in a run.
 
 ## How a batch is made safe
 

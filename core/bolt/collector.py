@@ -17,14 +17,14 @@ from typing import Final, cast
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.errors import JobFailed, TasksBroken, UsageError
+from stormproof.core.base.message import FailureReason, storable_text
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Tuple, text_of
-from stormproof.core.errors import JobFailed, TasksBroken, UsageError
-from stormproof.core.message import FailureReason, storable_text
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.user_errors import CAUGHT, blame
+from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.user_code.errors import CAUGHT, blame
 
 # ---- the one thread from which a bolt may emit, ack and fail: that of its task
 #

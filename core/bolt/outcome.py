@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.message import FailureReason
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.message import FailureReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Final, SupportsIndex, cast
 
 import pyarrow as pa
 
+from stormproof.core.base.errors import UsageError
 from stormproof.core.bolt.tuples import Tuple
-from stormproof.core.errors import UsageError
-from stormproof.core.python_to_arrow import batch_of
+from stormproof.core.user_code.python_to_arrow import batch_of
 
 DEFAULT_STREAM: Final = "default"
 

@@ -15,18 +15,18 @@ from typing import Any, ClassVar, Concatenate, Final, ParamSpec, cast
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.cycle_collector import fewer_collections
+from stormproof.core.base.errors import BoltUnavailable, UsageError
+from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
 from stormproof.core.bolt.collector import Collector, OwnThread, log
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, in_one
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
-from stormproof.core.cycle_collector import fewer_collections
-from stormproof.core.errors import BoltUnavailable, UsageError
-from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.python_to_arrow import arrow_result, nulls_refused
-from stormproof.core.user_errors import CAUGHT, blame
+from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.python_to_arrow import arrow_result, nulls_refused
 
 P = ParamSpec("P")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stormproof.core.errors import UsageError
-from stormproof.core.message import INPUT_TEXT_MAX, storable_text
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.message import INPUT_TEXT_MAX, storable_text
 
 
 @dataclass(frozen=True, slots=True)

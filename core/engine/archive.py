@@ -28,8 +28,8 @@ from typing import BinaryIO, Final
 
 from packaging.requirements import Requirement
 
+from stormproof.core.base.errors import UsageError
 from stormproof.core.engine.executor_look import PACKAGES
-from stormproof.core.errors import UsageError
 
 OWN: Final = "stormproof"
 BY_SPARK: Final = frozenset({"pyspark", "py4j"})
@@ -74,7 +74,7 @@ _OF_TASKS: Final = (
     "stormproof.core.source.files",
     "stormproof.sinks.delta",
     "stormproof.sinks.postgres",
-    "stormproof.core.object_probe",
+    "stormproof.core.start.object_probe",
     "stormproof.trident.streaming",
 )
 """What a worker imports."""

@@ -69,7 +69,7 @@ def looked(probes: bytes, hold_s: float) -> str:
 
 def own_version() -> str:
     """The version of this package as it is installed here, and a piece of its code's digest."""
-    from stormproof.core.preflight import package_fingerprint
+    from stormproof.core.start.preflight import package_fingerprint
 
     try:
         version = importlib.metadata.version("stormproof")
@@ -81,7 +81,7 @@ def own_version() -> str:
 def faults_found(probes: bytes) -> list[str]:
     """The fault that each probe meets on this machine, as text that `spark_error.fault_in` reads."""
     from stormproof.core.engine.spark_error import carried
-    from stormproof.core.preflight import first_fault
+    from stormproof.core.start.preflight import first_fault
 
     faults = [first_fault((probe,)) for probe in pickle.loads(probes)]  # noqa: S301 - what the driver packed
     return [carried(fault) for fault in faults if fault is not None]

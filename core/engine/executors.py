@@ -22,13 +22,13 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from stormproof.core.clock import Clock
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import FatalError, MachineUnavailable, MachineUnfit, StormproofError
+from stormproof.core.base.machine_faults import SHIP
 from stormproof.core.engine import executor_look
 from stormproof.core.engine.shipping import packed
 from stormproof.core.engine.spark_error import fault_in, raised_by_job, what_happened
-from stormproof.core.errors import FatalError, MachineUnavailable, MachineUnfit, StormproofError
-from stormproof.core.machine_faults import SHIP
-from stormproof.core.preflight import Probe
+from stormproof.core.start.preflight import Probe
 
 log = logging.getLogger("stormproof.spark")
 

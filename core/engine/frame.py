@@ -19,7 +19,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.taskcontext import TaskContext as SparkTask
 
-from stormproof.core.arrow_compute import pc
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import SettingsError, UsageError
+from stormproof.core.base.machine_faults import classified, unpickled
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.schema import parse_schema
+from stormproof.core.contract.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter, files_to_json
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import packed
@@ -27,12 +32,7 @@ from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.engine.spark_error import carried, raised_by_job
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.engine.spark_settings import CHECKSUMS, REQUIRED_BY_QUERIES
-from stormproof.core.errors import SettingsError, UsageError
-from stormproof.core.machine_faults import classified, unpickled
-from stormproof.core.message import storable_text
-from stormproof.core.python_to_arrow import nulls_refused
-from stormproof.core.schema import parse_schema
-from stormproof.core.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter, files_to_json
+from stormproof.core.user_code.python_to_arrow import nulls_refused
 
 PROBLEMS_MAX: Final = 5
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"

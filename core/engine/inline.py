@@ -11,16 +11,16 @@ from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import JobFailed, StormproofError, UsageError
+from stormproof.core.base.machine_faults import classified
+from stormproof.core.contract.source import SliceReader
 from stormproof.core.engine.protocol import rows_for
-from stormproof.core.errors import JobFailed, StormproofError, UsageError
-from stormproof.core.job import Job, JobKey
-from stormproof.core.machine_faults import classified
-from stormproof.core.preflight import Probe, first_fault
-from stormproof.core.pulse.listener import DriverAddress
+from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.source.group import SpoutReader
-from stormproof.core.source.protocol import SliceReader
+from stormproof.core.start.preflight import Probe, first_fault
 from stormproof.core.task.cut import StageJob, stage_jobs
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.task.passage import Observer
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task

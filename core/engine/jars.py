@@ -17,10 +17,10 @@ from typing import Final
 
 import filelock
 
+from stormproof.core.base.errors import SettingsError, StoreUnavailable
+from stormproof.core.base.trusted_paths import require_trusted, user_cache
 from stormproof.core.engine.java import clone_folder, find_java
 from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.errors import SettingsError, StoreUnavailable
-from stormproof.core.trusted_paths import require_trusted, user_cache
 
 MANIFEST: Final = "manifest.json"
 FETCH_COMMAND: Final = "stormproof jars"

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from stormproof.core.errors import SettingsError
-from stormproof.core.trusted_paths import user_cache
+from stormproof.core.base.errors import SettingsError
+from stormproof.core.base.trusted_paths import user_cache
 
 JAVA_VERSIONS: Final = (17, 21, 25)
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from stormproof.core.job import Job, JobKey
-from stormproof.core.preflight import Probe
-from stormproof.core.pulse.listener import DriverAddress
+from stormproof.core.heartbeat.listener import DriverAddress
+from stormproof.core.start.preflight import Probe
 from stormproof.core.task.cut import StageJob
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.task.task import run_task
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport

@@ -20,12 +20,12 @@ from typing import Any, Final
 
 from pyspark import cloudpickle
 
-from stormproof.core.errors import StormproofError, TopologyError
+from stormproof.core.base.errors import StormproofError, TopologyError
+from stormproof.core.base.message import storable_text
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.aggregators import UserAggregation
 from stormproof.core.graph.plan import BoltNode, CombineNode, GatherNode, OperationNode, Plan, SendNode
-from stormproof.core.message import storable_text
-from stormproof.core.user_functions import name_of, place_of_function
+from stormproof.core.user_code.functions import name_of, place_of_function
 
 DEPTH_MAX: Final = 12
 """How deep a culprit is searched for: a global of a function of an attribute of a bolt is at depth three."""

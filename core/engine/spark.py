@@ -23,8 +23,18 @@ from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from stormproof.core import failpoint
-from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.base import failpoint
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import (
+    FatalError,
+    JobFailed,
+    SettingsError,
+    StormproofError,
+    TransientError,
+    UsageError,
+)
+from stormproof.core.base.forks import process_life
+from stormproof.core.base.machine_faults import classified, unpickled
 from stormproof.core.engine.byte_rdd import Task, exchanged, keyed, run_by, tasks
 from stormproof.core.engine.executors import ask_executors, first_fault_of
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
@@ -35,28 +45,18 @@ from stormproof.core.engine.protocol import run_in_turn
 from stormproof.core.engine.shipping import packed, unshippable
 from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
 from stormproof.core.engine.spark_settings import is_local, session_settings, without_secrets
-from stormproof.core.errors import (
-    FatalError,
-    JobFailed,
-    SettingsError,
-    StormproofError,
-    TransientError,
-    UsageError,
-)
-from stormproof.core.forks import process_life
 from stormproof.core.graph.plan import Plan
-from stormproof.core.job import Job, JobKey
-from stormproof.core.machine_faults import classified, unpickled
-from stormproof.core.preflight import Probe, first_fault
-from stormproof.core.pulse.listener import DriverAddress
+from stormproof.core.heartbeat.listener import DriverAddress
+from stormproof.core.start.preflight import Probe, first_fault
 from stormproof.core.task.cut import StageJob, stage_jobs
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
 
 if TYPE_CHECKING:
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
 
 
 # ---- which jobs are small: their tasks' work is less than what it costs Spark to hand rows from stage to stage

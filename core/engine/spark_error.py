@@ -10,9 +10,9 @@ import json
 import re
 from typing import Any, Final
 
-from stormproof.core.errors import JobFailed, Json, MachineUnavailable, MachineUnfit, StormproofError
-from stormproof.core.machine_faults import ADVICE, SHIP, UNFIT, advice_on_import
-from stormproof.core.message import storable_text
+from stormproof.core.base.errors import JobFailed, Json, MachineUnavailable, MachineUnfit, StormproofError
+from stormproof.core.base.machine_faults import ADVICE, SHIP, UNFIT, advice_on_import
+from stormproof.core.base.message import storable_text
 
 LINES_MAX: Final = 12
 

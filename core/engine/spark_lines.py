@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)

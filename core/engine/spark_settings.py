@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 
 if TYPE_CHECKING:
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
 
 CHECKSUMS: Final = {
     # User code need not be deterministic, and Spark assumes that it is. These checksums detect a repeated map task whose

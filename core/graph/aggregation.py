@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import TopologyError
-from stormproof.core.folds import AnyFold
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.folds import AnyFold
 from stormproof.core.graph.aggregators import UserAggregation
 from stormproof.core.graph.fields import can_be_key
 

@@ -10,18 +10,18 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.arguments import error_prefix, instead_of, lacks, shown
+from stormproof.core.base.arguments import error_prefix, instead_of, lacks, shown
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, Streams
-from stormproof.core.errors import TopologyError
-from stormproof.core.folds import AnyFold, Fold
+from stormproof.core.contract.folds import AnyFold, Fold
+from stormproof.core.contract.schema import SchemaLike, parse_schema
+from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import UserAggregation, UserKind
 from stormproof.core.graph.components import OperationKind, Subscription, UserFunction
 from stormproof.core.graph.grouping import GroupingKind
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.schema import SchemaLike, parse_schema
-from stormproof.core.sink import SinkSpec
-from stormproof.core.user_functions import never_begins, refuse_unfit_call
+from stormproof.core.user_code.functions import never_begins, refuse_unfit_call
 
 NAME_MAX_CHARACTERS: Final = 64
 TASKS_MAX: Final = 1_024

@@ -10,8 +10,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from stormproof.core.base.errors import Json, TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import Bolt
-from stormproof.core.errors import Json, TopologyError
+from stormproof.core.contract.lineage import Lineage, ShownIds
+from stormproof.core.contract.schema import to_ddl
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.components import (
     Aggregate,
@@ -40,10 +44,6 @@ from stormproof.core.graph.plan import (
     WriteNode,
 )
 from stormproof.core.graph.topology import TopologyGraph, by_key
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import Lineage, ShownIds
-from stormproof.core.schema import to_ddl
-from stormproof.core.sink import SinkInput
 from stormproof.core.source.spouts import id_of
 from stormproof.core.tracking.partners import Meetings
 

@@ -10,11 +10,11 @@ from typing import Final, Protocol, TypeAlias
 import pyarrow as pa
 
 from stormproof.core.bolt import DEFAULT_STREAM, AnyBolt
+from stormproof.core.contract.sink import SinkInput, SinkSpec
+from stormproof.core.contract.source import Source
 from stormproof.core.graph.aggregation import AnyAggregation
 from stormproof.core.graph.grouping import Grouping, GroupingKind, TaskFunction
 from stormproof.core.graph.join import JoinOn
-from stormproof.core.sink import SinkInput, SinkSpec
-from stormproof.core.source.protocol import Source
 
 UserFunction: TypeAlias = Callable[..., object]
 

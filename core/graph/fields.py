@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from stormproof.core.arguments import shown
-from stormproof.core.errors import TopologyError
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.errors import TopologyError
 
 
 def can_be_key(type_: pa.DataType) -> bool:

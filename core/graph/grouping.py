@@ -9,9 +9,9 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.errors import TopologyError
+from stormproof.core.base.errors import TopologyError
 from stormproof.core.graph.fields import refuse_twice, require_fields, require_key
-from stormproof.core.user_functions import refuse_unfit_call
+from stormproof.core.user_code.functions import refuse_unfit_call
 
 TaskFunction: TypeAlias = Callable[[pa.RecordBatch, int], object]
 """A custom grouping: rows and the number of tasks to an array of integers, the task number of each row."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from stormproof.core.errors import TopologyError
+from stormproof.core.base.errors import TopologyError
 from stormproof.core.graph.fields import refuse_twice, require_fields, require_key
 
 

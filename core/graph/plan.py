@@ -8,15 +8,15 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import AnyBolt
+from stormproof.core.contract.lineage import Lineage, ShownIds
+from stormproof.core.contract.sink import SinkInput, SinkSpec
+from stormproof.core.contract.source import Decoder
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.components import OperationKind, UserFunction
 from stormproof.core.graph.grouping import Grouping
 from stormproof.core.graph.join import JoinOn
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import Lineage, ShownIds
-from stormproof.core.sink import SinkInput, SinkSpec
-from stormproof.core.source.protocol import Decoder
 from stormproof.core.tracking.partners import Meetings
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from stormproof.core.base.errors import TopologyError
 from stormproof.core.bolt import DEFAULT_STREAM
-from stormproof.core.errors import TopologyError
+from stormproof.core.contract.sink import SinkSpec
+from stormproof.core.contract.source import Source
 from stormproof.core.graph.checks import NAME, NAME_MAX_CHARACTERS, checked_name
 from stormproof.core.graph.components import (
     Aggregate,
@@ -16,9 +18,7 @@ from stormproof.core.graph.components import (
     Subscription,
     UserFunction,
 )
-from stormproof.core.sink import SinkSpec
 from stormproof.core.source.group import SourceGroup
-from stormproof.core.source.protocol import Source
 
 
 class ComponentRegistry:

@@ -15,9 +15,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.arguments import instead_of, lacks, shown
+from stormproof.core.base.arguments import instead_of, lacks, shown
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, ArrowBolt, BasicBolt, Bolt
-from stormproof.core.errors import TopologyError
+from stormproof.core.contract.schema import SchemaLike
+from stormproof.core.contract.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
+from stormproof.core.contract.source import Source
 from stormproof.core.graph.aggregation import Aggregation, AnyAggregation
 from stormproof.core.graph.checks import (
     NAME_MAX_CHARACTERS,
@@ -56,11 +60,7 @@ from stormproof.core.graph.fields import refuse_twice, require_fields, require_k
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.graph.join import JoinOn
 from stormproof.core.graph.registry import ComponentRegistry
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.schema import SchemaLike
-from stormproof.core.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
-from stormproof.core.source.protocol import Source
-from stormproof.core.user_functions import ASYNC, ASYNC_GENERATOR, GENERATOR, never_begins, refuse_unfit_call
+from stormproof.core.user_code.functions import ASYNC, ASYNC_GENERATOR, GENERATOR, never_begins, refuse_unfit_call
 
 _WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
 """Operations whose result has the fields of their input, unless they name others."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import OriginIds, ShownIds
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.capabilities import READS_AGAIN, Capabilities, refusal
+from stormproof.core.contract.lineage import OriginIds, ShownIds
+from stormproof.core.contract.source import Expectation, Limit, SliceReader, Source
+from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit
 from stormproof.core.pending.rows import At, Subscriber
-from stormproof.core.source.capabilities import READS_AGAIN, Capabilities, refusal
-from stormproof.core.source.kind import SourceKind
-from stormproof.core.source.protocol import Expectation, Limit, SliceReader, Source
 
 
 def two_numbers(one: str, other: str) -> tuple[int, int] | None:

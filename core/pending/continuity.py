@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, Protocol
 
-from stormproof.core.errors import Json, PositionMismatch
+from stormproof.core.base.errors import Json, PositionMismatch
 from stormproof.core.pending.rows import At
 
 log = logging.getLogger("stormproof.source")

@@ -13,7 +13,8 @@ import psycopg
 import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
+from stormproof.core.decode.stored import PAYLOAD_SQL
 from stormproof.core.pending.audit import Finding, Kept
 from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.postgres import fetched
@@ -23,7 +24,6 @@ from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.rights import note_statement
 from stormproof.core.postgres.store import query
-from stormproof.core.source.stored import PAYLOAD_SQL
 
 STABLE_ID_MAX: Final = 1_000
 """Characters of a stable id."""

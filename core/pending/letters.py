@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.failpoint import failpoint
-from stormproof.core.message import storable_text
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead
 from stormproof.core.pending.connector import Connector
 from stormproof.core.pending.rows import PendingStore, Subscriber
-from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead
 
 
 class DeadLetters:

@@ -13,9 +13,11 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.forks import OneProcess
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.base.forks import OneProcess
+from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead, disposal_entry
+from stormproof.core.contract.source import Lease, SliceReader
 from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.rows import (
     At,
@@ -28,8 +30,6 @@ from stormproof.core.pending.rows import (
     WaitingRetry,
 )
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead, disposal_entry
-from stormproof.core.source.protocol import Lease, SliceReader
 
 K = TypeVar("K")
 V = TypeVar("V")

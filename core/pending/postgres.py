@@ -10,14 +10,14 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 
-from stormproof.core.errors import StoreUnavailable, UsageError
+from stormproof.core.base.errors import StoreUnavailable, UsageError
+from stormproof.core.contract.source import SliceReader
 from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.postgres_rows import MINE, PostgresRows
 from stormproof.core.pending.rows import PendingRows, Subscriber
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import StoreConnection, query
-from stormproof.core.source.protocol import SliceReader
 
 _MADE_BY: Final = "`stormproof ledger migrate` makes it"
 

@@ -12,11 +12,8 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.pending.rows import At, Counts, Failed, LeaseFate, Retry, SliceRow, Subscriber, WaitingRetry
-from stormproof.core.pending.tables import SCHEMA
-from stormproof.core.postgres.store import query
-from stormproof.core.source.dead_letter import (
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.contract.dead_letter import (
     CLASS_SQL,
     COMPONENT_SQL,
     DISPOSAL_ENTRY_SQL,
@@ -24,7 +21,10 @@ from stormproof.core.source.dead_letter import (
     Disposal,
     LetterHead,
 )
-from stormproof.core.source.protocol import Lease
+from stormproof.core.contract.source import Lease
+from stormproof.core.pending.rows import At, Counts, Failed, LeaseFate, Retry, SliceRow, Subscriber, WaitingRetry
+from stormproof.core.pending.tables import SCHEMA
+from stormproof.core.postgres.store import query
 
 LAPSE_KEPT_DAYS: Final = 7
 

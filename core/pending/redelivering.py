@@ -12,12 +12,16 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, ClassVar, Final, Self
 
-from stormproof.core.arguments import error_prefix, require_object, require_seconds, require_whole
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.cycle_collector import fewer_collections
-from stormproof.core.errors import Json, StoreUnavailable, UsageError
-from stormproof.core.failpoint import failpoint
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.arguments import error_prefix, require_object, require_seconds, require_whole
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.cycle_collector import fewer_collections
+from stormproof.core.base.errors import Json, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.capabilities import REDELIVERS, Capabilities, StableIds
+from stormproof.core.contract.source import Backlog, Lease, Limit, Slice, SliceReader, SourcePreview
+from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.continuity import Look, Rules, with_looks
 from stormproof.core.pending.journal import (
@@ -35,10 +39,6 @@ from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import query
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import REDELIVERS, Capabilities, StableIds
-from stormproof.core.source.decode import Unit, decoder_for
-from stormproof.core.source.protocol import Backlog, Lease, Limit, Slice, SliceReader, SourcePreview
 
 # ---- the handles of a server's deliveries, by which they are confirmed
 

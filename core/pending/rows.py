@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
+from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead
+from stormproof.core.contract.source import Lease, SliceReader
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead
-from stormproof.core.source.protocol import Lease, SliceReader
 
 At: TypeAlias = dict[str, Json]
 """A connector's own description of a place or of a set of messages, as a JSON object; nobody else reads it."""

@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from stormproof.core.arrays import Rows
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.contract.source import Expectation, Slice
 from stormproof.core.pending.rows import At, Retry, SliceRow
-from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.core.tracking.share import tokens, xor_reduce
 
 BLOCK: Final = 8_192

@@ -16,17 +16,12 @@ from typing import Final, Self
 
 import numpy as np
 
-from stormproof.core.arguments import require_text, require_whole
-from stormproof.core.errors import Fenced, Json, PositionMismatch, UsageError
-from stormproof.core.message import MessageFailure, storable_text
-from stormproof.core.pending.connector import Connector, Piece
-from stormproof.core.pending.letters import DeadLetters
-from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
-from stormproof.core.pending.slice_position import even_bounds, expectation_of, position_of, row_of, slice_of
-from stormproof.core.postgres.database import Database
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.dead_letter import DeadLetter
-from stormproof.core.source.protocol import (
+from stormproof.core.base.arguments import require_text, require_whole
+from stormproof.core.base.errors import Fenced, Json, PositionMismatch, UsageError
+from stormproof.core.base.message import MessageFailure, storable_text
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.dead_letter import DeadLetter
+from stormproof.core.contract.source import (
     Backlog,
     Decoder,
     Expectation,
@@ -37,6 +32,11 @@ from stormproof.core.source.protocol import (
     SliceReader,
     SourcePreview,
 )
+from stormproof.core.pending.connector import Connector, Piece
+from stormproof.core.pending.letters import DeadLetters
+from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
+from stormproof.core.pending.slice_position import even_bounds, expectation_of, position_of, row_of, slice_of
+from stormproof.core.postgres.database import Database
 from stormproof.core.tracking.share import signed
 
 _TEXT_MAX: Final = 5_000

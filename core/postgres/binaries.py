@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _USER_NAMESPACE: Final = ("unshare", "--user", "--map-user=65534", "--map-group=65534", "--")

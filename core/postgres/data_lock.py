@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 
 LOCKED_FILE: Final = "PG_VERSION"
 """The file of a data folder that is locked; nobody writes it after it was made."""

@@ -17,10 +17,10 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
-from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
-from stormproof.core.forks import process_life
-from stormproof.core.machine_faults import ADVICE
+from stormproof.core.base.dataset import DatasetName
+from stormproof.core.base.errors import SettingsError, StoreUnavailable, UsageError
+from stormproof.core.base.forks import process_life
+from stormproof.core.base.machine_faults import ADVICE
 from stormproof.core.postgres.session import override_defaults, require_encoding, started
 
 # ---- a connection of one process: in a fork of that process every use raises, and closing does nothing

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from stormproof.core.errors import MissingRight, StoreUnavailable, StormproofError
+from stormproof.core.base.errors import MissingRight, StoreUnavailable, StormproofError
 from stormproof.core.postgres.database import Database, connect
 
 INSUFFICIENT_PRIVILEGE: Final = "42501"

@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import SettingsError, StoreUnavailable
+from stormproof.core.base.trusted_paths import require_trusted
 from stormproof.core.postgres.binaries import RunAs
 from stormproof.core.postgres.data_lock import try_lock
-from stormproof.core.trusted_paths import require_trusted
 
 PORT: Final = 5432  # only names the socket's file; nothing listens on the network
 LOCK_TIMEOUT_S: Final = 180.0

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import pq
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 
 T = TypeVar("T")
 

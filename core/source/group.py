@@ -12,16 +12,13 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from stormproof.core.errors import Fenced, Json, PositionMismatch, TopologyError, UsageError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import ShownIds
-from stormproof.core.message import MessageFailure, MessageId
-from stormproof.core.postgres.database import Database
-from stormproof.core.preflight import Probe
-from stormproof.core.source.capabilities import SupportsDeadLetters
-from stormproof.core.source.dead_letter import DeadLetter
-from stormproof.core.source.kind import WEAKEST_FIRST, SourceKind
-from stormproof.core.source.protocol import (
+from stormproof.core.base.errors import Fenced, Json, PositionMismatch, TopologyError, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure, MessageId
+from stormproof.core.contract.capabilities import SupportsDeadLetters
+from stormproof.core.contract.dead_letter import DeadLetter
+from stormproof.core.contract.lineage import ShownIds
+from stormproof.core.contract.source import (
     Backlog,
     Decoder,
     Expectation,
@@ -33,6 +30,8 @@ from stormproof.core.source.protocol import (
     Source,
     SourcePreview,
 )
+from stormproof.core.contract.source_kind import WEAKEST_FIRST, SourceKind
+from stormproof.core.postgres.database import Database
 from stormproof.core.source.spouts import (
     SPOUTS_MAX,
     SpoutIds,
@@ -46,6 +45,7 @@ from stormproof.core.source.spouts import (
     shown,
     unshown,
 )
+from stormproof.core.start.preflight import Probe
 from stormproof.core.tracking.share import xor_signed
 
 

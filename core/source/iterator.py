@@ -11,22 +11,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import UsageError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import MessageFailure
-from stormproof.core.pending.connector import Next, Piece
-from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.pending.numbered import next_of, range_of
-from stormproof.core.pending.rows import At
-from stormproof.core.pending.slice_position import even_bounds, expectation_of
-from stormproof.core.postgres.database import Database
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.decode import Unit
-from stormproof.core.source.iterator_client import Item, IteratorClient
-from stormproof.core.source.kind import SourceKind
-from stormproof.core.source.memory import InMemory
-from stormproof.core.source.protocol import (
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.source import (
     READER_SCHEMA,
     Expectation,
     Lease,
@@ -36,6 +26,16 @@ from stormproof.core.source.protocol import (
     SliceReader,
     SourcePreview,
 )
+from stormproof.core.contract.source_kind import SourceKind
+from stormproof.core.decode.decoders import Unit
+from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.memory import MemorySliceReader
+from stormproof.core.pending.numbered import next_of, range_of
+from stormproof.core.pending.rows import At
+from stormproof.core.pending.slice_position import even_bounds, expectation_of
+from stormproof.core.postgres.database import Database
+from stormproof.core.source.iterator_client import Item, IteratorClient
+from stormproof.core.source.memory import InMemory
 
 
 @dataclass(frozen=True, slots=True)

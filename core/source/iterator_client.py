@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
-from stormproof.core.arguments import require_function, shown
-from stormproof.core.errors import FatalError, StoreUnavailable, UsageError
-from stormproof.core.forks import kept_from_forks
-from stormproof.core.message import storable_text
-from stormproof.core.user_functions import refuse_unfit_call
+from stormproof.core.base.arguments import require_function, shown
+from stormproof.core.base.errors import FatalError, StoreUnavailable, UsageError
+from stormproof.core.base.forks import kept_from_forks
+from stormproof.core.base.message import storable_text
+from stormproof.core.user_code.functions import refuse_unfit_call
 
 Payload: TypeAlias = bytes | str
 Item: TypeAlias = Payload | tuple[Hashable, Payload] | None

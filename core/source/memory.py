@@ -11,19 +11,19 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, ClassVar, Self, cast
 
-from stormproof.core.arguments import error_prefix, require_object, require_text, shown
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import UsageError
-from stormproof.core.lineage import NumberIds, ShownIds
+from stormproof.core.base.arguments import error_prefix, require_object, require_text, shown
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.lineage import NumberIds, ShownIds
+from stormproof.core.contract.source import Limit, SliceReader, SourcePreview
+from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.connector import two_numbers
 from stormproof.core.pending.memory import MemoryPendingStore, MemorySliceReader
 from stormproof.core.pending.numbered import NumberedSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.decode import Unit, decoder_for
-from stormproof.core.source.protocol import Limit, SliceReader, SourcePreview
 
 
 class _MemoryAudit(NumberedAudit):

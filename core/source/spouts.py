@@ -15,10 +15,10 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import UsageError
-from stormproof.core.lineage import ShownIds
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.lineage import ShownIds
 from stormproof.core.tracking.share import GAMMA, mix64, unsigned
 
 SPOUTS_MAX: Final = 64

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from stormproof.core.arguments import require_text
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.arguments import require_text
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.source import Decoded, Decoder
+from stormproof.core.decode.stored import sealed, unsealed
 from stormproof.core.pending.journal import STABLE_ID_MAX, Delivery
-from stormproof.core.source.protocol import Decoded, Decoder
-from stormproof.core.source.stored import sealed, unsealed
 
 # ---- payloads that were marked as unreadable when they came: their messages fail when they are decoded, and no
 # others

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from stormproof.core.arguments import shown
-from stormproof.core.errors import UsageError
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.errors import UsageError
 
 SCHEMES: Final = ("s3", "s3a", "abfs", "abfss", "az", "gs")
 """Schemes of the object stores that are served."""

@@ -7,6 +7,7 @@ per-message mode the last stage is an acker.
 
 | module | question that it answers |
 | --- | --- |
+| `job` | what is one attempt at one batch |
 | `operate` | how is a user's function run over a record batch |
 | `waiting` | how are several calls of a function made at a time |
 | `router`, `keyhash` | which task does a tuple go to, by its grouping; by its key |

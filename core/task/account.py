@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows, Words
-from stormproof.core.errors import JobFailed
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.pulse.task import Pulse
+from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.errors import JobFailed
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.heartbeat.task import Pulse
 from stormproof.core.task.exchange import Sender
 from stormproof.core.task.passage import Failed, Passage, Tuples
 from stormproof.core.task.report import TaskReport

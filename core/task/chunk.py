@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows, Words
-from stormproof.core.arrow_compute import pc
+from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow_compute import pc
 from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
 from stormproof.core.tracking.share import as_signed, as_words
 

@@ -8,14 +8,14 @@ from typing import Final
 
 import pyarrow as pa
 
+from stormproof.core.base.message import FailureReason
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, arguments
-from stormproof.core.message import FailureReason
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.python_to_arrow import column_of
+from stormproof.core.heartbeat.task import Pulse
 from stormproof.core.task.groups import in_key_order
 from stormproof.core.task.reduce import How, Request, failed_for_group, reduced
-from stormproof.core.user_errors import CAUGHT, blame
+from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.python_to_arrow import column_of
 
 COMBINE_ROWS_MAX: Final = 262_144
 """The partial rows that a combiner holds before it merges them, so that its number of keys bounds its memory."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from stormproof.core.contract.lineage import ShownIds
+from stormproof.core.contract.sink import SinkWriter, TaskContext
+from stormproof.core.contract.source import Decoder, SliceReader
 from stormproof.core.graph.plan import CombineNode, SendNode, StagePlan, WriteNode
-from stormproof.core.job import Job
-from stormproof.core.lineage import ShownIds
-from stormproof.core.pulse.wire import Place
-from stormproof.core.sink import SinkWriter, TaskContext
-from stormproof.core.source.protocol import Decoder, SliceReader
+from stormproof.core.heartbeat.wire import Place
+from stormproof.core.task.job import Job
 
 NAMED_IN_TASK_MIN: Final = 200
 """So many failed messages are named by a task at least, however many tasks there are."""

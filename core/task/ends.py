@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.errors import RoutingError
+from stormproof.core.base.errors import RoutingError
+from stormproof.core.base.message import FailureReason, storable_text
+from stormproof.core.contract.sink import PreparedFile, TaskWriter
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, StagePlan, WriteNode, taker_of
-from stormproof.core.message import FailureReason, storable_text
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.sink import PreparedFile, TaskWriter
+from stormproof.core.heartbeat.task import Pulse
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
 from stormproof.core.task.cut import StageJob

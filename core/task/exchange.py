@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
+from stormproof.core.base.arrays import Rows
 from stormproof.core.task.chunk import Chunk, Form, pack, packed_schema, unpack
 from stormproof.core.task.report import TaskReport
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, CONTROL, INIT, INIT_SCHEMA, WireRow

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import JobFailed
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import JobFailed
+from stormproof.core.base.message import FailureReason
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, UserKind, arguments
-from stormproof.core.message import FailureReason
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.python_to_arrow import batch_of
+from stormproof.core.heartbeat.task import Pulse
 from stormproof.core.task.combine import combine, finish, prepare, results_column, zero
 from stormproof.core.task.groups import members_of
 from stormproof.core.task.reduce import failed_for_group
-from stormproof.core.user_errors import CAUGHT, blame
+from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.python_to_arrow import batch_of
 
 
 @dataclass(frozen=True, slots=True)

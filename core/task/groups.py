@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
-from stormproof.core.python_to_arrow import no_rows
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.user_code.python_to_arrow import no_rows
 
 
 @dataclass(frozen=True, slots=True)

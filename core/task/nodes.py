@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.join import OPEN_LEFT, JoinKind, JoinOn
 from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, OperationNode, StagePlan
-from stormproof.core.message import FailureReason
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.python_to_arrow import no_rows
+from stormproof.core.heartbeat.task import Pulse
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner
 from stormproof.core.task.cut import StageJob
@@ -28,6 +27,7 @@ from stormproof.core.task.passage import Ended, Failed, Observer, Passage, Tuple
 from stormproof.core.task.row_messages import MessageIds
 from stormproof.core.tracking.anchors import Anchors, BoltInputs, joined, overlaid
 from stormproof.core.tracking.share import split_one
+from stormproof.core.user_code.python_to_arrow import no_rows
 
 
 @dataclass(frozen=True, slots=True)

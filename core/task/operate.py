@@ -15,16 +15,16 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.call_context import answer_with, calls_end_here
-from stormproof.core.errors import UsageError
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.python_to_arrow import arrow_result, batch_of, no_rows, nulls_refused
+from stormproof.core.heartbeat.task import Pulse
 from stormproof.core.task.waiting import Call, Waiting
-from stormproof.core.user_errors import CAUGHT, blame
+from stormproof.core.user_code.call_context import answer_with, calls_end_here
+from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.python_to_arrow import arrow_result, batch_of, no_rows, nulls_refused
 
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 

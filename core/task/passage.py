@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, WriteNode
-from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.tracking.anchors import Anchors
 
 Observer: TypeAlias = Callable[[str, str, pa.RecordBatch], None]

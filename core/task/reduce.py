@@ -10,14 +10,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import JobFailed
-from stormproof.core.folds import End, row_of_groups, sets_of_groups
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import JobFailed
+from stormproof.core.contract.folds import End, row_of_groups, sets_of_groups
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
-from stormproof.core.python_to_arrow import column_of
 from stormproof.core.task.groups import Members
-from stormproof.core.user_errors import CAUGHT, blame
+from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.python_to_arrow import column_of
 
 _INT64_LIMIT: Final = 1 << 63
 _SUM_ALL: Final = pc.ScalarAggregateOptions(min_count=0)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.errors import JobFailed, Json
-from stormproof.core.machine_faults import OUTSIDE
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.sink import PreparedFile, files_to_json
+from stormproof.core.base.errors import JobFailed, Json
+from stormproof.core.base.machine_faults import OUTSIDE
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.sink import PreparedFile, files_to_json
 from stormproof.core.task.wire import SUMMARY, WireRow
 from stormproof.core.tracking.component_counts import Counts, total
 from stormproof.core.tracking.share import signed, xor_signed

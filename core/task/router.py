@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.errors import Json, RoutingError
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.errors import Json, RoutingError
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.task.keyhash import hash_keys, task_numbers
 from stormproof.core.tracking.share import mix64
-from stormproof.core.user_errors import CAUGHT, blame
-from stormproof.core.user_functions import name_of
+from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.functions import name_of
 
 Tasks: TypeAlias = npt.NDArray[np.int32]
 """Task numbers."""

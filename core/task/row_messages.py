@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import UsageError
-from stormproof.core.lineage import NumberIds, ShownIds
-from stormproof.core.sink import MESSAGE_COLUMNS
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.lineage import NumberIds, ShownIds
+from stormproof.core.contract.sink import MESSAGE_COLUMNS
 from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
 
 

@@ -15,14 +15,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.errors import JobFailed
-from stormproof.core.forks import kept_from_forks
+from stormproof.core.base.errors import JobFailed
+from stormproof.core.base.forks import kept_from_forks
+from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
+from stormproof.core.contract.source import READER_SCHEMA
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import Entry, StagePlan
-from stormproof.core.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
-from stormproof.core.pulse.task import Pulse, running
+from stormproof.core.heartbeat.task import Pulse, running
 from stormproof.core.source.group import SpoutReader
-from stormproof.core.source.protocol import READER_SCHEMA
 from stormproof.core.task.account import Account
 from stormproof.core.task.chunk import Chunk
 from stormproof.core.task.combine import Combiner

@@ -24,12 +24,12 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeAlias
 
-from stormproof.core.call_context import answer_with
-from stormproof.core.errors import MachineUnavailable
-from stormproof.core.forks import end_if_fork, kept_from_forks
-from stormproof.core.message import FailureReason
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.user_errors import CAUGHT, Blamed, blame
+from stormproof.core.base.errors import MachineUnavailable
+from stormproof.core.base.forks import end_if_fork, kept_from_forks
+from stormproof.core.base.message import FailureReason
+from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.user_code.call_context import answer_with
+from stormproof.core.user_code.errors import CAUGHT, Blamed, blame
 
 TICK_S: Final = 0.5
 """How often the task's thread looks for calls that are overdue, at least."""

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.arrays import Rows, Words
+from stormproof.core.base.arrays import Rows, Words
 from stormproof.core.tracking.share import GAMMA, mix64, split_runs, xor_reduce
 
 _W = TypeVar("_W", np.int64, np.uint64)

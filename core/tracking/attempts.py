@@ -14,11 +14,11 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from stormproof.core.errors import BatchUnverified, JobFailed, MachineUnavailable
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.machine_faults import OUTSIDE
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token, storable_text
-from stormproof.core.source.protocol import Expectation, Slice, Source
+from stormproof.core.base.errors import BatchUnverified, JobFailed, MachineUnavailable
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.machine_faults import OUTSIDE
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token, storable_text
+from stormproof.core.contract.source import Expectation, Slice, Source
 from stormproof.core.tracking.breaker import Breaker, Breaks, Shortages
 from stormproof.core.tracking.outcome import (
     Abandoned,
@@ -34,7 +34,7 @@ from stormproof.core.tracking.outcome import (
 from stormproof.core.tracking.partners import Meetings, Partners
 from stormproof.core.tracking.together import by_key, touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches, misread
-from stormproof.core.user_errors import lacked_in
+from stormproof.core.user_code.errors import lacked_in
 
 log = logging.getLogger("stormproof.attempts")
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final, TypeAlias
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 
 ACKER: Final = "__acker"
 """The name under which the tracking is counted. No component can have it: names begin with a letter or a digit."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
-from stormproof.core.errors import TasksBroken
-from stormproof.core.message import MessageFailure
+from stormproof.core.base.errors import TasksBroken
+from stormproof.core.base.message import MessageFailure
 from stormproof.core.tracking.verdict import JobReport
 
 

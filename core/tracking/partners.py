@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.arrays import Rows
-from stormproof.core.message import FailureReason, MessageFailure, MessageId
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId
 from stormproof.core.tracking.together import by_key, touched_by
 from stormproof.core.tracking.verdict import ANY_KEY, JobReport
 

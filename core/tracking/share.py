@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.arrays import Rows, Words
+from stormproof.core.base.arrays import Rows, Words
 
 GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _MASK: Final = (1 << 64) - 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.arrays import Rows
-from stormproof.core.message import MessageId
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.message import MessageId
 
 
 def touched_by(failed: set[MessageId], together: npt.NDArray[np.int64]) -> dict[int, int]:

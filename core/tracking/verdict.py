@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.message import MessageFailure
-from stormproof.core.sink import PreparedFile
-from stormproof.core.source.protocol import Expectation
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.sink import PreparedFile
+from stormproof.core.contract.source import Expectation
 from stormproof.core.tracking.component_counts import Counts
 
 # ---- the reports of the tasks of one attempt, taken together: the verdict is taken over them

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.errors import Fenced, SinkRefused, StoreUnavailable
-from stormproof.core.failpoint import failpoint
-from stormproof.core.sink import SinkMode
+from stormproof.core.base.errors import Fenced, SinkRefused, StoreUnavailable
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.contract.sink import SinkMode
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.evidence import lost_files

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from stormproof.core.arguments import shown
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.engine.spark_error import condition_of, what_happened
-from stormproof.core.errors import SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.claims import is_claimed_by
 from stormproof.sinks.delta.delta_rs import is_table, load_table

@@ -13,7 +13,7 @@ from typing import Final
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.delta_rs import shown

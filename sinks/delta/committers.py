@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 
 from deltalake import DeltaTable
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.delta_rs import adopt_files
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose
 from stormproof.sinks.delta.log import DeltaLog, Label

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import PreparedFile, SinkMode
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import PreparedFile, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.by_key import doubled_keys
 from stormproof.sinks.comparison import (

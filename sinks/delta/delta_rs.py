@@ -25,9 +25,9 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Qu
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.storage.address import is_url, refusal_of_url, shown_url, storage_options
 from stormproof.core.storage.files import files_at
 from stormproof.core.task.keyhash import hash_keys, is_hashable

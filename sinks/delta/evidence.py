@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from deltalake import DeltaTable
 
-from stormproof.core.errors import Fenced
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import Fenced
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.content import NOTHING, Content, Totals, summed_columns, sums_of_files
 from stormproof.sinks.delta.log import (
     APPLICATION,

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from deltalake import DeltaTable, Schema
 
-from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.log import paths_outside, respelled_paths, unzoned_values
 from stormproof.sinks.delta.newest_version import TableHead
 

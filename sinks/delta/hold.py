@@ -12,9 +12,9 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
-from stormproof.core.failpoint import failpoint
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.content import Content
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, by_spark, narrowed

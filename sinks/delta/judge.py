@@ -34,10 +34,10 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.folds import Fold
-from stormproof.core.message import storable_text
-from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, TaskContext
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, TaskContext
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.content import summed_columns
 from stormproof.sinks.delta.delta_rs import may_pass, panics_as_errors, shown

@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import PreparedFile
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import PreparedFile
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import Files
 from stormproof.sinks.content import Totals

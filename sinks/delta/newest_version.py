@@ -23,8 +23,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.table import ProtocolVersions
 from deltalake.transaction import AddAction
 
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.delta.delta_rs import load_table, panics_as_errors, shown
 from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, Label, now_ms

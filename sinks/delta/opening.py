@@ -14,8 +14,8 @@ from typing import Final
 from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, narrowed
 from stormproof.sinks.delta.claims import properties_of

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.log import (
     APPLICATION,

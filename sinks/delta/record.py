@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from deltalake import DeltaTable
 
-from stormproof.core.errors import PositionMismatch, SinkRefused
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import PositionMismatch, SinkRefused
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.delta.evidence import Position, evidence_of, find_position, lost_files, tail_since
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, live_files
 from stormproof.sinks.delta.newest_version import NewestTable, TableHead

@@ -24,11 +24,11 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.failpoint import failpoint
-from stormproof.core.folds import Fold
-from stormproof.core.sink import SinkInput, SinkMode
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.sinks.by_key import compared_columns, latest_of
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics

@@ -16,8 +16,8 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from stormproof.core.errors import PositionMismatch, SinkRefused, StoreUnavailable
-from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
+from stormproof.core.base.errors import PositionMismatch, SinkRefused, StoreUnavailable
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
 from stormproof.sinks.by_key import fold_tables, put_rows, require_unique_keys

@@ -13,15 +13,15 @@ from urllib.parse import unquote
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.arguments import require_flag, require_path, shown
-from stormproof.core.arguments import require_whole as require_number
-from stormproof.core.dataset import DatasetName, at_path
-from stormproof.core.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
+from stormproof.core.base.arguments import require_flag, require_path, shown
+from stormproof.core.base.arguments import require_whole as require_number
+from stormproof.core.base.dataset import DatasetName, at_path
+from stormproof.core.base.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.lineage import Lineage
+from stormproof.core.contract.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.graph.checks import fitting_name
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.local_files import NOWHERE

@@ -23,10 +23,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from stormproof.core.clock import Clock
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import FatalError, SinkRefused, StoreUnavailable
+from stormproof.core.contract.sink import PreparedFile, SinkInput
 from stormproof.core.engine.spark_error import condition_of, fault_told_by_spark, what_happened
-from stormproof.core.errors import FatalError, SinkRefused, StoreUnavailable
-from stormproof.core.sink import PreparedFile, SinkInput
 from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED
 from stormproof.sinks.delta.features import GENERATED
 from stormproof.sinks.delta.log import COMMIT_RETRIES_MAX, DeltaLog, Label
@@ -366,7 +366,7 @@ def spark_of_process(where: str, why: str) -> SparkSession:
 
     if SparkContext._active_spark_context is None:  # pyright: ignore[reportPrivateUsage]
         from stormproof.core.engine.spark import spark_session
-        from stormproof.core.settings import Settings
+        from stormproof.core.start.settings import Settings
 
         log.info("%s: %s; Spark is starting, which takes 5 to 25 seconds", where, why)
         started = spark_session(Settings())

@@ -12,8 +12,8 @@ from typing import Final
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
-from stormproof.core.sink import SinkInput, TableKey
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.storage.address import is_url
 from stormproof.sinks.delta.features import (
     DEFAULT,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import psycopg
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 from stormproof.sinks.protocol import SinkIdentity
 
 SCHEMA: Final = "stormproof_sink"

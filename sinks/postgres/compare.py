@@ -21,11 +21,11 @@ import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 from psycopg import sql
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import StoreUnavailable
+from stormproof.core.contract.sink import SinkMode
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.session import started
-from stormproof.core.sink import SinkMode
 from stormproof.sinks.by_key import SUSPECTS_MAX
 from stormproof.sinks.comparison import (
     Compared,

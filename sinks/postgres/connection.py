@@ -12,12 +12,12 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
 
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import Fenced, SinkRefused, StoreUnavailable, StormproofError
-from stormproof.core.message import storable_text
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import Fenced, SinkRefused, StoreUnavailable, StormproofError
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.sink import TableKey
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
-from stormproof.core.sink import TableKey
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.refusals import is_of_a_row

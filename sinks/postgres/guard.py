@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 
 import psycopg
 
-from stormproof.core.errors import PositionMismatch, SinkRefused
-from stormproof.core.failpoint import failpoint
+from stormproof.core.base.errors import PositionMismatch, SinkRefused
+from stormproof.core.base.failpoint import failpoint
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.table import TableName, find_oid

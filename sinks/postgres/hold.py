@@ -13,9 +13,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE

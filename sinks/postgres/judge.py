@@ -21,8 +21,8 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.arrays import Rows
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.errors import SinkRefused
 from stormproof.sinks.postgres.refusals import Facts, is_of_a_row, only_checks
 from stormproof.sinks.postgres.rows import (
     ADDED,

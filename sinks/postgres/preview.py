@@ -7,9 +7,9 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import cast_of, column_type
 from stormproof.sinks.postgres.connection import asked

@@ -14,8 +14,8 @@ from typing import Any, Final, LiteralString, NamedTuple
 import psycopg
 from psycopg import sql
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
 from stormproof.sinks.postgres.table import TABLE, TREE, Table, TableName, table_of
 

@@ -22,10 +22,10 @@ import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder
 from psycopg import sql
 
-from stormproof.core.errors import SinkRefused, StormproofError
+from stormproof.core.base.errors import SinkRefused, StormproofError
+from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, TaskWriter
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.rights import quoted
-from stormproof.core.sink import PreparedFile, SinkInput, TaskContext, TaskWriter
 from stormproof.sinks.merge_sql import POSTGRES, assignments, later_condition, written_where_held
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE, SCHEMA

@@ -12,10 +12,10 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.failpoint import failpoint
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.sinks.by_key import require_unique_keys
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, content_of_files
 from stormproof.sinks.content import (

@@ -6,14 +6,14 @@ import copy
 import os
 from pathlib import Path
 
-from stormproof.core.arguments import require_flag, require_path, require_whole
-from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import Json, SettingsError, TopologyError
+from stormproof.core.base.arguments import require_flag, require_path, require_whole
+from stormproof.core.base.dataset import DatasetName
+from stormproof.core.base.errors import Json, SettingsError, TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.lineage import Lineage
+from stormproof.core.contract.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.graph.checks import fitting_name
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import Lineage
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.storage.address import absolute
 from stormproof.core.storage.local_files import NOWHERE
 from stormproof.sinks.by_key import check_fold_input

@@ -15,13 +15,13 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.arguments import shown
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import ByOrder, SetUnion
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.contract.folds import ByOrder, SetUnion
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.limits import ColumnLimit, Limits, is_list, is_string, plain
 from stormproof.sinks.postgres.columns import (
     UUID_KEY_PATTERN,

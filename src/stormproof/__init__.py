@@ -7,6 +7,6 @@ first used, so that a command that needs no Spark does not wait for it.
 
 from __future__ import annotations
 
-from stormproof.core.public_names import names_of_stub
+from stormproof.core.base.public_names import names_of_stub
 
 __getattr__, __dir__, __all__ = names_of_stub(__name__)

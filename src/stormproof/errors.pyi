@@ -1,6 +1,6 @@
 """What `stormproof.errors` offers; this list is the only one."""
 
-from .core.errors import (
+from .core.base.errors import (
     BatchUnverified as BatchUnverified,
     BoltUnavailable as BoltUnavailable,
     CannotTell as CannotTell,

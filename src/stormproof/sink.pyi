@@ -1,8 +1,8 @@
 """What `stormproof.sink` offers; this list is the only one."""
 
-from .core.folds import Fold as Fold
-from .core.lineage import Lineage as Lineage
-from .core.sink import (
+from .core.contract.folds import Fold as Fold
+from .core.contract.lineage import Lineage as Lineage
+from .core.contract.sink import (
     PreparedFile as PreparedFile,
     SinkInput as SinkInput,
     SinkMode as SinkMode,

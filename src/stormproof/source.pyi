@@ -1,8 +1,8 @@
 """What `stormproof.source` offers; this list is the only one."""
 
-from .core.clock import Clock as Clock
-from .core.lineage import ShownIds as ShownIds
-from .core.message import (
+from .core.base.clock import Clock as Clock
+from .core.contract.lineage import ShownIds as ShownIds
+from .core.base.message import (
     FailureReason as FailureReason,
     MessageFailure as MessageFailure,
 )
@@ -14,15 +14,15 @@ from .core.pending.redelivering import RedeliveringSource as RedeliveringSource
 from .core.pending.registry import register_source as register_source
 from .core.pending.source import PendingSource as PendingSource
 from .core.postgres.database import Database as Database
-from .core.source.backoff import Backoff as Backoff
-from .core.source.dead_letter import (
+from .core.contract.backoff import Backoff as Backoff
+from .core.contract.dead_letter import (
     DeadLetter as DeadLetter,
     Disposal as Disposal,
 )
 from .core.source.files.micro_batches import MicroBatches as MicroBatches
-from .core.source.kind import SourceKind as SourceKind
-from .core.source.decode import decoder_for as decoder_for
-from .core.source.protocol import (
+from .core.contract.source_kind import SourceKind as SourceKind
+from .core.decode.decoders import decoder_for as decoder_for
+from .core.contract.source import (
     Backlog as Backlog,
     Decoded as Decoded,
     Decoder as Decoder,

@@ -12,11 +12,11 @@ import pytest
 from deltalake import DeltaTable
 from support.typed_rows import EDGES, edge_table, put
 
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.schema import parse_schema
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.schema import parse_schema
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink

@@ -26,15 +26,15 @@ from stormproof import (
     RabbitMQStreamSource,
     RedisStreamSource,
 )
-from stormproof.core.errors import UsageError
-from stormproof.core.schema import KNOWN_TYPES, parse_schema, to_ddl
-from stormproof.core.source.decode import decoder_for
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.schema import KNOWN_TYPES, parse_schema, to_ddl
+from stormproof.core.contract.source import Decoder
+from stormproof.core.decode.decoders import decoder_for
 from stormproof.core.source.files.formats import scan
 from stormproof.core.source.files.rows import RowDecoder, as_struct
 from stormproof.core.source.kafka import reader as kafka
 from stormproof.core.source.kestrel import source as kestrel
 from stormproof.core.source.nats import message_metadata as nats
-from stormproof.core.source.protocol import Decoder
 from stormproof.core.source.rabbitmq import message_metadata as rabbitmq
 from stormproof.core.source.redis_streams import entries as redis
 
@@ -229,7 +229,7 @@ def test_what_a_broker_says_of_a_message_is_of_types_that_a_sink_takes(known: di
 
 
 def test_a_number_beyond_a_float_fails_also_where_a_function_gives_it() -> None:
-    from stormproof.core.python_to_arrow import column_of
+    from stormproof.core.user_code.python_to_arrow import column_of
 
     array, errors = column_of([1.5, 1e39, float("inf"), None], pa.field("x", pa.float32()))
     assert (array.to_pylist(), [row for row, _ in errors]) == ([1.5, None, float("inf"), None], [1])
@@ -245,7 +245,7 @@ def test_a_number_beyond_a_float_fails_also_where_a_function_gives_it() -> None:
     ids=["list", "struct", "map"],
 )
 def test_a_number_beyond_a_float_fails_also_inside_of_another_value(type_: pa.DataType, good: Any, bad: Any) -> None:
-    from stormproof.core.python_to_arrow import column_of
+    from stormproof.core.user_code.python_to_arrow import column_of
 
     array, errors = column_of([good, bad, None], pa.field("x", type_))
     assert (array.to_pylist(), [row for row, _ in errors]) == ([good, None, None], [1])
@@ -275,7 +275,7 @@ def test_a_number_beyond_a_float_fails_also_in_a_column_of_a_file(
 def test_a_number_beyond_a_float_fails_also_in_what_an_arrow_wise_function_gives(
     kind: str, type_: pa.DataType, bad: Any, good: Any
 ) -> None:
-    from stormproof.core.python_to_arrow import arrow_result
+    from stormproof.core.user_code.python_to_arrow import arrow_result
 
     schema = parse_schema(f"c {kind}")
 

@@ -14,7 +14,7 @@ import pytest
 from support.engine_topologies import CASES, PARALLELISM, Case
 from support.jobs import Batch, run_all
 
-from stormproof.core.arrays import Rows, Words
+from stormproof.core.base.arrays import Rows, Words
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.task import nodes

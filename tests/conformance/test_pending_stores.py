@@ -12,12 +12,12 @@ import pytest
 from support.pending_stores import MemoryStoreHarness, PostgresStoreHarness, StoreHarness
 from support.queues import prepared_database
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.dead_letter import Disposal, LetterHead
+from stormproof.core.contract.source import Lease
 from stormproof.core.pending.rows import Counts, Failed, LeaseFate, PendingRows, SliceRow
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.dead_letter import Disposal, LetterHead
-from stormproof.core.source.protocol import Lease
 
 A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
 

@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from stormproof import PostgresQueue
+from stormproof.core.decode.decoders import decoder_for
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.decode import decoder_for
 from stormproof.errors import TopologyError
 from stormproof.migrations import migrate
 

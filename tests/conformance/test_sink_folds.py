@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fold_harness import EVERYTHING, NEGATIVE_NAN, VALUES, Folded, FoldHarness, comparable, rows_of
 
-from stormproof.core.errors import TopologyError
-from stormproof.core.folds import Fold
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.merge_sql import Dialect

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from support.sink_harness import KINDS, SCHEMA, SinkHarness
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import CannotTell, PositionMismatch
-from stormproof.core.folds import End, Fold
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import CannotTell, PositionMismatch
+from stormproof.core.contract.folds import End, Fold
 from stormproof.sinks import by_key, protocol
 from stormproof.sinks.memory import MemorySession, MemorySink
 from stormproof.sinks.misfits import LeavingOutWriter

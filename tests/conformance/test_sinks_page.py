@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 from support.sink_harness import APPEND, FOLD, SinkHarness
 
 from stormproof import DeltaSink, PostgresSink
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.schema import KNOWN_TYPES, parse_schema
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.schema import KNOWN_TYPES, parse_schema
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import SinkIdentity
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()

@@ -12,13 +12,13 @@ import pytest
 from support.source_harness import MemoryHarness
 from support.source_suite import failing
 
-from stormproof.core.message import MessageFailure
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.dead_letter import DeadLetter, Disposal
+from stormproof.core.contract.source import Expectation, Lease, Limit, Resolution, Slice, SliceReader
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.numbered import next_of
 from stormproof.core.pending.rows import At, PendingRows, SliceRow
-from stormproof.core.source.dead_letter import DeadLetter, Disposal
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader
 
 
 class ForgetsAborts(MemorySource):

@@ -9,8 +9,8 @@ from typing import Any
 
 from support.source_suite import failing
 
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Lease, Limit, Source
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Lease, Limit, Source
 from stormproof.testing import SourceHarness
 
 PAGE = Path(__file__).parents[2] / "docs" / "sources.md"

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from support.jobs import SEED, Ran
 
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import BasicBolt, Emit, Tuple
+from stormproof.core.contract.sink import files_of
+from stormproof.core.contract.source import Lease, Limit, SliceReader, Source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.sink import files_of
 from stormproof.core.source.group import SourceGroup, SpoutReader
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Lease, Limit, SliceReader, Source
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import mismatches
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import SinkIdentity

@@ -15,12 +15,12 @@ from sqlite_source import SqliteSource, topology
 from support.queues import prepared_database
 from support.verdicts import verified
 
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.failpoint import FailpointError, armed
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import FailpointError, armed
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.start.settings import Settings
 from stormproof.testing import PendingSourceHarness, SourceConformance, SourceHarness
 
 pytestmark = pytest.mark.postgres

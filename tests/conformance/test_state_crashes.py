@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.state_run import SOURCES, TRUTH, StateWorld
 
-from stormproof.core.errors import TopologyError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.trident.state import matrix
 from stormproof.trident.state.matrix import CELLS, Cell
 from stormproof.trident.state.protocol import SourceKind, StateKind

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from stormproof.core.errors import PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.base.errors import PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.protocol import PreparedTransaction
 from stormproof.testing import MapStateConformance

@@ -14,10 +14,17 @@ import pytest
 from support.sink_harness import APPEND, FOLD, SCHEMA
 from support.state_run import PAYLOADS, TRUTH, StateWorld
 
-from stormproof.core.errors import CannotTell, Fenced, PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
-from stormproof.core.failpoint import FailpointError, armed
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import TaskContext, transaction_digest
+from stormproof.core.base.errors import (
+    CannotTell,
+    Fenced,
+    PositionMismatch,
+    SinkRefused,
+    StoreUnavailable,
+    TopologyError,
+)
+from stormproof.core.base.failpoint import FailpointError, armed
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import TaskContext, transaction_digest
 from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkIdentity
 from stormproof.trident.state.key_value import MemoryMap
 from stormproof.trident.state.map import newest, total

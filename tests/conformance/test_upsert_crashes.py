@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.sink_harness import SinkHarness
 
-from stormproof.core.errors import StoreUnavailable
-from stormproof.core.failpoint import FailpointError, armed
+from stormproof.core.base.errors import StoreUnavailable
+from stormproof.core.base.failpoint import FailpointError, armed
 from stormproof.sinks.protocol import CommitOutcome
 
 POINTS = {

@@ -17,7 +17,7 @@ from support.web import READER, client, page_of
 
 from stormproof import PostgresSink, RabbitMQStreamSource, RedisStreamSource, Topology
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.web.people import WebOptions
 
 pytestmark = [pytest.mark.postgres]

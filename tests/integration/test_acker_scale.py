@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.tuple_trees import classic_notices, share_notices
 
-from stormproof.core.arrays import Rows, Words
+from stormproof.core.base.arrays import Rows, Words
 from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.share import tokens
 

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from support.command_line import CommandLine, command_line_in
 
-from stormproof.core.failpoint import armed
+from stormproof.core.base.failpoint import armed
 from stormproof.core.postgres.database import Database, connect
 
 pytestmark = pytest.mark.postgres

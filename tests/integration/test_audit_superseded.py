@@ -15,7 +15,7 @@ from support.operated import Operated
 from support.topologies import source_of
 
 from stormproof import DeltaSink, PostgresSink, Topology
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 NAME = "newest"

@@ -23,7 +23,7 @@ from support.typed_rows import put
 from support.verdicts import verified
 
 from stormproof import CatalogTable, DeltaSink, exactly_once
-from stormproof.core.errors import (
+from stormproof.core.base.errors import (
     PositionMismatch,
     SinkRefused,
     StoreUnavailable,
@@ -31,9 +31,9 @@ from stormproof.core.errors import (
     TopologyError,
     UsageError,
 )
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta.features import FEATURES, Committer
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.preview import TableAction
@@ -428,7 +428,7 @@ from pathlib import Path
 import pyarrow as pa
 from stormproof import CatalogTable, DeltaSink
 from stormproof.core.engine.spark import spark_session
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from support.typed_rows import put
 
 home, step = Path(sys.argv[1]), sys.argv[2]

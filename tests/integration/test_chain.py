@@ -20,7 +20,7 @@ from support.rounds import ROUNDS_PER_TOPOLOGY, SHAPES, Rounds, lives, stand_on
 from support.states import IN_MAPS, READ, promised
 from support.strict_tables import STRICT_TABLES
 
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]

@@ -24,7 +24,7 @@ from support.strict_tables import STRICT_TABLES
 from support.topologies import SinkMode, expected, messages
 from support.verdicts import violations
 
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 

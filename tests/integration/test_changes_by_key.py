@@ -19,9 +19,9 @@ from deltalake import DeltaTable
 from support.typed_rows import IDENTITY, put
 
 from stormproof import DeltaSink, PostgresSink
-from stormproof.core.folds import ByOrder, End, Fold
+from stormproof.core.contract.folds import ByOrder, End, Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
 from stormproof.sink import Lineage
 from stormproof.sinks.comparison import Comparison, RowsOnRecord, SupportsCompareRows
 from stormproof.sinks.delta.log import DeltaLog

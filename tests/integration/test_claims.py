@@ -18,7 +18,7 @@ from support.queues import prepared_database
 from support.sink_harness import SinkHarness
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.postgres.session import PostgresSession

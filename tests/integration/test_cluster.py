@@ -112,7 +112,7 @@ def test_words_are_counted_once_by_executors_that_share_no_disk_with_the_driver(
     assert (report["messages"], report["failed"], report["dead_letters"]) == (words.messages, 0, 0)
     words.check(third)
     for worker in hosts.workers.values():
-        asks = ("-c", "import stormproof.core.settings")
+        asks = ("-c", "import stormproof.core.start.settings")
         assert worker.run("/mnt/venv/bin/python", *asks).returncode != 0, "a worker has the package by itself"
         assert not (worker.folder / words.name).exists(), "a worker has the driver's disk"
 

@@ -16,9 +16,9 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalak
 from deltalake.transaction import AddAction
 from support.sink_harness import SCHEMA, SinkHarness
 
-from stormproof.core.errors import Fenced, SinkRefused
-from stormproof.core.failpoint import FailpointReached, watched
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import Fenced, SinkRefused
+from stormproof.core.base.failpoint import FailpointReached, watched
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.delta_rs import adopt_files, merge_rows
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog, Label

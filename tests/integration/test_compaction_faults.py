@@ -24,7 +24,7 @@ from support.brokers.object_store import ObjectStore
 from support.lossy_store import Loss, LossyStore
 from support.sink_harness import SCHEMA, ObjectStoreHarness, SinkHarness
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.sinks.delta import DeltaSink, rewrite
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rewrite import COMPACTED
@@ -223,7 +223,7 @@ COMPACTING: Final = """
 import sys
 sys.path[:0] = [{tests!r}, {examples!r}]
 from support.sink_harness import ObjectStoreHarness
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.sinks.delta import rewrite
 if {removes!r}:
     rewrite._is_never_put = lambda *_: True

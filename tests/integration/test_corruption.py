@@ -22,11 +22,11 @@ from support.queues import prepared_database, put
 from support.topologies import SinkMode, expected, messages, table_of, topology
 from support.verdicts import require_verified
 
-from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import FatalError, PositionMismatch, SinkRefused
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.audit.report import PROVES
 from stormproof.trident.cli import main
 from stormproof.trident.driver.run import driver

@@ -23,8 +23,8 @@ from deltalake.transaction import AddAction
 from support import duck
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof.core.folds import ByOrder, End
-from stormproof.core.sink import SinkInput
+from stormproof.core.contract.folds import ByOrder, End
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.protocol import SinkIdentity
 

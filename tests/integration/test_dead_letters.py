@@ -16,7 +16,7 @@ from support.terminal import Terminal
 from support.topologies import POISON, SinkMode, expected, source_of
 
 from stormproof import PostgresSink, Topology
-from stormproof.core.failpoint import ENV, FAILPOINTS
+from stormproof.core.base.failpoint import ENV, FAILPOINTS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

@@ -20,12 +20,12 @@ from support.queues import prepared_database
 from support.verdicts import verified
 
 from stormproof import RedisStreamSource
-from stormproof.core.errors import Fenced
+from stormproof.core.base.errors import Fenced
+from stormproof.core.contract.source import Lease
+from stormproof.core.decode.stored import payload_in
 from stormproof.core.pending.journal import Delivery, Journal
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.protocol import Lease
-from stormproof.core.source.stored import payload_in
 
 pytestmark = pytest.mark.postgres
 

@@ -50,11 +50,11 @@ from support.poison import EXIT_STATUS, POISON
 from support.queues import prepared_database
 
 from stormproof import Topology
-from stormproof.core.failpoint import FAILPOINTS
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.failpoint import FAILPOINTS
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.decode.stored import payload_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.stored import payload_in
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(900)]
 

@@ -22,10 +22,10 @@ from support.delta_tables import BY_SPARK
 from support.sink_harness import SinkHarness
 from support.typed_rows import put
 
+from stormproof.core.base.errors import SinkRefused, StormproofError
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.errors import SinkRefused, StormproofError
-from stormproof.core.folds import Fold
-from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import FEATURES, Committer
 from stormproof.sinks.delta.session import DeltaSession

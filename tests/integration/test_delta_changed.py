@@ -19,7 +19,7 @@ from support.kept import LINES, Kept, should
 from support.operated import Operated
 from support.sink_harness import SCHEMA, SinkHarness
 
-from stormproof.core.errors import CannotTell, PositionMismatch, SinkRefused
+from stormproof.core.base.errors import CannotTell, PositionMismatch, SinkRefused
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sink_harness import SCHEMA, SinkHarness
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.delta_rs import HOOKS, adopt_files

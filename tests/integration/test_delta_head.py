@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sink_harness import SCHEMA, SinkHarness
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta.delta_rs import adopt_files
 from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, Label

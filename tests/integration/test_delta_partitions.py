@@ -21,9 +21,9 @@ from support.brokers.object_store import ObjectStore
 from support.delta_tables import make_by_hand
 from support.sink_harness import SCHEMA, SinkHarness
 
-from stormproof.core.errors import SinkRefused, TopologyError, UsageError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.core.base.errors import SinkRefused, TopologyError, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks import writer
 from stormproof.sinks.delta import DeltaSink, judge
 from stormproof.sinks.delta.session import DeltaSession

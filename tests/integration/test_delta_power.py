@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.sink_harness import SCHEMA, SinkHarness
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.delta import opening
 from stormproof.sinks.delta.log import DeltaLog

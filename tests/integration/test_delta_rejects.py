@@ -21,9 +21,9 @@ from support.sink_harness import SCHEMA, SinkHarness
 from support.topologies import source_of
 
 from stormproof import DeltaSink, Topology, count
-from stormproof.core.errors import CannotTell, SinkRefused
-from stormproof.core.failpoint import FailpointError, armed
-from stormproof.core.sink import MESSAGE_COLUMNS
+from stormproof.core.base.errors import CannotTell, SinkRefused
+from stormproof.core.base.failpoint import FailpointError, armed
+from stormproof.core.contract.sink import MESSAGE_COLUMNS
 from stormproof.sinks.delta import judge
 from stormproof.sinks.protocol import CommitOutcome, RefusedRow, SinkSession
 from stormproof.sinks.rejects import Rejects

@@ -17,11 +17,18 @@ from deltalake.transaction import AddAction
 from support.delta_tables import make_by_hand
 from support.sink_harness import FOLD, SCHEMA, SinkHarness
 
-from stormproof.core.errors import CannotTell, Fenced, PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
-from stormproof.core.failpoint import watched
-from stormproof.core.folds import Fold
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.core.base.errors import (
+    CannotTell,
+    Fenced,
+    PositionMismatch,
+    SinkRefused,
+    StoreUnavailable,
+    TopologyError,
+)
+from stormproof.core.base.failpoint import watched
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.hold import CONFLICT_TRIES_MAX
 from stormproof.sinks.delta.log import Label

@@ -20,10 +20,10 @@ from support.topologies import source_of
 from support.typed_rows import IDENTITY
 
 from stormproof import DeltaSink, MemorySink, PostgresSink, Topology, count, exactly_once
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.base.failpoint import FAILPOINTS
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks import misfits
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession

@@ -26,13 +26,13 @@ pytestmark = [
 EXECUTORS: Final = "local-cluster[2,1,900]"
 ASK: Final = """
 import json, sys, time
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
 from stormproof.core.engine.executors import ask_executors
 from stormproof.core.engine.spark import spark_session
-from stormproof.core.errors import StormproofError
+from stormproof.core.base.errors import StormproofError
 from stormproof.core.postgres.database import Database
-from stormproof.core.preflight import DatabaseProbe, FolderProbe, PackageProbe, marked, package_fingerprint
-from stormproof.core.settings import Settings
+from stormproof.core.start.preflight import DatabaseProbe, FolderProbe, PackageProbe, marked, package_fingerprint
+from stormproof.core.start.settings import Settings
 
 pythons, address, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
 session = spark_session(Settings(master=%r, spark={"spark.executor.memory": "800m"}))

@@ -19,7 +19,7 @@ from support.containers import USER, does, kept, user
 from support.namespaces import container, mounted
 from support.processes import Child
 
-from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres import embedded
 from stormproof.core.postgres.binaries import RunAs, may_enter
 from stormproof.core.postgres.data_lock import is_data_locked, take_data_lock

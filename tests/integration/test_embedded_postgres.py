@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support.processes import Child
 
-from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.postgres.connection import backend_identity, terminate_backends

@@ -21,7 +21,7 @@ from support import plain_session
 from support.queues import prepared_database, put
 from support.verdicts import verified
 
-from stormproof.core.errors import ErrorKind
+from stormproof.core.base.errors import ErrorKind
 from stormproof.core.postgres.database import Database
 from stormproof.trident.cli.output import Exit
 

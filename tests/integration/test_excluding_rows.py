@@ -16,7 +16,7 @@ from support.sink_harness import SinkHarness
 from support.verdicts import verified
 
 from stormproof import PostgresQueue, PostgresSink, Settings, Topology
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import ALREADY_HELD, SinkSession

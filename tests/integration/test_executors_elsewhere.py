@@ -139,7 +139,7 @@ import json, urllib.request
 from pathlib import Path
 import psutil
 from stormproof.core.engine.spark import spark_session
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 secrets = {
     "spark.hadoop.fs.s3a.secret.key": "hush",
     "spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net": "hush",

@@ -20,12 +20,12 @@ from support.queues import prepared_database, put
 from support.topologies import expected, messages
 from support.verdicts import require_exact
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.errors import Fenced, StoreUnavailable
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import Fenced, StoreUnavailable
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Expectation, Slice
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.protocol import Expectation, Slice
 from stormproof.trident.ledger import ledger as module
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.fence import Backends

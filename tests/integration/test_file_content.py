@@ -16,14 +16,14 @@ import pytest
 from support.queues import prepared_database
 
 from stormproof import FileSource
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.base.errors import PositionMismatch
+from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.files import formats
 from stormproof.core.source.files import reader as reading
 from stormproof.core.source.files.formats import FORMATS, Format
 from stormproof.core.source.files.identity import renamed_from
-from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.testing import Message
 

@@ -18,14 +18,14 @@ from pyspark.sql import SparkSession
 from support.jobs import SEED, run_job
 from support.queues import prepared_database
 
+from stormproof.core.base.errors import PositionMismatch, TopologyError, UsageError
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.schema import parse_schema
+from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.errors import PositionMismatch, TopologyError, UsageError
-from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.schema import parse_schema
 from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.rows import RowDecoder, shown_payload
-from stormproof.core.source.protocol import Lease, Limit, Slice
 from stormproof.core.tracking.verdict import mismatches
 from stormproof.sinks.memory import MemorySink
 from stormproof.testing import Message, messages_of

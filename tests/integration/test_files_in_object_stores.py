@@ -23,10 +23,10 @@ from support.topologies import Split, expected, messages
 from support.verdicts import require_verified
 
 from stormproof import FileSource, PostgresSink, Topology, count
-from stormproof.core.errors import PositionMismatch, UsageError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import PositionMismatch, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.storage.address import use_storage
 from stormproof.core.storage.files import files_at
 

@@ -14,7 +14,7 @@ import pytest
 from support.command_line import CommandLine
 
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.cli import psql
 from stormproof.trident.cli.init import FILES
 

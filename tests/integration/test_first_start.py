@@ -15,7 +15,7 @@ from support.queues import prepared_database, put
 from support.servers import sql
 
 from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count
-from stormproof.core.errors import PositionMismatch, SinkRefused, StoreUnavailable
+from stormproof.core.base.errors import PositionMismatch, SinkRefused, StoreUnavailable
 from stormproof.core.postgres.database import Database
 from stormproof.trident.driver import opening
 

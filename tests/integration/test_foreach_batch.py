@@ -25,7 +25,7 @@ from support.stream_driver import (
 from support.streams import Form, StreamCell, put_file, run_stream_driver
 from support.verdicts import verified
 
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.postgres.database import Database
 
 pytestmark = pytest.mark.postgres

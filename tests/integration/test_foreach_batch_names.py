@@ -32,7 +32,7 @@ from support.streams import (
 from support.verdicts import is_known, verified
 
 from stormproof import PostgresSink, exactly_once
-from stormproof.core.failpoint import armed
+from stormproof.core.base.failpoint import armed
 from stormproof.core.postgres.database import Database
 from stormproof.errors import Fenced, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.topology import ExactlyOnce

@@ -34,7 +34,7 @@ from support.streams import (
 )
 from support.verdicts import verified
 
-from stormproof.core.failpoint import armed
+from stormproof.core.base.failpoint import armed
 from stormproof.core.postgres.database import Database
 from stormproof.errors import Fenced, PositionMismatch, SinkRefused, UsageError
 from stormproof.trident.streaming.base import StreamOutcome, StreamResult

@@ -27,7 +27,7 @@ from support.streams import (
 from support.topologies import POISON
 from support.verdicts import verified
 
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries

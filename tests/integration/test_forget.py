@@ -19,7 +19,7 @@ from support.untouched import everything, rows_that_name
 from support.web import READER, client, page_of
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.pending.tables import metadata as pending
 from stormproof.core.source.files.entries import metadata as files
 from stormproof.topology import StreamOutcome, StreamResult

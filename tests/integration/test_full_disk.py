@@ -21,8 +21,8 @@ from deltalake.exceptions import DeltaError
 from support.kept import LINES, Kept, should
 from support.operated import Operated
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
-from stormproof.core.failpoint import watched
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable
+from stormproof.core.base.failpoint import watched
 from stormproof.sinks import staging
 from stormproof.sinks.delta import hold as hold_module
 from stormproof.sinks.delta.delta_rs import may_pass, os_error, shown
@@ -196,7 +196,7 @@ ON_TMPFS: Final = """
 import sys
 from pathlib import Path
 from support.sink_harness import SinkHarness
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
 kind, folder = sys.argv[1], Path(sys.argv[2])
 harness = SinkHarness(kind, folder, None)
 session = harness.open()

@@ -23,7 +23,7 @@ from support.verdicts import verified
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver
 from stormproof.trident.terms.observers import RunStatistics
 

@@ -19,7 +19,7 @@ from support.operated import Operated
 from support.topologies import MAX_ATTEMPTS, SinkMode, expected, messages, table_of
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
-from stormproof.core.errors import Fenced, PositionMismatch
+from stormproof.core.base.errors import Fenced, PositionMismatch
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 

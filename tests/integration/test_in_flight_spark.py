@@ -17,12 +17,12 @@ from support.memory_run import World
 from support.poison import POISON, Poisoning, Split
 
 from stormproof import MemorySink, Topology
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.failpoint import armed, watched
+from stormproof.core.base.message import FailureReason
+from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.failpoint import armed, watched
-from stormproof.core.job import Job, JobKey
-from stormproof.core.message import FailureReason
-from stormproof.core.sink import PreparedFile, SinkInput, TaskContext
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import MemorySession
 from stormproof.sinks.protocol import SinkIdentity

@@ -13,10 +13,10 @@ from support.queues import prepared_database
 from support.source_harness import messages_of
 
 from stormproof import KafkaSource
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.base.errors import PositionMismatch
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.protocol import Lease, Limit
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sampled(0.2), pytest.mark.timeout(300)]
 

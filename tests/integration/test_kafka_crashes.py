@@ -21,7 +21,7 @@ from support.spark_driver import TIMEOUT_S, SparkDriver
 from support.topologies import messages
 
 from stormproof import Topology
-from stormproof.core.failpoint import ENV, FAILPOINTS
+from stormproof.core.base.failpoint import ENV, FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.timeout(600)]

@@ -16,15 +16,15 @@ from support.source_harness import messages_of
 from support.verdicts import verified
 
 from stormproof import KafkaSource, PostgresSink, Topology
-from stormproof.core.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
 from stormproof.core.source.kafka.cluster import Cluster
 from stormproof.core.source.kafka.lookahead import SAMPLE
 from stormproof.core.source.kafka.offsets import OffsetRange
 from stormproof.core.source.kafka.reader import messages_in
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.start.settings import Settings
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sampled(0.05), pytest.mark.timeout(300)]
 

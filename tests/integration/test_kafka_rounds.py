@@ -20,7 +20,7 @@ from support.kafka_runs import SHAPE, KafkaStand, forgetting, moving_on, stand_o
 from support.topologies import messages
 
 from stormproof import Topology
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.timeout(300)]

@@ -11,9 +11,9 @@ from support.brokers.kafka_listeners import SecuredKafka
 from support.queues import prepared_database
 
 from stormproof import KafkaSource, PostgresSink, Topology
-from stormproof.core.errors import StoreUnavailable, StormproofError, UsageError
+from stormproof.core.base.errors import StoreUnavailable, StormproofError, UsageError
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka")]
 

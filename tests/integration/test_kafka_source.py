@@ -25,20 +25,20 @@ from support.source_harness import messages_of
 from support.verdicts import verified
 
 from stormproof import KafkaSource, PostgresSink, Topology
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.source import Lease, Limit, Slice
+from stormproof.core.decode.stored import payload_in
 from stormproof.core.pending.continuity import looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.settings import Settings
 from stormproof.core.source.kafka.cluster import Cluster, GapsFound
 from stormproof.core.source.kafka.lookahead import SAMPLE
 from stormproof.core.source.kafka.offsets import OffsetRange, ranges_of
 from stormproof.core.source.kafka.reader import KafkaSliceReader
 from stormproof.core.source.metadata import Metadata
-from stormproof.core.source.protocol import Lease, Limit, Slice
-from stormproof.core.source.stored import payload_in
+from stormproof.core.start.settings import Settings
 from stormproof.testing.sources.harness import each_slice, lease_of, open_slice
 from stormproof.trident.audit.source import evidence_of
 

@@ -10,7 +10,7 @@ import pytest
 from support.fold_harness import Folded, FoldHarness
 
 from stormproof import collect_set, last
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 
 KEPT = Folded(

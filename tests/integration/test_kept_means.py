@@ -10,10 +10,10 @@ import pytest
 from support.typed_rows import put
 
 from stormproof import MemorySink, MemorySource, Topology, mean
-from stormproof.core.folds import Fold
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.testing import simulate
 

@@ -24,15 +24,15 @@ from support.brokers.lives import SOON, Killed, Life, kill_after, kill_at
 from support.queues import prepared_database
 
 from stormproof import Guarantee, KestrelSource
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import Fenced, StoreUnavailable, UsageError
-from stormproof.core.failpoint import watched
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import Fenced, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import watched
+from stormproof.core.contract.source import Lease, Limit
+from stormproof.core.decode.stored import payload_in
 from stormproof.core.pending.journal import Delivery, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.kestrel.connection import Connection
-from stormproof.core.source.protocol import Lease, Limit
-from stormproof.core.source.stored import payload_in
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]

@@ -14,10 +14,10 @@ from support.queues import prepared_database
 from support.typed_rows import EDGES, decimals, put
 
 from stormproof import MemorySource, Topology
-from stormproof.core.folds import Fold
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
-from stormproof.core.sink import SinkInput
+from stormproof.core.start.settings import Settings
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, wrong_statistics
 from stormproof.sinks.delta.features import AskedCommitter

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 from support.sink_harness import SinkHarness
 
-from stormproof.core.errors import SinkRefused, StoreUnavailable
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres import session as session_module
 from stormproof.sinks.postgres.session import PostgresSession

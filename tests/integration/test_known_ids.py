@@ -16,10 +16,10 @@ from support.queues import prepared_database
 from support.web import OPERATOR, page_of, signed_in
 
 from stormproof import FileSource, PostgresQueue, PostgresSink, Topology
-from stormproof.core.failpoint import FailpointError, armed
+from stormproof.core.base.failpoint import FailpointError, armed
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.start.settings import Settings
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 

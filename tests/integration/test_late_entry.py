@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable
 from support.sink_harness import SinkHarness
 
-from stormproof.core.errors import Fenced, PositionMismatch
-from stormproof.core.failpoint import watched
+from stormproof.core.base.errors import Fenced, PositionMismatch
+from stormproof.core.base.failpoint import watched
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.protocol import CommitOutcome, SinkSession

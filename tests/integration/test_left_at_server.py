@@ -18,8 +18,8 @@ from support.brokers.rabbitmq_server import RabbitMQHarness
 from support.brokers.redis_server import RedisHarness, RedisServer
 from support.queues import prepared_database
 
+from stormproof.core.contract.source import Lease
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.protocol import Lease
 from stormproof.trident.audit import AuditLedger, status
 from stormproof.trident.audit.source import evidence_of
 from stormproof.trident.cli.reports import _topology_text  # pyright: ignore[reportPrivateUsage]

@@ -15,7 +15,7 @@ from support.topologies import source_of
 from stormproof import DeltaSink, Topology, count, exactly_once, max_
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.sink import Lineage
 from stormproof.sinks.memory import MemorySink
 

@@ -26,7 +26,7 @@ from support.queues import prepared_database, put
 from support.topologies import SinkMode, messages, topology
 
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver
 from stormproof.trident.metrics.catalogue import LINEAGE_EVENTS
 from stormproof.trident.openlineage.exported import CLOSE_S, TIMEOUT_S

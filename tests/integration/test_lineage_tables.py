@@ -17,9 +17,9 @@ from support.streams import ArrowFrames, Handout, handout
 from support.topologies import source_of
 
 from stormproof import DeltaSink, PostgresSink, Topology, count, exactly_once
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.sink import Lineage
 from stormproof.sinks.protocol import Sink
 

@@ -9,10 +9,10 @@ import pytest
 from support.queues import prepared_database, put
 from support.topologies import SinkMode, topology
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import StoreUnavailable
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.driver.opening import attached
 from stormproof.trident.driver.recovery import recover

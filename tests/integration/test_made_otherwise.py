@@ -12,10 +12,10 @@ from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer
 from support.brokers.redis_server import RedisHarness
 from support.queues import prepared_database
 
-from stormproof.core.errors import UsageError
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.protocol import Lease, Limit
 
 pytestmark = pytest.mark.postgres
 

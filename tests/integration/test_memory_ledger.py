@@ -12,7 +12,7 @@ from support.untouched import everything
 
 from stormproof import MemorySink, MemorySource, PostgresSink, Topology
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 
 pytestmark = pytest.mark.postgres
 

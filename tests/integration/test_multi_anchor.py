@@ -23,17 +23,17 @@ from support.queues import prepared_database, put
 from support.verdicts import verified
 
 from stormproof import DeltaSink, MemorySink, MemorySource, PostgresQueue, PostgresSink, Topology
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure
 from stormproof.core.bolt import Bolt, Tuple
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.sink import SinkSpec
+from stormproof.core.contract.source import Source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.message import MessageFailure
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
-from stormproof.core.sink import SinkSpec
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.protocol import Source
+from stormproof.core.start.settings import Settings
+from stormproof.core.task.job import Job
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.audit import AuditLedger, replays

@@ -17,11 +17,11 @@ from support.brokers.nats_server import NatsHarness, NatsServer
 from support.queues import prepared_database
 
 from stormproof import NatsSource
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.source import Lease
 from stormproof.core.pending.continuity import Continuity, Look, looks_in
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.protocol import Lease
 from stormproof.trident.audit.source import evidence_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]

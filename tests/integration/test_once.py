@@ -37,7 +37,7 @@ from support.streams import (
 from support.verdicts import verified
 
 from stormproof import exactly_once
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.postgres.database import Database, connect
 from stormproof.errors import Fenced, JobFailed, SinkRefused, UsageError
 from stormproof.topology import ExactlyOnce, StreamOutcome

@@ -17,10 +17,10 @@ from support.queues import prepared_database, put
 from support.streams import ArrowFrames, Form, StandInQuery, StreamCell, function_of, put_file
 from support.topologies import messages, topology
 
-from stormproof.core.failpoint import armed
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.failpoint import armed
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.openlineage.reporter import run_id
 

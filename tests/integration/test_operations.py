@@ -12,10 +12,10 @@ from support.operations import LINES, OPERATIONS, add_all, words_of
 from support.queues import prepared_database, put
 
 from stormproof import PostgresMap, PostgresQueue, PostgresSink, count
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Limit
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.protocol import Limit
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.topology.stream import Topology
 

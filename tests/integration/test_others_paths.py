@@ -17,8 +17,8 @@ from support.duck import connected
 from support.sink_harness import SinkHarness
 
 from stormproof import DeltaSink, MemorySource, Topology
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.session import DeltaSession

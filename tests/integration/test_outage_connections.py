@@ -15,13 +15,13 @@ from support.proxy import Proxy
 from support.queues import prepared_database, put
 
 from stormproof import FileSource, PostgresMap, PostgresQueue, PostgresSink, Topology, count
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import StoreUnavailable
-from stormproof.core.failpoint import watched
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import StoreUnavailable
+from stormproof.core.base.failpoint import watched
+from stormproof.core.contract.source import Source
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Source
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver
 from stormproof.trident.driver.steps import Steps
 

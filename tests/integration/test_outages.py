@@ -17,8 +17,8 @@ from support.queues import prepared_database, put
 from support.topologies import expected, messages
 from support.verdicts import require_exact
 
-from stormproof.core.failpoint import FAILPOINTS
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.failpoint import FAILPOINTS
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres

@@ -21,7 +21,7 @@ FILE = """
 from sqlite_sink import SqliteSink
 from sqlite_source import SqliteSource
 from stormproof import Topology
-from stormproof.core.source.backoff import Backoff
+from stormproof.core.contract.backoff import Backoff
 
 def split(line: str) -> list[str]:
     if line == "poison":

@@ -12,7 +12,7 @@ from support.queues import prepared_database, put
 
 from stormproof import DeltaMap, PostgresMap, PostgresQueue, Topology
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.state import State, StateKind
 from stormproof.trident.state.protocol import MapState, StateFactory
 from stormproof.trident.state.sink import ROWS_AT_ONCE

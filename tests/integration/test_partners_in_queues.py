@@ -12,12 +12,12 @@ from support.queues import prepared_database, put
 from support.verdicts import verified
 
 from stormproof import PostgresQueue, PostgresSink, Topology
-from stormproof.core.errors import StoreUnavailable
-from stormproof.core.message import MessageFailure
+from stormproof.core.base.errors import StoreUnavailable
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.source import Lease, Resolution
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Lease, Resolution
+from stormproof.core.start.settings import Settings
 
 pytestmark = pytest.mark.postgres
 

@@ -22,10 +22,10 @@ from support.shown import sql
 from support.web import READER, client, page_of
 
 from stormproof import DeltaSink, NatsSource, RabbitMQSource, RedisStreamSource, Settings
-from stormproof.core.errors import StormproofError
+from stormproof.core.base.errors import StormproofError
+from stormproof.core.contract.schema import parse_schema
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.schema import parse_schema
-from stormproof.core.sink import SinkInput
 from stormproof.core.source.nats.consumer import Consumer
 from stormproof.core.source.rabbitmq.broker import BrokerQueue
 from stormproof.core.source.rabbitmq.management import limits_said

@@ -19,9 +19,9 @@ from support.poison import EXIT_STATUS, POISON, Poisoning, Slow, Split, pids_in
 from support.poison_driver import BATCH, QUEUE, Case, applied, blamed, run_poisoned
 from support.queues import prepared_database, put
 
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.message import FailureReason
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.message import FailureReason
 from stormproof.core.postgres.database import Database
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run

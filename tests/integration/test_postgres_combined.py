@@ -12,9 +12,9 @@ import pytest
 from support.sink_harness import SinkHarness
 
 from stormproof import PostgresSink
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import MESSAGE_COLUMNS, TaskContext, transaction_digest
 from stormproof.sinks.protocol import Evidence, PreparedTransaction, SinkSession
 
 pytestmark = pytest.mark.postgres

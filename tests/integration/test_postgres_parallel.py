@@ -17,7 +17,7 @@ from support.sink_harness import SinkHarness
 from support.topologies import source_of
 
 from stormproof import MemorySource, PostgresSink, Topology, count
-from stormproof.core.errors import SinkRefused, UsageError
+from stormproof.core.base.errors import SinkRefused, UsageError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.postgres import rows

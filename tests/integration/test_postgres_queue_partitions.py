@@ -12,10 +12,10 @@ import pytest
 from support.queues import prepared_database
 from support.source_harness import PostgresHarness, messages_of
 
-from stormproof.core.failpoint import ENV, FailpointReached
+from stormproof.core.base.failpoint import ENV, FailpointReached
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.core.source.protocol import Lease, Limit
 
 pytestmark = pytest.mark.postgres
 SIZE = 10

@@ -14,11 +14,11 @@ import pytest
 from support.queues import prepared_database
 from support.source_harness import PostgresHarness, messages_of
 
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.failpoint import ENV, FailpointReached
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import ENV, FailpointReached
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.postgres_queue import PostgresQueue, Receipt
-from stormproof.core.source.protocol import Lease, Limit
 
 pytestmark = pytest.mark.postgres
 SEED = 11

@@ -16,12 +16,19 @@ import pyarrow as pa
 import pytest
 from support.sink_harness import FOLD, SCHEMA, SinkHarness
 
-from stormproof.core.errors import Fenced, SettingsError, SinkRefused, StoreUnavailable, StormproofError, TopologyError
-from stormproof.core.folds import Fold
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import (
+    Fenced,
+    SettingsError,
+    SinkRefused,
+    StoreUnavailable,
+    StormproofError,
+    TopologyError,
+)
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres import connection as connection_module
 from stormproof.sinks.postgres import session as session_module

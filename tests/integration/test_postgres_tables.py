@@ -9,8 +9,8 @@ from support.operated import Operated
 from support.topologies import messages, source_of
 
 from stormproof import PostgresMap, PostgresSink, Topology, count
-from stormproof.core.errors import SinkRefused
-from stormproof.core.failpoint import watched
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.failpoint import watched
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

@@ -19,7 +19,7 @@ from support.sink_harness import APPEND, SCHEMA, SinkHarness
 from support.topologies import source_of
 
 from stormproof import PostgresSink, Topology
-from stormproof.core.errors import MissingRight, SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.base.errors import MissingRight, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.postgres import connection as connection_module
 from stormproof.sinks.postgres import session as session_module

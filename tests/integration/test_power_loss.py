@@ -24,8 +24,8 @@ from support.queues import prepared_database, put
 from support.topologies import SinkMode, expected, messages, table_of
 from support.verdicts import require_exact
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.protocol import SinkProblem

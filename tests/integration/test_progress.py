@@ -19,7 +19,7 @@ from support.web import OPERATOR, page_of, signed_in
 from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.status import TopologyStatus, status
 from stormproof.trident.cli.reports import show_status

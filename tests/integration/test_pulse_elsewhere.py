@@ -40,7 +40,7 @@ SEEN, CUTS = FOLDER / "seen", {cuts}
 
 def cut_off():
     \"\"\"Lose the connection to the driver, and stand still: as a machine whose cable is pulled looks from there.\"\"\"
-    from stormproof.core.pulse.connection import Connection
+    from stormproof.core.heartbeat.connection import Connection
     def refused(self):
         raise ConnectionRefusedError("the cable is out")
     Connection._connected = refused
@@ -65,7 +65,7 @@ def split(line):
 
 if __name__ == "__main__":
     if TAKEN_FOR == "a hang":
-        from stormproof.core.pulse.heard import Heard
+        from stormproof.core.heartbeat.heard import Heard
         state = Heard._state
         Heard._state = lambda self, task, now_s: (state(self, task, now_s)[0], False)
     logging.getLogger("stormproof").setLevel(logging.CRITICAL)

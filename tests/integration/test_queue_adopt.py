@@ -21,7 +21,7 @@ from support.servers import dump, promote, restore, sql, standby_of, use_numbers
 from support.topologies import MAX_ATTEMPTS, POISON, Split
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.postgres_queue import numbering

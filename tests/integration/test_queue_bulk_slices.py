@@ -9,10 +9,10 @@ import pytest
 from support.queues import prepared_database
 from support.source_harness import messages_of
 
+from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.postgres_queue import PostgresQueue, spans, tokens
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
-from stormproof.core.source.protocol import Lease, Limit, Slice
 
 pytestmark = pytest.mark.postgres
 

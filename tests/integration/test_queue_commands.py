@@ -15,9 +15,9 @@ from support.source_harness import messages_of
 from support.untouched import rows_that_name
 
 from stormproof import PostgresQueue
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.protocol import Lease, Limit
 from stormproof.testing import Message
 
 pytestmark = pytest.mark.postgres

@@ -19,7 +19,7 @@ from support.command_line import CommandLine, command_line_in
 from support.queues import prepared_database, put
 
 from stormproof import PostgresQueue
-from stormproof.core.failpoint import ENV
+from stormproof.core.base.failpoint import ENV
 from stormproof.core.postgres.database import Database, connect
 
 pytestmark = pytest.mark.postgres

@@ -18,10 +18,10 @@ from support.shared import SharedQueue, shared
 from support.threads import in_threads
 
 from stormproof import MemorySink, PostgresQueue, Settings, Topology
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.protocol import Lease, Limit
 from stormproof.errors import UsageError
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]

@@ -23,13 +23,13 @@ from support.brokers.rabbitmq_server import RabbitMQHarness, RabbitMQServer
 from support.queues import prepared_database
 
 from stormproof import Guarantee, RabbitMQSource
-from stormproof.core.errors import Fenced, MissingRight, StoreUnavailable, UsageError
-from stormproof.core.failpoint import watched
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.errors import Fenced, MissingRight, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import watched
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.journal import Delivery, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.source.rabbitmq.management import limits_said
 from stormproof.testing import messages_of
 

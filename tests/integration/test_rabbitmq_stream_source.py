@@ -31,22 +31,22 @@ from support.queues import prepared_database
 from support.verdicts import verified
 
 from stormproof import PostgresSink, RabbitMQSource, RabbitMQStreamSource, Topology
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.failpoint import FAILPOINTS
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import FAILPOINTS
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.continuity import looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.settings import Settings
 from stormproof.core.source.kafka.offsets import OffsetRange
 from stormproof.core.source.metadata import Metadata
-from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.source.rabbitmq.broker import BrokerQueue
 from stormproof.core.source.rabbitmq.stream_feed import let_go
 from stormproof.core.source.rabbitmq.stream_lookahead import StreamLookahead
 from stormproof.core.source.rabbitmq.stream_position import whole
 from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
+from stormproof.core.start.settings import Settings
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("rabbitmq"), pytest.mark.sampled(0.5)]

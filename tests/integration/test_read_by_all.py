@@ -17,8 +17,8 @@ from deltalake.schema import PrimitiveType
 from support import duck
 from support.typed_rows import IDENTITY, put
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.bounds import WITH_STATISTICS
 from stormproof.sinks.delta.hold import TableHold

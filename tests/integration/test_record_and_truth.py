@@ -15,8 +15,8 @@ from support.operated import Operated
 from support.topologies import SinkMode, messages, table_of
 from support.web import OPERATOR, page_of, signed_in
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.trident.audit.inspect import Holdings
 from stormproof.trident.cli.logs import Progress
 from stormproof.trident.terms.observers import BatchResult

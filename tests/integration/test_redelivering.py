@@ -19,17 +19,17 @@ from support.source_harness import messages_of
 from support.verdicts import verified
 
 from stormproof import PostgresSink, Topology
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import Fenced, StoreUnavailable, UsageError
-from stormproof.core.failpoint import watched
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import Fenced, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import watched
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.capabilities import RABBITMQ_WITHOUT_ID, Capabilities
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.settings import Settings
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import RABBITMQ_WITHOUT_ID, Capabilities
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.start.settings import Settings
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.status import status
 

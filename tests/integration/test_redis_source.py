@@ -14,11 +14,11 @@ from support.brokers.redis_server import RedisHarness, RedisServer
 from support.queues import prepared_database
 
 from stormproof import RedisStreamSource
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.source import Lease
 from stormproof.core.pending.continuity import Continuity, Look, looks_in
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.protocol import Lease
 from stormproof.core.source.redis_streams.group import SWEEP
 from stormproof.trident.audit.source import evidence_of
 

@@ -14,9 +14,9 @@ from support.crashes import KILLED, run_driver
 from support.grouping import BATCHES, NAME, TOTALS, WORDS, build, counts_of, taken
 from support.operated import Operated
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.failpoint import FAILPOINTS
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.failpoint import FAILPOINTS
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.trident.driver import recovery
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]

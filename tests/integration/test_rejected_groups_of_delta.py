@@ -18,7 +18,7 @@ from support.operated import Operated
 from support.topologies import source_of
 
 from stormproof import DeltaSink, Topology, count, max_, sum_
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.sink import Lineage
 from stormproof.sinks.delta import judge
 

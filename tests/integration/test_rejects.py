@@ -11,9 +11,9 @@ from support.crashes import KILLED, run_driver
 from support.operated import Operated
 from support.rejecting import BAD, NAME, PLAIN, STRICT, build, words_of
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.failpoint import FAILPOINTS
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.failpoint import FAILPOINTS
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.trident.ledger import rejects
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.sink_harness import SinkHarness
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.failpoint import FailpointError, armed
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.failpoint import FailpointError, armed
 from stormproof.sinks.delta import judge
 from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, RefusedRow, SinkSession
 from stormproof.sinks.rejects import GroupsRefused

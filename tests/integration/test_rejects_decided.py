@@ -13,8 +13,8 @@ from support.rejecting import BAD, NAME, PLAIN, STRICT, words_of
 from support.topologies import source_of
 
 from stormproof import PostgresSink, Topology
-from stormproof.core.errors import PositionMismatch
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import PositionMismatch
+from stormproof.core.base.guarantee import Guarantee
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

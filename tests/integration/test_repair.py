@@ -27,8 +27,8 @@ from support.doubled_keys import (
 )
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
-from stormproof.core.sink import SinkInput
+from stormproof.core.contract.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sink import Lineage
 from stormproof.sinks.comparison import RowProblem
 from stormproof.sinks.delta import DeltaSink

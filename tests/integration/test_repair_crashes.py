@@ -23,8 +23,8 @@ from support.at_steps import at_line, failing, interrupt, interrupted_at, steps
 from support.brokers.object_store import ObjectStore
 from support.doubled_keys import LARGE, compared, opened, repaired, written_before
 
-from stormproof.core import failpoint
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base import failpoint
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.sinks.delta import repair
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rewrite import COMPACTED, put_entry

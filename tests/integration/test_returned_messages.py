@@ -12,7 +12,7 @@ from support.verdicts import verified
 
 from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.audit import AuditLedger, message, replays
 
 pytestmark = pytest.mark.postgres

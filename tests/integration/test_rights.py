@@ -21,7 +21,7 @@ from support.servers import sql
 from support.topologies import POISON
 
 from stormproof import PostgresQueue, PostgresSink, Topology
-from stormproof.core.errors import MissingRight, SettingsError, SinkRefused, StoreUnavailable
+from stormproof.core.base.errors import MissingRight, SettingsError, SinkRefused, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.postgres.role import RoleKind

@@ -18,10 +18,10 @@ from support.topologies import MAX_ATTEMPTS
 from support.typed_rows import IDENTITY
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import Fold
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import add_columns
 from stormproof.sinks.limits import discarded_in

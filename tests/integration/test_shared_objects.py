@@ -24,10 +24,10 @@ from stormproof import (
     Settings,
     Topology,
 )
+from stormproof.core.contract.source import Source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.protocol import Source
 from stormproof.errors import UsageError
 from stormproof.state import MemoryStore
 from stormproof.trident.driver.coordinator import Coordinator

@@ -14,12 +14,12 @@ from support.streams import SCHEMA, ArrowFrames, Handout
 from support.topologies import MAX_ATTEMPTS
 
 from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count, exactly_once
-from stormproof.core.errors import TopologyError
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
-from stormproof.core.sink import SinkSpec
+from stormproof.core.start.settings import Settings
 from stormproof.sinks.postgres import connection
 from stormproof.trident.driver.opening import require_own_tables
 from stormproof.trident.state.sink import StateSink

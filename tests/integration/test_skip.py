@@ -13,9 +13,9 @@ from support.crashes import FENCED, KILLED, ended, paused_driver, resume, run_dr
 from support.operated import Operated
 from support.topologies import SinkMode, expected, messages, table_of
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.failpoint import FailpointError, armed
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.failpoint import FailpointError, armed
+from stormproof.core.base.guarantee import Guarantee
 
 pytestmark = pytest.mark.postgres
 

@@ -14,7 +14,7 @@ from support.contents import content
 from support.operated import Operated
 from support.topologies import SinkMode, expected, messages, table_of
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.core.postgres import embedded
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.postgres import session

@@ -15,7 +15,7 @@ from support.crashes import Cell, Driver, start
 from support.rounds import stand_on
 from support.spark_driver import TIMEOUT_S, SparkDriver
 
-from stormproof.core.failpoint import ENV
+from stormproof.core.base.failpoint import ENV
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 STARTS = (  # each but the first recovers, on Spark, from the one before

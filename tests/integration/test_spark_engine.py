@@ -19,12 +19,7 @@ from pyspark import RDD, TaskContext
 from pyspark.sql import SparkSession
 from support.jobs import FIRST_ID, Ran, run_job, source
 
-from stormproof.core.engine.frame import require_settings
-from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import Engine
-from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.errors import (
+from stormproof.core.base.errors import (
     JobFailed,
     MachineUnavailable,
     MachineUnfit,
@@ -32,9 +27,14 @@ from stormproof.core.errors import (
     StormproofError,
     TopologyError,
 )
+from stormproof.core.engine.frame import require_settings
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.protocol import Engine
+from stormproof.core.engine.spark import SparkEngine
+from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.preflight import PackageProbe, marked, package_fingerprint
+from stormproof.core.start.preflight import PackageProbe, marked, package_fingerprint
 from stormproof.core.task.wire import CONTROL, WireRow
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, sum_

@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 from support.jobs import Ran, run_job, source
 
+from stormproof.core.base.errors import JobFailed
 from stormproof.core.bolt import BasicBolt, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.core.errors import JobFailed
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.task import report
 from stormproof.sinks.memory import MemorySink

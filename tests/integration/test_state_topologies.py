@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from support.command_line import CommandLine
 
-from stormproof.core.failpoint import ENV, FailpointError
+from stormproof.core.base.failpoint import ENV, FailpointError
 from stormproof.core.postgres.database import Database, connect
 
 pytestmark = pytest.mark.postgres

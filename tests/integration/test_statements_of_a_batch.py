@@ -12,7 +12,7 @@ from support.queues import prepared_database
 
 from stormproof import MemorySink, PostgresQueue, Topology
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver
 
 pytestmark = pytest.mark.postgres

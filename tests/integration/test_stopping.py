@@ -23,7 +23,7 @@ from support.queues import prepared_database, put
 from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver import control_line
 from stormproof.trident.driver.run import EngineChoice
 from stormproof.trident.terms.observers import RunStatistics

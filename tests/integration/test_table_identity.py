@@ -12,9 +12,9 @@ import pytest
 from support.kept import LINES, NAME, STORES, Kept, should
 from support.operated import Operated
 
-from stormproof.core.errors import FatalError, PositionMismatch, SinkRefused
-from stormproof.core.failpoint import FailpointError, armed
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import FatalError, PositionMismatch, SinkRefused
+from stormproof.core.base.failpoint import FailpointError, armed
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident.decisions import adopt_table as adopt_module
 from stormproof.trident.driver import opening

@@ -10,9 +10,9 @@ import pytest
 from support.operated import Operated
 
 from stormproof import PostgresQueue, PostgresSink, Topology
-from stormproof.core.errors import SinkRefused
-from stormproof.core.schema import parse_schema
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.schema import parse_schema
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.postgres.columns import FORMS
 from stormproof.sinks.protocol import SinkIdentity
 

@@ -28,10 +28,10 @@ from stormproof import (
     Topology,
     count,
 )
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.source import Source
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Source
+from stormproof.core.start.settings import Settings
 from stormproof.sink import TableAction
 from stormproof.sinks.preview import RowsPreview
 from stormproof.source import MicroBatches

@@ -11,7 +11,7 @@ from support.brokers.object_store import OPEN, ObjectStore, S3Server
 from support.lossy_store import unconditional
 from support.sink_harness import ObjectStoreHarness
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.sinks.delta import opening
 from stormproof.sinks.delta.log import DeltaLog
 

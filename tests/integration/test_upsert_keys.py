@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 from support.databases import at
 
 from stormproof import DeltaSink, PostgresSink
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
 
 pytestmark = pytest.mark.postgres

@@ -14,9 +14,9 @@ from support.sink_harness import SinkHarness
 from support.topologies import MAX_ATTEMPTS
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
-from stormproof.core.errors import SinkRefused
-from stormproof.core.folds import Fold
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.state.delta import DeltaMap
@@ -100,7 +100,7 @@ def test_a_merge_that_would_store_39_digits_is_refused(tmp_path: Any) -> None:
     harness = SinkHarness("delta-fold", tmp_path, None)
     harness.input = SinkInput.for_fold(schema, ("word",), {"n": Fold.SUM})
     session = harness.open()
-    from stormproof.core.sink import TaskContext, transaction_digest
+    from stormproof.core.contract.sink import TaskContext, transaction_digest
     from stormproof.sinks.protocol import PreparedTransaction
 
     def prepared(txid: int, n: int) -> PreparedTransaction:

@@ -16,11 +16,11 @@ from support.queues import prepared_database, put
 from support.topologies import SinkMode, Split, messages, sink_of, source_of
 
 from stormproof import DeltaMap, PostgresMap, Topology, count
-from stormproof.core.clock import SystemClock
-from stormproof.core.failpoint import watched
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.failpoint import watched
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.sinks.postgres.connection import Link
 from stormproof.state import StateFactory
 from stormproof.trident.audit import AuditLedger, VerifyReport, opener_for, verify

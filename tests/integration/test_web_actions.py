@@ -19,7 +19,7 @@ from support.rejecting import build as rejecting_topology
 from support.topologies import POISON, SinkMode, expected, messages, table_of
 from support.web import OPERATOR, READER, page_of, post, signed_in
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.web.app import ROUTES

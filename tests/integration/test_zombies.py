@@ -16,8 +16,8 @@ from support.queues import prepared_database, put
 from support.topologies import SinkMode, expected, messages
 from support.verdicts import require_exact, require_verified
 
-from stormproof.core.failpoint import FAILPOINTS
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.failpoint import FAILPOINTS
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 
 pytestmark = pytest.mark.postgres

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from support.command_line import command_line_in
 from support.queues import prepared_database
 
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 from stormproof.core.postgres.database import Database, connect
 from stormproof.migrations import migrate, revision, state
 from stormproof.trident.ledger.database import require_schema

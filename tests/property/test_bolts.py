@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stormproof.core.base.errors import JobFailed
+from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import BasicBolt, Bolt, BoltContext, Emit, FailTuple, Ran, Tuple
 from stormproof.core.bolt.runner import BoltRunner
-from stormproof.core.errors import JobFailed
-from stormproof.core.message import FailureReason
-from stormproof.core.schema import parse_schema
+from stormproof.core.contract.schema import parse_schema
 
 STREAMS = {"default": parse_schema("n long"), "other": parse_schema("n long, m long")}
 FAILED, ERROR, UNACKED = FailureReason.FAILED, FailureReason.ERROR, FailureReason.UNACKED

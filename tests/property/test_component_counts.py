@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from stormproof import MemorySink, MemorySource, Topology, count
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.component_counts import ACKER, Counts
 from stormproof.core.tracking.verdict import JobReport

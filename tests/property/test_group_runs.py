@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.source_harness import messages_of
 
-from stormproof.core.clock import ManualClock
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Lease, Limit
 
 SPOUTS = ("a", "b", "c")
 MAX_ATTEMPTS = 3

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.groupings import check_even, check_one_task_a_key, check_two_tasks_a_key, words
 
-from stormproof.core.errors import RoutingError
+from stormproof.core.base.errors import RoutingError
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.task.router import Router
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support.queues import prepared_database
 from support.source_harness import Message, messages_of
 
+from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.postgres_queue import PostgresQueue, spans
-from stormproof.core.source.protocol import Lease, Limit, Slice
 
 pytestmark = pytest.mark.postgres
 PRODUCERS = 3

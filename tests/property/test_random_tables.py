@@ -21,10 +21,10 @@ from support import duck
 from support.random_tables import Made, as_json, batches, made_tables, shown
 from support.typed_rows import put
 
-from stormproof.core.errors import TopologyError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres.columns import column_type

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.named_rows import with_messages
 
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.tracking.anchors import Anchors, MessageTable
 from stormproof.sinks import rejects
 from stormproof.sinks.memory import MemorySink

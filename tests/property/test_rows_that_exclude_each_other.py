@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from psycopg import sql
 from support.named_rows import with_messages
 
-from stormproof.core.arrays import Rows
-from stormproof.core.errors import SinkRefused
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.sink import PreparedFile, SinkInput, TaskContext, transaction_digest
 from stormproof.core.tracking.anchors import Anchors, MessageTable
 from stormproof.sinks import rejects
 from stormproof.sinks.postgres import PostgresSink

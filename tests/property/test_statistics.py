@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, reject, settings
 from support.random_tables import batches
 from support.typed_rows import IDENTITY, put
 
-from stormproof.core.errors import TopologyError
-from stormproof.core.folds import ByOrder, End
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.folds import ByOrder, End
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import check_types

@@ -26,9 +26,9 @@ from hypothesis.stateful import (
 )
 from support.memory_run import World
 
-from stormproof.core.errors import FatalError, TransientError
-from stormproof.core.failpoint import FAILPOINTS, FailpointError, armed
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import FatalError, TransientError
+from stormproof.core.base.failpoint import FAILPOINTS, FailpointError, armed
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.sinks import memory as memory_sink
 from stormproof.sinks.protocol import CommitDecision
 from stormproof.trident.driver import recovery

@@ -18,9 +18,9 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.by_key import LatestWriter
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink

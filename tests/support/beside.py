@@ -14,7 +14,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from stormproof import DeltaSink, PostgresSink, Topology, count, sum_
-from stormproof.core.failpoint import ENV
+from stormproof.core.base.failpoint import ENV
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sink import Lineage
 from stormproof.state import StateFactory

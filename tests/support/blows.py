@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 
-from stormproof.core.failpoint import ENV, ENV_LOG
+from stormproof.core.base.failpoint import ENV, ENV_LOG
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.crashes import DRIVER_TIMEOUT_S, FENCED, KILLED, Cell, Driver, ended, resume, start, stood_still

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stormproof.core.arrays import Rows, Words
+from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.contract.source import Expectation
 from stormproof.core.pending import batches, slice_position
-from stormproof.core.source.protocol import Expectation
 from stormproof.core.task import report
 from stormproof.core.task import task as task_module
 from stormproof.core.task.exchange import Received, Way, receive

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from stormproof.core.failpoint import Failpoint
+from stormproof.core.base.failpoint import Failpoint
 from stormproof.trident.audit import SinkOpener
 from support.blows import Action, Blow, Stand
 from support.crashes import KILLED

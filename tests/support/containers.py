@@ -24,7 +24,7 @@ USERS_MAX = 4
 USER = """
 import sys
 from pathlib import Path
-from stormproof.core.errors import StormproofError
+from stormproof.core.base.errors import StormproofError
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 server = EmbeddedPostgres(Path(sys.argv[1]))

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from stormproof import Topology
-from stormproof.core import failpoint
-from stormproof.core.errors import Fenced, StoreUnavailable
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base import failpoint
+from stormproof.core.base.errors import Fenced, StoreUnavailable
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver, options_of
 from support.topologies import SinkMode, topology
 

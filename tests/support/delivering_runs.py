@@ -11,10 +11,10 @@ from random import Random
 from typing import Any, Final
 
 from stormproof import KestrelSource, NatsSource, RabbitMQSource, RabbitMQStreamSource, RedisStreamSource, Topology
+from stormproof.core.contract.backoff import Backoff
 from stormproof.core.pending.journal import Delivery, Journal
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.nats.consumer import DONE
 from stormproof.core.source.rabbitmq.stream_position import StreamPosition
 from support import poison

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from stormproof.core.folds import Fold
-from stormproof.core.sink import SinkInput
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.comparison import Comparison, RowProblem, RowsOnRecord
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession

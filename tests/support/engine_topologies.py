@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof import MemorySink, MemorySource, Topology, count, sum_
+from stormproof.core.base.clock import ManualClock
 from stormproof.core.bolt import (
     ArrowBolt,
     ArrowRows,
@@ -29,10 +30,9 @@ from stormproof.core.bolt import (
     Streams,
     Tuple,
 )
-from stormproof.core.clock import ManualClock
+from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.graph.components import BoltOrFunction, OutputStream, Subscription
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.source.iterator import IteratorSource
 from stormproof.core.source.iterator_client import Item
 from support.jobs import Batch

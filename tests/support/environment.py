@@ -28,9 +28,9 @@ import sqlalchemy as sa
 from deltalake import DeltaTable
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.output import guarded
 from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.ledger import tables as t

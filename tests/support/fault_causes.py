@@ -125,7 +125,7 @@ def shift_clock(days: int) -> None:
     """The driver's wall clock is wrong."""
     from datetime import datetime, timedelta
 
-    from stormproof.core.clock import SystemClock
+    from stormproof.core.base.clock import SystemClock
 
     right = SystemClock.now
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psycopg
 
-from stormproof.core.failpoint import ENV
+from stormproof.core.base.failpoint import ENV
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.contents import counted, in_delta, in_postgres

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from stormproof.core.folds import AnyFold, Fold
+from stormproof.core.contract.folds import AnyFold, Fold
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.checks import fold_of
-from stormproof.core.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.task.combine import combine, finish, merge
 from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident.topology.aggregate import ReadyAggregate, kept_across_batches

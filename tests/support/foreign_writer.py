@@ -80,7 +80,7 @@ def _spark(folder: Path) -> tuple[Write, Optimize]:
     from delta.tables import DeltaTable as OfSpark
 
     from stormproof.core.engine.spark import spark_session
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
 
     session: SparkSession = spark_session(Settings(home=folder / "spark", master="local[2]"))
     session.conf.set("spark.databricks.delta.snapshotPartitions", "2")

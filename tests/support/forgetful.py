@@ -17,10 +17,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final
 
-from stormproof.core.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.protocol import Lease, Limit
 from stormproof.core.source.redis_streams.counted import Counted
 from stormproof.testing import PendingSourceHarness
 from support.brokers import Broker, started, until

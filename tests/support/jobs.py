@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.sink import SinkWriter, files_of
+from stormproof.core.contract.source import Lease, Limit, SliceReader
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.message import MessageFailure
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.slice_position import expectation_of
-from stormproof.core.sink import SinkWriter, files_of
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Lease, Limit, SliceReader
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import SinkIdentity

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from stormproof import Topology
 from stormproof.core.bolt import Bolt, Tuple
+from stormproof.core.contract.source import Source
 from stormproof.core.graph.components import OutputStream
-from stormproof.core.source.protocol import Source
 
 PAYLOADS = [b"x bad", b"x b", b"x c", b"y d", b"y e"]
 PARTS = [payload.decode().split()[1] for payload in PAYLOADS]

@@ -68,7 +68,7 @@ def stop(session: SparkSession, folder: Path) -> str | None:
 def drive(folder: Path) -> None:
     """A job, a Delta table, and a streaming query."""
     from stormproof.core.engine.spark import spark_session
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
 
     session = spark_session(Settings(master="local[2,4]", home=folder / "home"))
     table, lines = str(folder / "table"), folder / "lines"

@@ -13,12 +13,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from stormproof import MemorySink, MemorySource, Topology, count
-from stormproof.core.clock import Clock, ManualClock
+from stormproof.core.base.clock import Clock, ManualClock
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Limit
 from stormproof.testing.memory_driver import run_driver
 from stormproof.trident.driver.job_runners import Jobs, JobsInTurn
 from stormproof.trident.driver.options import RunOptions

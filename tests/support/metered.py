@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stormproof.core import failpoint
+from stormproof.core.base import failpoint
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver import coordinator as coordinators
 from stormproof.trident.driver.job_runners import JobsInTurn
 from stormproof.trident.driver.run import driver, options_of

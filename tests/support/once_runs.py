@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from stormproof import exactly_once
-from stormproof.core.failpoint import ENV
+from stormproof.core.base.failpoint import ENV
 from stormproof.core.postgres.database import Database
 from stormproof.errors import Fenced
 from stormproof.topology import OnceResult

@@ -11,7 +11,7 @@ import pytest
 
 from stormproof import Topology
 from stormproof.core.postgres.database import connect
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.run import driver
 from stormproof.trident.terms.observers import BatchResult, RunStatistics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
-from stormproof.core.clock import ManualClock
+from stormproof.core.base.clock import ManualClock
 from stormproof.core.pending.memory import MemoryPendingStore
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import PendingRows, PendingStore, Subscriber

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf
 
-from stormproof.core.source.protocol import Limit
+from stormproof.core.contract.source import Limit
 from stormproof.trident.driver.tuning import AsSet, Sample, Setting, Tuner
 
 MOST = Limit(100_000, 2**26)

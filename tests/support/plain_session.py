@@ -33,9 +33,9 @@ def main() -> None:
 
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     session.sparkContext.setLogLevel("OFF")
-    from stormproof.core.errors import StormproofError
+    from stormproof.core.base.errors import StormproofError
     from stormproof.core.postgres.database import Database
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
     from stormproof.trident.driver.run import run
     from support.environment import Site, topology
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from stormproof.core.failpoint import ENV_DRIVER_PID
+from stormproof.core.base.failpoint import ENV_DRIVER_PID
 
 POISON: Final = "poison in here"
 EXIT_STATUS: Final = 13

@@ -18,10 +18,10 @@ from typing import Final, Literal, cast
 import sqlalchemy as sa
 
 from stormproof import PostgresQueue, PostgresSink, Topology, count
-from stormproof.core.failpoint import ENV_DRIVER_PID
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.failpoint import ENV_DRIVER_PID
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.terms.transaction_states import EventKind

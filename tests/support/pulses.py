@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stormproof.core.clock import Clock
-from stormproof.core.pulse.heard import Heard
-from stormproof.core.pulse.listener import LOOPBACK, PulseListener
-from stormproof.core.pulse.task import Pulse
+from stormproof.core.base.clock import Clock
+from stormproof.core.heartbeat.heard import Heard
+from stormproof.core.heartbeat.listener import LOOPBACK, PulseListener
+from stormproof.core.heartbeat.task import Pulse
 
 WAIT_S = 10.0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from stormproof.core.failpoint import ENV
+from stormproof.core.base.failpoint import ENV
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.blows import Stand
 from support.crashes import FENCED, ended, resume, start, stood_still

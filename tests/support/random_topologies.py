@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof import MemorySink, MemorySource, Topology, count
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
+from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.graph.components import OutputStream, Subscription
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.schema import SchemaLike
 from stormproof.testing import End, Faults, SimulatedMessage, Simulation, simulate
 
 SCHEMA = pa.schema([("items", pa.string())])

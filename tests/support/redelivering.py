@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.postgres.database import Database

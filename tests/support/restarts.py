@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from stormproof.core.failpoint import FAILPOINTS
+from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.contents import counted, in_delta, in_postgres
 from support.crashes import Driver, resume, stood_still

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from stormproof.core.failpoint import Failpoint
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.failpoint import Failpoint
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.blows import Action, Blow, Stand
 from support.chain import Chain, Ordeal

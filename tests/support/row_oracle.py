@@ -27,13 +27,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema, write_deltalake
 
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.failpoint import FailpointReached, watched
-from stormproof.core.folds import Fold
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.base.failpoint import FailpointReached, watched
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.core.graph.aggregation import has_extremes
 from stormproof.core.graph.fields import can_be_key
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.delta_rs import panics_as_errors
 from stormproof.sinks.delta.log import DeltaLog

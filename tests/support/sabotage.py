@@ -12,7 +12,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from deltalake import CommitProperties, DeltaTable
 
-from stormproof.core.failpoint import failpoint
+from stormproof.core.base.failpoint import failpoint
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.storage.local_files import LocalFiles

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stormproof import Topology
-from stormproof.core.failpoint import FAILPOINTS, Failpoint
+from stormproof.core.base.failpoint import FAILPOINTS, Failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import SinkOpener, opener_for
 from support.contents import content

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Final
 
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.core.source.protocol import Lease, Limit
 from stormproof.testing import messages_of
 from support.databases import fresh_database
 from support.queues import prepared_database

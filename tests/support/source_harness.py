@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.clock import ManualClock
+from stormproof.core.base.clock import ManualClock
 from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.formats import Format
 from stormproof.core.source.files.rows import unpack

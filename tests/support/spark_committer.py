@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from stormproof.core.sink import PreparedFile, files_to_json
+from stormproof.core.contract.sink import PreparedFile, files_to_json
 from stormproof.sinks.protocol import PreparedTransaction
 from support.sink_harness import SinkHarness
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stormproof import MemorySource, Topology, count
-from stormproof.core.failpoint import watched
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.kind import SourceKind
-from stormproof.core.source.protocol import Lease, Limit, Slice
+from stormproof.core.base.failpoint import watched
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Lease, Limit, Slice
+from stormproof.core.contract.source_kind import SourceKind
 from stormproof.trident.state.key_value import MemoryMap, MemoryStore
 from stormproof.trident.state.protocol import StateFactory, StateKind
 from stormproof.trident.state.sink import StateSink

@@ -13,8 +13,8 @@ from typing import Final
 import pyarrow as pa
 
 from stormproof import DeltaMap, PostgresMap, PostgresSink, Topology, count
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.protocol import SinkIdentity, SinkSession
 from stormproof.state import OpaqueMap, StateFactory, StateSink, TransactionalMap
 from stormproof.trident.audit import SinkOpener, opener_for

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stormproof.core.failpoint import FAILPOINTS, Failpoint
+from stormproof.core.base.failpoint import FAILPOINTS, Failpoint
 from support.crashes import KILLED
 from support.streams import Form, StreamCell, delta_rows, first_column, postgres_rows, put_file
 from support.topologies import FLAKY, POISON

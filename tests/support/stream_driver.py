@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stormproof.core.failpoint import ENV
+from stormproof.core.base.failpoint import ENV
 from stormproof.core.postgres.database import Database
 from support.streams import Form, StreamCell, clean_environment, function_of, input_folder, put_file, settle
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stormproof.core.sink import TaskContext, files_of, transaction_digest
+from stormproof.core.contract.sink import TaskContext, files_of, transaction_digest
 from stormproof.sinks.delta import hold as delta_hold
 from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.staging import prepared_batches

@@ -29,14 +29,14 @@ from deltalake import DeltaTable
 from psycopg import sql
 
 from stormproof import DeltaSink, PostgresSink, Topology, count
+from stormproof.core.base.failpoint import ENV
+from stormproof.core.contract.sink import SinkWriter, TaskContext
 from stormproof.core.engine.frame import Written, write_part, written_of
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.failpoint import ENV
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
-from stormproof.core.sink import SinkWriter, TaskContext
 from stormproof.core.source.files.micro_batches import MicroBatches
+from stormproof.core.start.settings import Settings
 from stormproof.core.task.keyhash import task_numbers
 from stormproof.trident.streaming.api import exactly_once, feed
 from stormproof.trident.streaming.base import ForeachBatch, StreamResult

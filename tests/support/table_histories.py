@@ -19,7 +19,7 @@ from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
 from stormproof import DeltaSink, PostgresSink, Topology
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.protocol import Sink
 from support.crashes import Cell, run_driver

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stormproof.core.arrays import Rows, Words
+from stormproof.core.base.arrays import Rows, Words
 from stormproof.core.tracking.acker import Acker, acker_of
 from stormproof.core.tracking.share import GAMMA, mix64, split_one, split_runs
 

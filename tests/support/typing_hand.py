@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from stormproof.core.failpoint import ENV_DRIVER_PID
+from stormproof.core.base.failpoint import ENV_DRIVER_PID
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _IMPORTED = (

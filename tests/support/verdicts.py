@@ -6,7 +6,7 @@ from collections import Counter
 
 import sqlalchemy as sa
 
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import AuditLedger, NoticeKind, SinkOpener, VerifyReport, opener_for, verify
 from stormproof.trident.audit.report import Violation

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from stormproof import DeltaSink, PostgresSink, Topology
-from stormproof.core.errors import PositionMismatch, SinkRefused
+from stormproof.core.base.errors import PositionMismatch, SinkRefused
 from support.crashes import KILLED, Cell, run_driver
 from support.operated import Operated
 from support.queues import prepared_database

@@ -10,10 +10,10 @@ from typing import Any, Final
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.web.app import app_of
 from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.people import WebOptions, WebRole, WebUser

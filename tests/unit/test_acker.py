@@ -27,7 +27,7 @@ from support.tuple_trees import (
     words_of,
 )
 
-from stormproof.core.source.protocol import Expectation
+from stormproof.core.contract.source import Expectation
 from stormproof.core.tracking.acker import Acker, acker_of
 from stormproof.core.tracking.share import mix64, signed, tokens, xor_reduce
 from stormproof.core.tracking.verdict import JobReport, mismatches

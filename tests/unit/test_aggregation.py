@@ -7,7 +7,7 @@ import decimal
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import JobFailed
+from stormproof.core.base.errors import JobFailed
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.task import combine as combine_module
 from stormproof.core.task.combine import Combiner, combine, merge

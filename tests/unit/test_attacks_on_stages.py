@@ -18,16 +18,16 @@ from support.jobs import run_job, source
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology, count, sum_
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import TopologyError
 from stormproof.core.graph.aggregators import ReducerAggregator
 from stormproof.core.graph.compiler import FUSED_MAX, compile_topology
 from stormproof.core.graph.components import OutputStream
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
-from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.iterator import UntrackedSliceReader
 from stormproof.core.task.wire import WireRow
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.scripted import Says, Script, failure
 
-from stormproof.core.errors import BatchUnverified
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason, MessageId
+from stormproof.core.base.errors import BatchUnverified
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import FailureReason, MessageId
 from stormproof.core.tracking import attempts as module
 from stormproof.core.tracking import partners
 from stormproof.core.tracking.attempts import Attempt, JobDied

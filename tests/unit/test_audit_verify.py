@@ -12,11 +12,11 @@ import pytest
 import sqlalchemy as sa
 from support.memory_run import World
 
-from stormproof.core.errors import Json, StoreUnavailable, UsageError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import Json, StoreUnavailable, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.rows import SliceRow, Subscriber
-from stormproof.core.sink import SinkInput
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, SinkSession
 from stormproof.trident.audit import AuditLedger, NoticeKind, VerifyReport, ViolationKind, message, replays, txn, verify

@@ -21,7 +21,7 @@ from benchmarks.harness import WARM_UPS, Case, measure  # noqa: E402
 from benchmarks.options import Options, parse  # noqa: E402
 from benchmarks.parquet_source import RepeatedParquet  # noqa: E402
 
-from stormproof.core.source.protocol import Lease, Limit, Source  # noqa: E402
+from stormproof.core.contract.source import Lease, Limit, Source  # noqa: E402
 
 
 def result(unit: Unit, goal: Goal, *pairs: tuple[float, float]) -> Result:

@@ -15,13 +15,13 @@ import pytest
 import sqlalchemy as sa
 from support.memory_run import World
 
+from stormproof.core.base.errors import JobFailed
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.source import Lease, Slice
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import JobFailed
-from stormproof.core.job import Job
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.pulse.heard import Heard
+from stormproof.core.heartbeat.heard import Heard
 from stormproof.core.source import memory
-from stormproof.core.source.protocol import Lease, Slice
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run

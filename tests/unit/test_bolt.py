@@ -15,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.pulses import hearing, published
 
+from stormproof.core.base.cycle_collector import ALLOCATIONS, fewer_collections
+from stormproof.core.base.errors import BoltUnavailable, JobFailed, UsageError
+from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason
 from stormproof.core.bolt import (
     AnyBolt,
     ArrowBolt,
@@ -32,13 +35,10 @@ from stormproof.core.bolt import (
 )
 from stormproof.core.bolt import runner as runner_module
 from stormproof.core.bolt.runner import BoltRunner
-from stormproof.core.cycle_collector import ALLOCATIONS, fewer_collections
-from stormproof.core.errors import BoltUnavailable, JobFailed, UsageError
-from stormproof.core.message import INPUT_TEXT_MAX, FailureReason
-from stormproof.core.pulse.heard import Heard
-from stormproof.core.pulse.task import running
-from stormproof.core.schema import parse_schema
-from stormproof.core.user_errors import blame
+from stormproof.core.contract.schema import parse_schema
+from stormproof.core.heartbeat.heard import Heard
+from stormproof.core.heartbeat.task import running
+from stormproof.core.user_code.errors import blame
 
 FAILED, ERROR, UNACKED = FailureReason.FAILED, FailureReason.ERROR, FailureReason.UNACKED
 

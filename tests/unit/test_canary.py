@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.decisions.dead_letters import CanaryEnd, CanaryReport, CanaryRules, Fate, run_canary
 
 MESSAGES = [f"m{number}" for number in range(20)]

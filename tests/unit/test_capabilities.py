@@ -7,10 +7,10 @@ import itertools
 import pytest
 from support.brokers import LEFT_OUT, left_out
 
-from stormproof.core.errors import MachineUnfit
-from stormproof.core.extras import required
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.capabilities import (
+from stormproof.core.base.errors import MachineUnfit
+from stormproof.core.base.extras import required
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.capabilities import (
     KAFKA,
     KESTREL,
     NATS,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stormproof.core.errors import CannotTell, Fenced, SinkRefused, StormproofError, TopologyError, UsageError
+from stormproof.core.base.errors import CannotTell, Fenced, SinkRefused, StormproofError, TopologyError, UsageError
 from stormproof.trident.audit.report import ViolationKind
 from stormproof.trident.cli import main
 from stormproof.trident.cli.app import app

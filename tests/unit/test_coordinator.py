@@ -9,11 +9,18 @@ import pytest
 import sqlalchemy as sa
 from support.memory_run import World
 
+from stormproof.core.base.errors import (
+    BatchUnverified,
+    Fenced,
+    JobFailed,
+    PositionMismatch,
+    SinkRefused,
+    StoreUnavailable,
+)
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import FailureReason
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, PositionMismatch, SinkRefused, StoreUnavailable
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.message import FailureReason
+from stormproof.core.task.job import Job
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import FaultPoint

@@ -17,15 +17,15 @@ from support.memory_run import World
 from support.scripted import failure, token
 
 from stormproof import Topology
+from stormproof.core.base.errors import BoltUnavailable
+from stormproof.core.base.failpoint import FailpointError, armed
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import BasicBolt, BoltContext, Emit, Tuple
+from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import BoltUnavailable
-from stormproof.core.failpoint import FailpointError, armed
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.message import FailureReason
-from stormproof.core.sink import SinkInput
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.task.job import Job
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.protocol import SinkIdentity, SinkSession

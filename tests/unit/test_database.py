@@ -9,7 +9,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from stormproof.core.errors import SettingsError, StoreUnavailable
+from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres.database import Database, connect
 from stormproof.trident.ledger.database import ledger_engine, require_schema
 

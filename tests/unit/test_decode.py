@@ -7,9 +7,9 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import TopologyError
-from stormproof.core.source.decode import decoder_for
-from stormproof.core.source.protocol import Decoder
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.source import Decoder
+from stormproof.core.decode.decoders import decoder_for
 
 
 def payloads(*values: bytes) -> pa.Array:

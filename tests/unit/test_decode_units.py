@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import TopologyError
-from stormproof.core.source.decode import Unit, decoder_for
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.source import Decoded, Decoder
+from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.core.source.protocol import Decoded, Decoder
 
 NUMBERS = "n int not null, s string"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.processes import Child
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.spark import IN_PROCESS, NAME, alone
 

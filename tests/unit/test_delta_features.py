@@ -12,8 +12,8 @@ from deltalake import DeltaTable, Field, Schema
 from support.delta_tables import BY_HAND, BY_SPARK, make_by_hand
 from support.sink_harness import FOLD, SCHEMA, SinkHarness
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import SinkMode
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import SinkMode
 from stormproof.sinks.delta.features import FEATURES, TEXT_TYPE, Committer, Refused, TableFacts, choose, features_of
 
 

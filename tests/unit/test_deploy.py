@@ -16,7 +16,7 @@ import yaml
 from support.command_line import CommandLine
 
 from stormproof.core.engine.spark_settings import session_settings
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.output import Exit
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"

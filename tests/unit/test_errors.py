@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stormproof.core import errors
-from stormproof.core.errors import ErrorKind, StormproofError
+from stormproof.core.base import errors
+from stormproof.core.base.errors import ErrorKind, StormproofError
 
 TREE = {
     "StormproofError": "Exception",

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from stormproof.core.clock import ManualClock
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import MachineUnavailable, MachineUnfit, StormproofError, UsageError
 from stormproof.core.engine import executor_look, executors
 from stormproof.core.engine.executors import ExecutorAnswer, ExecutorAnswers, first_fault_of, own_answer
 from stormproof.core.engine.spark_error import raised_by_job
-from stormproof.core.errors import MachineUnavailable, MachineUnfit, StormproofError, UsageError
-from stormproof.core.preflight import PackageProbe
+from stormproof.core.start.preflight import PackageProbe
 from stormproof.trident.cli.doctor import Found, checks_of
 from stormproof.trident.cli.options import spark_options
 

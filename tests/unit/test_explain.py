@@ -15,7 +15,7 @@ from support.jobs import source
 from support.operations import OPERATIONS, Greatest, add_all, words_of
 from typer.testing import CliRunner
 
-from stormproof.core.errors import TopologyError
+from stormproof.core.base.errors import TopologyError
 from stormproof.sinks.memory import MemorySink
 from stormproof.testing import simulate
 from stormproof.trident.cli.app import app

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stormproof.core.errors import TransientError
-from stormproof.core.failpoint import ENV, ENV_DRIVER_PID, ENV_LOG, FAILPOINTS, FailpointReached, failpoint, parse
+from stormproof.core.base.errors import TransientError
+from stormproof.core.base.failpoint import ENV, ENV_DRIVER_PID, ENV_LOG, FAILPOINTS, FailpointReached, failpoint, parse
 
 PLACE = "prepare.after"
 

@@ -12,7 +12,7 @@ import stormproof.errors
 import stormproof.topology
 from stormproof.core.bolt import Bolt
 from stormproof.core.graph.components import OutputStream
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.testing import Fault, FaultKind, Faults, Simulation
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.terms.observers import BatchResult, RunStatistics

@@ -25,8 +25,8 @@ from support.groupings import (
 )
 
 from stormproof import BasicBolt, MemorySource, Topology, Tuple
+from stormproof.core.base.errors import RoutingError, TopologyError
 from stormproof.core.bolt.api import Emit
-from stormproof.core.errors import RoutingError, TopologyError
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.router import Router, candidates

@@ -17,18 +17,25 @@ import pytest
 from support.memory_run import World
 from support.pulses import hearing, note, published
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.clock import ManualClock, SystemClock
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.clock import ManualClock, SystemClock
+from stormproof.core.base.errors import (
+    BatchUnverified,
+    Fenced,
+    JobFailed,
+    SinkRefused,
+    StoreUnavailable,
+    TransientError,
+)
+from stormproof.core.base.failpoint import armed, watched
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import BatchUnverified, Fenced, JobFailed, SinkRefused, StoreUnavailable, TransientError
-from stormproof.core.failpoint import armed, watched
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
+from stormproof.core.heartbeat.task import Pulse
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.pulse.task import Pulse
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.task.job import Job
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import FaultPoint, MemorySession

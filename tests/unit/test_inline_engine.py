@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from support.jobs import FIRST_ID, Ran, readers_of, run_job, source
 
-from stormproof.core.arrays import Rows, Words
+from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.errors import JobFailed
+from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import JobFailed
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.task.wire import CONTROL, WireRow
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.share import split_runs

@@ -8,12 +8,12 @@ from random import Random
 import pytest
 from support.source_harness import IteratorHarness, messages_of
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import FatalError, StoreUnavailable, UsageError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import FatalError, StoreUnavailable, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Expectation, Lease, Limit
 from stormproof.core.source.iterator import IteratorSource
 from stormproof.core.source.iterator_client import Item
-from stormproof.core.source.protocol import Expectation, Lease, Limit
 
 ANY = Limit(100)
 A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.command_line import CommandLine
 
+from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.engine import jars, java, spark_lines
 from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.errors import SettingsError, StoreUnavailable
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import make_engine
 
 

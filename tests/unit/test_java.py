@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stormproof.core.base.errors import SettingsError
 from stormproof.core.engine import java
-from stormproof.core.errors import SettingsError
 
 FAKE = """#!/bin/sh
 if [ "$1" = -XshowSettings:properties ]; then

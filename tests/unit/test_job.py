@@ -12,17 +12,17 @@ import pytest
 from support.pulses import listening, note
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import Fenced, JobFailed, MachineUnavailable, TransientError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import Fenced, JobFailed, MachineUnavailable, TransientError
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job, JobKey
-from stormproof.core.pulse.listener import PulseListener
-from stormproof.core.pulse.record import Progress
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.pulse.wire import Place
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.heartbeat.listener import PulseListener
+from stormproof.core.heartbeat.record import Progress
+from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.wire import Place
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.driver.watched_job import Watch, run_watched

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from stormproof import MemorySink, MemorySource, Topology, count
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.pulse.record import DONE, RUNNING, Progress, Record
+from stormproof.core.heartbeat.record import DONE, RUNNING, Progress, Record
+from stormproof.core.task.job import Job
 from stormproof.trident.ledger.control import JobProgress, JobWatch
 
 PARSE, LOOKUP = 1, 2

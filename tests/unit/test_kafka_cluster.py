@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.brokers import free_port
 
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.source.kafka.cluster import Asking, Cluster
 
 pytest.importorskip("confluent_kafka")

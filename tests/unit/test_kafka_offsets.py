@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.source.kafka.cluster import Asking, Cluster
 
 PARTITIONS = [("lines", 0), ("lines", 1)]

@@ -18,8 +18,8 @@ from stormproof import (
     first,
     last,
 )
-from stormproof.core.errors import TopologyError, UsageError
-from stormproof.core.folds import (
+from stormproof.core.base.errors import TopologyError, UsageError
+from stormproof.core.contract.folds import (
     AnyFold,
     ByOrder,
     End,
@@ -29,7 +29,7 @@ from stormproof.core.folds import (
     fold_from_json,
     fold_to_json,
 )
-from stormproof.core.sink import SinkInput
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.by_key import check_fold_input
 from stormproof.testing import simulate
 

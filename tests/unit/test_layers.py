@@ -13,6 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import pytest
+
 ROOT: Final = Path(__file__).parents[2]
 
 LAYERS: Final = (
@@ -21,20 +23,14 @@ LAYERS: Final = (
     ("stormproof.sinks",),
     ("stormproof.core.engine",),
     ("stormproof.core.task",),
-    ("stormproof.core.job",),
     ("stormproof.core.graph",),
     ("stormproof.core.bolt",),
     ("stormproof.core.source", "stormproof.core.pending"),
     ("stormproof.core.tracking",),
-    # What the core knows of a source and of a sink, whichever they are.
-    (
-        "stormproof.core.source.protocol",
-        "stormproof.core.source.kind",
-        "stormproof.core.source.dead_letter",
-        "stormproof.core.sink",
-    ),
-    ("stormproof.core.settings", "stormproof.core.preflight", "stormproof.core.object_probe"),
-    ("stormproof.core.postgres",),
+    ("stormproof.core.decode",),
+    ("stormproof.core.contract",),
+    ("stormproof.core.start",),
+    ("stormproof.core.postgres", "stormproof.core.storage", "stormproof.core.heartbeat", "stormproof.core.user_code"),
     ("stormproof.core",),
 )
 """From the top down; a module belongs to the longest prefix of its name. A line imports from itself and from below."""
@@ -129,8 +125,14 @@ def folder_in(name: str, part: str) -> str:
     return name.removeprefix(f"{part}.").partition(".")[0]
 
 
-def test_no_folders_of_trident_import_one_another() -> None:
-    assert circle(folders_of(imports_of(product()), "stormproof.trident")) == []
+@pytest.mark.parametrize("part", ["stormproof.core", "stormproof.trident"])
+def test_no_folders_of_a_part_import_one_another(part: str) -> None:
+    assert circle(folders_of(imports_of(product()), part)) == []
+
+
+@pytest.mark.parametrize("part", ["core", "trident"])
+def test_no_module_of_a_part_lies_loose(part: str) -> None:
+    assert [path.name for path in (ROOT / part).glob("*.py")] == ["__init__.py"]
 
 
 def test_folders_that_import_one_another_are_seen() -> None:
@@ -145,20 +147,23 @@ def test_folders_that_import_one_another_are_seen() -> None:
 def test_an_import_that_points_up_is_seen() -> None:
     """Negative control."""
     modules = product()
-    modules["stormproof.core.message"] += "\ndef late() -> None:\n    from stormproof.core.graph import plan\n"
-    assert pointing_up(imports_of(modules)) == ["stormproof.core.message imports stormproof.core.graph.plan"]
+    modules["stormproof.core.base.message"] += "\ndef late() -> None:\n    from stormproof.core.graph import plan\n"
+    assert pointing_up(imports_of(modules)) == ["stormproof.core.base.message imports stormproof.core.graph.plan"]
 
 
 def test_a_circle_is_seen_though_only_types_go_round_in_it() -> None:
     """Negative control."""
     modules = product()
-    modules["stormproof.core.message"] += (
-        "\nif TYPE_CHECKING:\n    from stormproof.core.machine_faults import OUTSIDE\n"
+    modules["stormproof.core.base.message"] += (
+        "\nif TYPE_CHECKING:\n    from stormproof.core.base.machine_faults import OUTSIDE\n"
     )
-    assert set(circle(imports_of(modules))) == {"stormproof.core.machine_faults", "stormproof.core.message"}
+    assert set(circle(imports_of(modules))) == {"stormproof.core.base.machine_faults", "stormproof.core.base.message"}
 
 
 def test_every_module_of_the_product_is_read() -> None:
     names = product()
     assert len(names) > 200
-    assert imports_of(names)["stormproof.core.job"] >= {"stormproof.core.graph.plan", "stormproof.core.sink"}
+    assert imports_of(names)["stormproof.core.task.job"] >= {
+        "stormproof.core.graph.plan",
+        "stormproof.core.contract.sink",
+    }

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 from support.pulses import hearing, published
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import StoreUnavailable
-from stormproof.core.pulse.heard import Heard
-from stormproof.core.pulse.record import Progress
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.pulse.wire import Place
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import StoreUnavailable
+from stormproof.core.contract.source import Lease, Limit
+from stormproof.core.heartbeat.heard import Heard
+from stormproof.core.heartbeat.record import Progress
+from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.wire import Place
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Lease, Limit
 from stormproof.trident.driver.watched_job import PAUSED_S, LeaseKeeper
 
 LEASE = Lease("life/1", 1, 30.0)

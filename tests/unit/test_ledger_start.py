@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger

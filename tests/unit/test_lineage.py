@@ -12,12 +12,12 @@ import pytest
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology, count
-from stormproof.core.errors import SinkRefused, TopologyError
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.lineage import OriginIds, ShownIds
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import OriginIds, ShownIds
 from stormproof.core.pending.connector import Connector
-from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.spouts import key_of
 from stormproof.core.task.row_messages import message_columns, single_messages

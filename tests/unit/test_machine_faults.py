@@ -14,11 +14,9 @@ import pytest
 import sqlalchemy as sa
 from support.memory_run import World
 
-from stormproof.core import machine_faults
-from stormproof.core.clock import SystemClock
-from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.spark_error import fault_told_by_spark
-from stormproof.core.errors import (
+from stormproof.core.base import machine_faults
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import (
     JobFailed,
     MachineUnavailable,
     MachineUnfit,
@@ -26,12 +24,14 @@ from stormproof.core.errors import (
     StormproofError,
     TasksBroken,
 )
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.machine_faults import OUTSIDE, classified, unpickled
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.machine_faults import OUTSIDE, classified, unpickled
+from stormproof.core.contract.source import SliceReader
+from stormproof.core.engine.inline import InlineEngine
+from stormproof.core.engine.spark_error import fault_told_by_spark
 from stormproof.core.postgres.database import Database
-from stormproof.core.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
-from stormproof.core.source.protocol import SliceReader
+from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.breaker import LIMIT, Breaker, Breaks
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger import tables as t

@@ -11,9 +11,9 @@ from support.memory_run import World
 from support.scripted import Says, Script, failure
 
 from stormproof import MemorySink, Topology
+from stormproof.core.base.errors import BatchUnverified
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import BatchUnverified
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.task import account, cut
 from stormproof.core.tracking import attempts as module
 from stormproof.core.tracking.outcome import AttemptEnd, Complete, Divided

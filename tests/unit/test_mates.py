@@ -8,12 +8,12 @@ import pytest
 from support.source_harness import messages_of
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import Fenced, TopologyError
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import Fenced, TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.group import SourceGroup
-from stormproof.core.source.protocol import Lease, Limit
 
 WHOLE = Limit(100, whole=True)
 

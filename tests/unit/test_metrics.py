@@ -26,12 +26,12 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import SettingsError, StoreUnavailable
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Backlog, Expectation, Slice
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import SettingsError, StoreUnavailable
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import FailureReason
+from stormproof.core.contract.source import Backlog, Expectation, Slice
+from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Book

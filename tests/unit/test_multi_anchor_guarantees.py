@@ -15,8 +15,8 @@ from support.joins import PAYLOADS, pairs
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.backoff import Backoff
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.backoff import Backoff
 from stormproof.core.tracking import partners
 from stormproof.trident.terms.observers import RunStatistics
 

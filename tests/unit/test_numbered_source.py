@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stormproof.core.contract.source import SliceReader
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import SliceReader
 
 
 class Watched(MemorySource):

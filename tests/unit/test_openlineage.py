@@ -20,18 +20,18 @@ from support import lineage_rules
 from support.brokers import until
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink
-from stormproof.core.clock import ManualClock
-from stormproof.core.dataset import DatasetName, at_path
-from stormproof.core.errors import SettingsError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.dataset import DatasetName, at_path
+from stormproof.core.base.errors import SettingsError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Expectation, Slice, Source
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
 from stormproof.core.source.kafka import KafkaSource
 from stormproof.core.source.kestrel import KestrelSource
 from stormproof.core.source.nats import NatsSource
-from stormproof.core.source.protocol import Expectation, Slice, Source
 from stormproof.core.source.rabbitmq import RabbitMQSource, RabbitMQStreamSource
 from stormproof.core.source.redis_streams import RedisStreamSource
+from stormproof.core.start.settings import Settings
 from stormproof.trident.openlineage.exported import Emitter, lineage_transport
 from stormproof.trident.openlineage.reporter import (
     LineageReporter,

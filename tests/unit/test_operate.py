@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import FailTuple
+from stormproof.core.contract.schema import parse_schema
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.message import FailureReason
-from stormproof.core.schema import parse_schema
 from stormproof.core.task.operate import apply
 
 ROWS = pa.record_batch({"word": ["a", "refused", "raised", "b"]})

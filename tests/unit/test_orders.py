@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.memory_run import World
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.trident.driver.control_line import Orders
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.ledger.control import Doing, Ending

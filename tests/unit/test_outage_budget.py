@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.memory_run import World
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import StoreUnavailable, TransientError
-from stormproof.core.failpoint import watched
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import StoreUnavailable, TransientError
+from stormproof.core.base.failpoint import watched
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
 
 OPTIONS = RunOptions(outage_s=60.0)

@@ -12,12 +12,12 @@ import pytest
 from support.jobs import source
 
 from stormproof import exactly_once
-from stormproof.core.errors import SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.base.errors import SinkRefused, StoreUnavailable, TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkSpec
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.memory import MemorySink, MemoryTable
 from stormproof.sinks.postgres import PostgresSink

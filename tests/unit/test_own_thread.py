@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from stormproof import BasicBolt, Bolt, BoltContext, MemorySink, MemorySource, Topology, Tuple
+from stormproof.core.base.errors import TasksBroken, UsageError
 from stormproof.core.bolt.api import Emit
 from stormproof.core.bolt.collector import Collector
 from stormproof.core.bolt.runner import BoltRunner
-from stormproof.core.errors import TasksBroken, UsageError
 from stormproof.testing import simulate
 
 STREAMS = {"default": pa.schema([("word", pa.string())])}

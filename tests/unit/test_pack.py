@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.command_line import CommandLine
 
+from stormproof.core.base.errors import UsageError
 from stormproof.core.engine import archive
 from stormproof.core.engine.archive import distributions, pack_environment, pack_package
-from stormproof.core.errors import UsageError
-from stormproof.core.preflight import package_fingerprint
+from stormproof.core.start.preflight import package_fingerprint
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_the_package_alone_imports_from_its_archive_with_the_drivers_fingerprint
     assert made["settings"] == {"spark.submit.pyFiles": str(tmp_path / "own.zip")}
     assert list(made["distributions"]) == ["stormproof"]
     code = (
-        "import importlib.metadata, stormproof; from stormproof.core.preflight import package_fingerprint;"
+        "import importlib.metadata, stormproof; from stormproof.core.start.preflight import package_fingerprint;"
         "print(stormproof.__file__, stormproof.Topology.__name__, package_fingerprint(),"
         " importlib.metadata.version('stormproof'))"
     )
@@ -63,7 +63,7 @@ def test_an_environment_has_a_launcher_and_nothing_of_this_machine(tmp_path: Pat
         packed.extractall(folder, filter="data")
     names = {member.name for member in members}
     assert {(m.mtime, m.uid, m.gid, m.uname) for m in members} == {(0, 0, 0, "")}
-    assert {"bin/python", "lib/stormproof/core/preflight.py", "lib/tenacity/__init__.py"} <= names
+    assert {"bin/python", "lib/stormproof/core/start/preflight.py", "lib/tenacity/__init__.py"} <= names
     assert not [n for n in names if n.endswith((".pyc", "/RECORD", "direct_url.json")) or "__pycache__" in n]
     launched = [str(folder / "bin" / "python"), "-c", "import tenacity; print(tenacity.__file__)"]
     done = subprocess.run(launched, capture_output=True, text=True, check=True, env={"PATH": os.defpath})
@@ -74,11 +74,11 @@ def test_an_archive_that_does_not_import_is_not_written(tmp_path: Path, monkeypa
     whole = archive.own_files
 
     def without_a_module() -> list[tuple[str, bytes]]:
-        return [(name, data) for name, data in whole() if name != "stormproof/core/errors.py"]
+        return [(name, data) for name, data in whole() if name != "stormproof/core/base/errors.py"]
 
     monkeypatch.setattr(archive, "own_files", without_a_module)
     (tmp_path / "own.zip").write_text("the one before")
-    with pytest.raises(UsageError, match=r"does not import with .*: No module named 'stormproof.core.errors'"):
+    with pytest.raises(UsageError, match=r"does not import with .*: No module named 'stormproof.core.base.errors'"):
         pack_package(tmp_path / "own.zip")
     assert (tmp_path / "own.zip").read_text() == "the one before"
     assert len(list(tmp_path.iterdir())) == 1

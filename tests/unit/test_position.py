@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 from stormproof.core.source.postgres_queue.position import NOTHING, Place, Range, Snapshot, Span
 
 XIDS = range(3, 16)

@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import stormproof
-from stormproof.core import errors
-from stormproof.core.public_names import shown_as_public
+from stormproof.core.base import errors
+from stormproof.core.base.public_names import shown_as_public
 
 SUBMODULES: Final = ("errors", "sink", "source", "state", "testing", "topology", "web")
 OFFERED: list[tuple[str, Any]] = [
@@ -57,7 +57,7 @@ def test_every_error_is_public() -> None:
 
 
 def test_a_traceback_names_an_error_as_users_import_it() -> None:
-    program = "from stormproof.core.errors import UsageError\nraise UsageError('no')"
+    program = "from stormproof.core.base.errors import UsageError\nraise UsageError('no')"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.stderr.strip().splitlines()[-1] == "stormproof.errors.UsageError: no"
 
@@ -88,8 +88,8 @@ def test_a_class_whose_annotations_cannot_be_resolved_keeps_its_home() -> None:
 
         value: NotThere  # type: ignore[name-defined] # noqa: F821
 
-    Odd.__module__ = "stormproof.core.errors"
-    assert shown_as_public(Odd, "stormproof").__module__ == "stormproof.core.errors"
+    Odd.__module__ = "stormproof.core.base.errors"
+    assert shown_as_public(Odd, "stormproof").__module__ == "stormproof.core.base.errors"
     assert Odd.__annotations__ == {"value": "NotThere"}
 
 

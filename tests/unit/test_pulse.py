@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.pulses import hearing, listening, note, published, until
 
-from stormproof.core.pulse.heard import Heard, suspects_of_dead, sweep
-from stormproof.core.pulse.record import (
+from stormproof.core.heartbeat.heard import Heard, suspects_of_dead, sweep
+from stormproof.core.heartbeat.record import (
     BEFORE,
     DONE,
     PASSAGE,
@@ -25,7 +25,7 @@ from stormproof.core.pulse.record import (
     Progress,
     Record,
 )
-from stormproof.core.pulse.task import Pulse, running
+from stormproof.core.heartbeat.task import Pulse, running
 
 
 @pytest.fixture

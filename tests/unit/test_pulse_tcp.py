@@ -19,18 +19,18 @@ import pyarrow as pa
 import pytest
 from support.pulses import note, until
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import FatalError, MachineUnavailable, SettingsError
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import FatalError, MachineUnavailable, SettingsError
+from stormproof.core.contract.schema import parse_schema
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.pulse import connection as connection_module
-from stormproof.core.pulse.connection import Connection
-from stormproof.core.pulse.heard import GRACE_S, SILENT_S, Heard, quiet_for, suspects_of_dead
-from stormproof.core.pulse.listener import HELLO_S, RESTARTS_MAX, STRANGERS_MAX, DriverAddress, PulseListener
-from stormproof.core.pulse.record import NOTHING, RECORD, STATE, Progress, Record
-from stormproof.core.pulse.task import Pulse
-from stormproof.core.pulse.wire import CHALLENGE_BYTES, HELLO_BYTES, ContactLost, hello
-from stormproof.core.schema import parse_schema
+from stormproof.core.heartbeat import connection as connection_module
+from stormproof.core.heartbeat.connection import Connection
+from stormproof.core.heartbeat.heard import GRACE_S, SILENT_S, Heard, quiet_for, suspects_of_dead
+from stormproof.core.heartbeat.listener import HELLO_S, RESTARTS_MAX, STRANGERS_MAX, DriverAddress, PulseListener
+from stormproof.core.heartbeat.record import NOTHING, RECORD, STATE, Progress, Record
+from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.wire import CHALLENGE_BYTES, HELLO_BYTES, ContactLost, hello
 from stormproof.core.task.operate import apply
 
 LOOPBACK = DriverAddress("127.0.0.1", "127.0.0.1")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stormproof.core import python_to_arrow
-from stormproof.core.python_to_arrow import SMALL_PART, column_of
+from stormproof.core.user_code import python_to_arrow
+from stormproof.core.user_code.python_to_arrow import SMALL_PART, column_of
 
 LONG = pa.field("n", pa.int64(), nullable=False)
 

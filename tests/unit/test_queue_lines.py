@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
 from stormproof.core.source.postgres_queue import PostgresQueue, produce
 from stormproof.core.source.postgres_queue.produce import lines_of
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stormproof import MemorySource, PostgresQueue
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import SettingsError
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import SettingsError
+from stormproof.core.heartbeat.listener import LOOPBACK, DriverAddress
 from stormproof.core.postgres.database import Database
-from stormproof.core.pulse.listener import LOOPBACK, DriverAddress
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.run import pulse_listener, require_reachable
 

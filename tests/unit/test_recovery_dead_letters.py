@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.memory_run import World
 
-from stormproof.core.failpoint import FailpointError, armed
+from stormproof.core.base.failpoint import FailpointError, armed
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.terms.transaction_states import EventKind
 

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from support.memory_run import World
 from support.named_rows import with_messages
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.sinks.memory import FaultPoint
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow

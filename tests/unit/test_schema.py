@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import TopologyError
-from stormproof.core.schema import SchemaLike, parse_schema, to_ddl
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.schema import SchemaLike, parse_schema, to_ddl
 
 EVERY = pa.schema(
     [

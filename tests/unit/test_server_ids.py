@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.contract.source import Backlog
 from stormproof.core.pending.audit import Finding
 from stormproof.core.source.kafka.position import KafkaPosition, Place
 from stormproof.core.source.kafka.source import KafkaSource
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.rabbitmq import RabbitMQStreamSource
 from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence
 from stormproof.trident.ledger.rows import Txn

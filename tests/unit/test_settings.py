@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from stormproof import secret
-from stormproof.core.errors import SettingsError
+from stormproof.core.base.errors import SettingsError
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import NOT_SETTINGS, Settings, secret_settings
+from stormproof.core.start.settings import NOT_SETTINGS, Settings, secret_settings
 
 
 @pytest.fixture(autouse=True)

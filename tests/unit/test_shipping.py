@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from stormproof import BasicBolt, MemorySink, MemorySource, Topology
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.machine_faults import unpickled
 from stormproof.core.bolt import BoltContext, Emit, Tuple
 from stormproof.core.engine.shipping import require_shippable
-from stormproof.core.errors import TopologyError
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.machine_faults import unpickled
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.topology import CombinerAggregator
 from stormproof.trident.driver.run import run
 

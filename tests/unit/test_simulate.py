@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stormproof import MemoryMap, MemorySource, Topology, count
+from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import Bolt, Tuple
-from stormproof.core.message import FailureReason
 from stormproof.core.task import report
 from stormproof.errors import UsageError
 from stormproof.sinks.delta import DeltaSink

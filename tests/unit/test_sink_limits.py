@@ -7,9 +7,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import SinkRefused, TopologyError
-from stormproof.core.folds import Fold
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.by_key import check_fold_input, fold_tables
 from stormproof.sinks.limits import ColumnLimit, Limits
 from stormproof.trident.state.map import merge_columns, total

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.sink_harness import SinkHarness
 
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
 from stormproof.sinks.memory import FaultPoint, MemorySink, MemoryTable
 from stormproof.sinks.protocol import CommitOutcome
 

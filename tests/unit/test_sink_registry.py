@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from support.sink_harness import APPEND, FOLD
 
-from stormproof.core.errors import CannotTell, Json, TopologyError, UsageError
-from stormproof.core.folds import AnyFold, ByOrder, End, Fold, SetUnion
+from stormproof.core.base.errors import CannotTell, Json, TopologyError, UsageError
+from stormproof.core.contract.folds import AnyFold, ByOrder, End, Fold, SetUnion
+from stormproof.core.contract.sink import SinkInput, SinkMode, require_mode
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, SinkMode, require_mode
 from stormproof.sinks import registry
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.registry import SinkAddress, describe_sink, described_sink, register_sink

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.sink import PreparedFile, TaskContext
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.sink import PreparedFile, TaskContext
 from stormproof.sinks import writer as writer_module
 from stormproof.sinks.staging import (
     PreparedName,

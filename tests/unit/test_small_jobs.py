@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import TaskContext
 from stormproof.core.engine.spark import TASKS_MAX, SmallJobs
 from stormproof.core.graph.plan import Plan
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.sink import TaskContext
 from stormproof.core.task.cut import StageJob
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.component_counts import ComponentCounts, Counts
 from stormproof.core.tracking.verdict import JobReport
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from support.source_harness import Message, messages_of
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import Fenced, PositionMismatch, StoreUnavailable, TopologyError, UsageError
-from stormproof.core.message import MessageFailure
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import Fenced, PositionMismatch, StoreUnavailable, TopologyError, UsageError
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.source import Backlog, Expectation, Lease, Limit, Resolution, Slice
 from stormproof.core.source import group as group_module
-from stormproof.core.source.backoff import Backoff
 from stormproof.core.source.group import SourceGroup, SpoutReader, parts_of
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Backlog, Expectation, Lease, Limit, Resolution, Slice
 from stormproof.core.source.spouts import ID_LIMIT, group_name, id_of, key_of, keys_of, sources_in
 
 SEED = 7

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stormproof.core.base.errors import SettingsError
 from stormproof.core.engine.spark_settings import (
     ELSEWHERE,
     ON_ONE_MACHINE,
@@ -15,8 +16,7 @@ from stormproof.core.engine.spark_settings import (
     session_settings,
     without_secrets,
 )
-from stormproof.core.errors import SettingsError
-from stormproof.core.settings import Settings, spark_names
+from stormproof.core.start.settings import Settings, spark_names
 
 JARS = [Path("/jars/delta.jar")]
 

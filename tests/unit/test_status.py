@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.memory_run import World
 
-from stormproof.core.clock import ManualClock
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.base.failpoint import watched
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import SinkRefused
-from stormproof.core.failpoint import watched
-from stormproof.core.job import Job
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.memory import FaultPoint
 from stormproof.trident.audit import AuditLedger

@@ -23,22 +23,22 @@ from support.memory_run import World
 from support.pulses import published
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core.arrays import Rows, Words
+from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import BasicBolt, Bolt, Emit, FailTuple, Streams, Tuple
-from stormproof.core.clock import ManualClock
+from stormproof.core.contract.backoff import Backoff
 from stormproof.core.engine.inline import InlineEngine, Tamper
-from stormproof.core.errors import TopologyError
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.pulse.protocol import JobPulse, Pulses
-from stormproof.core.pulse.record import AttemptKey
-from stormproof.core.pulse.task import Pulse, running
-from stormproof.core.pulse.wire import Place
-from stormproof.core.source.backoff import Backoff
+from stormproof.core.heartbeat.protocol import JobPulse, Pulses
+from stormproof.core.heartbeat.record import AttemptKey
+from stormproof.core.heartbeat.task import Pulse, running
+from stormproof.core.heartbeat.wire import Place
 from stormproof.core.task import account, task
+from stormproof.core.task.job import Job
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRow
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.acker import acker_of

@@ -15,11 +15,11 @@ import pytest
 from support.jobs import Ran, run_job, source
 from support.operations import COUNTS, LINES, OPERATIONS, WORDS, Greatest, Letters, Ranked, add_all, doubled, words_of
 
+from stormproof.core.base.errors import JobFailed, TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import JobFailed, TopologyError
 from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.task import nodes
 from stormproof.core.task import nodes as join_module
 from stormproof.core.task.gather import evaluate as evaluate_rightly

@@ -14,10 +14,10 @@ import pytest
 from support.memory_run import World
 from support.operations import Greatest, Letters, words_of
 
-from stormproof.core.errors import StoreUnavailable, TopologyError
+from stormproof.core.base.errors import StoreUnavailable, TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.source.memory import MemorySource
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.state.key_value import MemoryMap, MemoryStore

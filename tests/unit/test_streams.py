@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from stormproof import MemorySink, MemorySource, Topology, exactly_once, feed
-from stormproof.core.errors import Json
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.decode import decoder_for
+from stormproof.core.base.errors import Json
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.decode.decoders import decoder_for
 from stormproof.core.source.files.micro_batches import ColumnDecoder
 from stormproof.errors import PositionMismatch, TopologyError, UsageError
 from stormproof.source import MicroBatches

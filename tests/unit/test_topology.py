@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 from support.jobs import source
 
-from stormproof.core.errors import TopologyError
-from stormproof.core.folds import Fold
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import SinkInput, SinkMode
 from stormproof.sinks.memory import MemorySink
 from stormproof.trident.ledger.graphs import Graph, changes, graph_of
 from stormproof.trident.topology.aggregate import ReadyAggregate, count, max_, min_, sum_

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.base.errors import PositionMismatch
 from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.state.key_value import MemoryMap
 from stormproof.trident.state.map import StoredMap, total

@@ -16,11 +16,11 @@ import pytest
 from support.memory_run import World
 from support.pipeline import LATE_SHARE, MOST, Course, Load, best, course, jitter
 
-from stormproof.core.clock import ManualClock
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.failpoint import watched
+from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.failpoint import watched
-from stormproof.core.job import Job
-from stormproof.core.source.protocol import Limit
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.driver import tuning
 from stormproof.trident.driver.tuning import KNEE, AsSet, LatencyTuner, Sample, Setting, Step, Tuner, in_flight_max

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.sinks import by_key
 from stormproof.sinks.by_key import require_unique_keys
 

@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from stormproof import DeltaSink, MemorySink, MemorySource, PostgresSink, Topology, count
-from stormproof.core.clock import ManualClock
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import TopologyError
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import SendNode
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Limit
 from stormproof.testing import Faults, simulate
 from stormproof.testing.memory_driver import run_driver
 from stormproof.trident.driver.job_runners import JobsInTurn

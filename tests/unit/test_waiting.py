@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from stormproof import FailTuple, context
-from stormproof.core.errors import MachineUnavailable, UsageError
+from stormproof.core.base.errors import MachineUnavailable, UsageError
+from stormproof.core.base.message import FailureReason
+from stormproof.core.contract.schema import parse_schema
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.message import FailureReason
-from stormproof.core.schema import parse_schema
 from stormproof.core.task import waiting
 from stormproof.core.task.operate import Applied, Calls, apply
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Mount
 from support.web import HOME, OPERATOR, READER, client, inert_faults, nothing_answers, page, post, signed_in, token_of
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.web import assets
 from stormproof.trident.web.app import ROUTES, app_of
 from stormproof.trident.web.people import IDLE_S, SESSION_S, ProxyHeaders, WebOptions, WebRole, WebUser

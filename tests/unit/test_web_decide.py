@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.decisions.dead_letters import CanaryRules
 from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, Look, on_the_page
 from stormproof.trident.web.decide.letters import edited_bytes, require_chosen, text_to_edit

@@ -20,4 +20,4 @@ def test_the_engine_on_a_worker_loads_neither_settings_nor_the_embedded_server()
 
 
 def test_control_the_settings_load_them() -> None:
-    assert "pydantic" in loaded_by("stormproof.core.settings")
+    assert "pydantic" in loaded_by("stormproof.core.start.settings")

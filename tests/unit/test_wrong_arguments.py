@@ -47,9 +47,9 @@ from stormproof import (
     feed,
     sum_,
 )
+from stormproof.core.contract.backoff import Backoff
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.source.backoff import Backoff
 from stormproof.errors import StormproofError, TopologyError, UsageError
 from stormproof.sink import Lineage
 from stormproof.source import MicroBatches

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
 from stormproof.trident.audit.inspect import Has, Holding, SinkOpener
 from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
 from stormproof.trident.audit.message import Failure

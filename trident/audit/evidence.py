@@ -11,12 +11,12 @@ from typing import Final, Protocol
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.contract.dead_letter import DeadLetter
+from stormproof.core.contract.source import Backlog
 from stormproof.core.pending.audit import Finding, Kept
 from stormproof.core.pending.journal import JournalCounts
-from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.group import SpoutPart, combined, parts_of
-from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import shown, unshown
 from stormproof.trident.ledger.handed_in import HandedIn, all_taken, missing, newest, oldest, source_of
 from stormproof.trident.ledger.rows import Txn

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 from stormproof.core.tracking.component_counts import ACKER
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger import tables as t

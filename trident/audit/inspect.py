@@ -14,9 +14,9 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeAlias
 
-from stormproof.core.errors import CannotTell, StormproofError
+from stormproof.core.base.errors import CannotTell, StormproofError
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput
 from stormproof.sinks import registry
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import Held, Sink, SinkIdentity, SinkSession

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.sink import PreparedFile
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.contract.sink import PreparedFile
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.database import known_error

@@ -9,9 +9,9 @@ from enum import StrEnum
 from hashlib import sha256
 from types import MappingProxyType
 
-from stormproof.core.errors import UsageError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.dead_letter import DeadLetter, Disposal
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.dead_letter import DeadLetter, Disposal
 from stormproof.sinks.registry import lineage_of
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import Has, Holding, SinkOpener

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import StormproofError
-from stormproof.core.source.protocol import Backlog
+from stormproof.core.base.errors import StormproofError
+from stormproof.core.contract.source import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.source import open_losses, stored_source
 from stormproof.trident.audit.status import LAST_BATCHES, DriverState, Problem, RefusedStart, driver_state, problems_of

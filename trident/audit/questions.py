@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.audit.inspect import Has, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.message import MESSAGE_EVENTS, MessageHistory, Records, history, traces

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json, StormproofError
+from stormproof.core.base.errors import Json, StormproofError
 from stormproof.core.pending.audit import Kept
 from stormproof.sinks import comparison
 from stormproof.trident.audit.evidence import SourceEvidence

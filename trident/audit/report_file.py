@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.message import MessageReport, message
 from stormproof.trident.audit.questions import Asked, answered

@@ -10,8 +10,10 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.dead_letter import DeadLetter
+from stormproof.core.contract.source import Backlog
 from stormproof.core.pending.audit import Finding, Kept, OpenedSlice
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.pending.journal import Journal, JournalCounts
@@ -22,8 +24,6 @@ from stormproof.core.pending.registry import connector_of, kinds
 from stormproof.core.pending.rows import PendingRows, Subscriber
 from stormproof.core.pending.slice_position import at_of
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.source.dead_letter import DeadLetter
-from stormproof.core.source.protocol import Backlog
 from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence, find_handed_in
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow

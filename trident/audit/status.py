@@ -13,9 +13,9 @@ from typing import Final
 
 import psutil
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
+from stormproof.core.contract.source import Backlog
 from stormproof.core.pending.journal import JournalCounts
-from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.evidence import SourceEvidence, StreamPlace, place_of
 from stormproof.trident.audit.inspect import Has, Holding, Holdings, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow

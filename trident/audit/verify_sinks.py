@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from stormproof.core.errors import CannotTell, FatalError, StormproofError, TransientError, UsageError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import SinkMode
+from stormproof.core.base.errors import CannotTell, FatalError, StormproofError, TransientError, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkMode
 from stormproof.sinks.comparison import Comparison, RowsOnRecord, SupportsCompareRows
 from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
 from stormproof.trident.audit.inspect import SinkOpener

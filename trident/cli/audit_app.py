@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
 from stormproof.trident.cli.options import (
     AS_JSON,
     AsJson,

@@ -12,7 +12,15 @@ from uuid import uuid4
 
 import psycopg
 
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import (
+    CannotTell,
+    MissingRight,
+    PositionMismatch,
+    SettingsError,
+    StormproofError,
+    UsageError,
+)
 from stormproof.core.engine.executor_look import PACKAGES
 from stormproof.core.engine.executors import (
     SKEW_MAX_S,
@@ -23,21 +31,13 @@ from stormproof.core.engine.executors import (
 )
 from stormproof.core.engine.spark import spark_session
 from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.errors import (
-    CannotTell,
-    MissingRight,
-    PositionMismatch,
-    SettingsError,
-    StormproofError,
-    UsageError,
-)
-from stormproof.core.object_probe import marked_places
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.rights import explained
 from stormproof.core.postgres.role import RoleKind
-from stormproof.core.preflight import DatabaseProbe, PackageProbe, Probe, package_fingerprint
-from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
+from stormproof.core.start.object_probe import marked_places
+from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, package_fingerprint
+from stormproof.core.start.settings import Settings
 from stormproof.core.storage.address import options_to_send, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.preview import TableAction

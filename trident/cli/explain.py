@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from stormproof.core.errors import StormproofError, UsageError
+from stormproof.core.base.errors import StormproofError, UsageError
 from stormproof.core.graph.components import SinkComponent
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.sinks.protocol import Sink, warning_of
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.output import emit, note, say

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from stormproof.core.errors import SettingsError, UsageError
+from stormproof.core.base.errors import SettingsError, UsageError
 from stormproof.trident.cli.output import emit, say
 
 TEMPLATES: Final = Path(__file__).parent / "first_topology"

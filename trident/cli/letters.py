@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.base.message import storable_text
 from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident import audit
 from stormproof.trident.cli.options import opened

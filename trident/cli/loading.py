@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from stormproof.core.errors import StormproofError, UsageError
+from stormproof.core.base.errors import StormproofError, UsageError
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.pending.source import PendingSource
 from stormproof.trident.cli.output import TRACEBACK_VARIABLE

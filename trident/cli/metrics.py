@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, printed
 from stormproof.trident.metrics.book import Distribution, Sample

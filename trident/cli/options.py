@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from stormproof.core.arguments import operator
-from stormproof.core.errors import UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.arguments import operator
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.message import storable_text
 from stormproof.trident.cli.output import emit, finish, note, say
 from stormproof.trident.declarations.decisions import DECISIONS, Decision, Field
 
@@ -112,7 +112,7 @@ def opened(*, checked: bool = True, makes: bool = False, may_be_empty: bool = Fa
         MissingRight: its role may not read the schema, or not create it.
     """
     from stormproof.core.postgres.database import connect
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
     from stormproof.migrations import state
     from stormproof.trident.cli.loading import import_plugins
     from stormproof.trident.decisions.stores import Stores

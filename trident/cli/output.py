@@ -21,8 +21,8 @@ from datetime import datetime
 from enum import Enum, IntEnum
 from typing import Any, Final, NoReturn, TextIO
 
-from stormproof.core.errors import CannotTell, Fenced, StormproofError, UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.errors import CannotTell, Fenced, StormproofError, UsageError
+from stormproof.core.base.message import storable_text
 from stormproof.trident.terms.wording import counted
 
 FALLBACK: Final = (80, 24)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from stormproof.core.base.errors import UsageError
 from stormproof.core.engine.archive import (
     ENVIRONMENT,
     Archive,
@@ -15,8 +16,7 @@ from stormproof.core.engine.archive import (
 )
 from stormproof.core.engine.jars import fetch
 from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.errors import UsageError
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.output import emit, note, say
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import pq
 
-from stormproof.core.errors import SettingsError, StoreUnavailable, UsageError
+from stormproof.core.base.errors import SettingsError, StoreUnavailable, UsageError
 from stormproof.core.postgres.binaries import find_binaries
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.role import RoleKind
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.migrations import migrate, sql, state
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, finish, note, printed, say, table

@@ -12,15 +12,15 @@ from typing import Final
 import pyarrow as pa
 import sqlalchemy as sa
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.source import Source
 from stormproof.core.graph.checks import fitting_name
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import storable_text
-from stormproof.core.settings import Settings
 from stormproof.core.source.postgres_queue import PostgresQueue, QueueStats
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
-from stormproof.core.source.protocol import Source
+from stormproof.core.start.settings import Settings
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.trident.cli.loading import load_source
 from stormproof.trident.cli.logs import run_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
 from stormproof.trident import audit
 from stormproof.trident.audit.batches import TxnReport
 from stormproof.trident.audit.figures import ComponentsReport, components

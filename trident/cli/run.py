@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.graph.checks import as_guarantee
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.settings import Settings
+from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import Progress, logging_to_stderr, run_text
 from stormproof.trident.cli.options import spark_options

@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import UsageError
 from stormproof.trident import audit
 from stormproof.trident.audit.report import Deep, RowsProgress, VerifyReport, keep
 from stormproof.trident.audit.report_file import Wanted, file_bytes, record

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from stormproof.core.errors import UsageError
-from stormproof.core.extras import required
-from stormproof.core.settings import Settings
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.extras import required
+from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.loading import import_plugins
 from stormproof.trident.cli.output import json_line, note, printed, say
 from stormproof.trident.web.mount import web_app

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import StoreConnection
 from stormproof.core.source.postgres_queue import PostgresQueue, numbering

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from stormproof.core.errors import PositionMismatch, SinkRefused, UsageError
+from stormproof.core.base.errors import PositionMismatch, SinkRefused, UsageError
+from stormproof.core.contract.sink import SinkMode
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkMode
 from stormproof.sinks.protocol import (
     PROBLEM,
     Held,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.audit.evidence import place_of
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.stores import Stores

@@ -9,9 +9,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import StormproofError, UsageError
+from stormproof.core.base.errors import StormproofError, UsageError
+from stormproof.core.contract.source import Backlog
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.core.source.protocol import Backlog
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.source import recorded_source
 from stormproof.trident.audit.status import DriverState, driver_state, sign_of

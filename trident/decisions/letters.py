@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.registry import connector_of
-from stormproof.core.source.dead_letter import DeadLetter, Disposal, LetterHead
 from stormproof.core.source.files.rows import shown_payload
 from stormproof.core.source.spouts import shown, sources_in, unshown
 from stormproof.trident.audit.source import PendingEvidence, recorded_ids, server_ids, spout_sources, stored_source

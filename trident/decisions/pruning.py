@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.errors import Json
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import Json
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.source.files import FileSource, entries
 from stormproof.trident.audit.evidence import SourceEvidence, place_of

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from stormproof.core.errors import CannotTell, Json, SinkRefused, StormproofError, UsageError
-from stormproof.core.message import storable_text
-from stormproof.core.sink import PreparedFile, SinkInput
+from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StormproofError, UsageError
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.sink import PreparedFile, SinkInput
 from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdentity, SinkSession, SupportsOperate
 from stormproof.sinks.staging import open_prepared
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection

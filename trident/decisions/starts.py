@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import events, graphs, other_lives
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS

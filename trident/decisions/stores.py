@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from stormproof.core.postgres.database import Database
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
     from stormproof.trident.audit import AuditLedger
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
     from stormproof.trident.ledger.ledger import Ledger
@@ -40,7 +40,7 @@ class Stores:
     @property
     def ledger(self) -> Ledger:
         """The ledger, for an operator's decisions: it starts no topology."""
-        from stormproof.core.clock import SystemClock
+        from stormproof.core.base.clock import SystemClock
         from stormproof.trident.ledger.ledger import Ledger
 
         def no_incarnation() -> str:
@@ -76,7 +76,7 @@ class Stores:
         Raises:
             UsageError: the ledger knows no table behind such a sink; names the known ones.
         """
-        from stormproof.core.errors import UsageError
+        from stormproof.core.base.errors import UsageError
 
         found = self.bindings(topology)
         if sink not in found:

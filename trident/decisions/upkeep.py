@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 
-from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
+from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.storage.address import is_url
 from stormproof.sinks.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection

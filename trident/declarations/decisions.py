@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, Literal
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.terms.transaction_states import OperatorAction
 
 SHOWN_IDS: Final = 20

@@ -12,8 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from stormproof.core.errors import FatalError, Json, SinkRefused
-from stormproof.core.forks import kept_from_forks
+from stormproof.core.base.errors import FatalError, Json, SinkRefused
+from stormproof.core.base.forks import kept_from_forks
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure, storable_text
+from stormproof.core.contract.source import Resolution, Slice, Source
 from stormproof.core.graph.plan import (
     BoltNode,
     CombineNode,
@@ -25,9 +28,6 @@ from stormproof.core.graph.plan import (
     WriteNode,
     taker_of,
 )
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import MessageFailure, storable_text
-from stormproof.core.source.protocol import Resolution, Slice, Source
 from stormproof.core.source.spouts import unshown
 from stormproof.core.tracking.component_counts import ACKER, ComponentCounts, Counts, Edge
 from stormproof.core.tracking.outcome import Complete, FailedIn

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from stormproof.core.errors import StormproofError
+from stormproof.core.base.errors import StormproofError
 from stormproof.trident.ledger import control
 from stormproof.trident.ledger.control import Doing, Ending, JobProgress
 from stormproof.trident.ledger.database import LedgerDatabase

@@ -13,9 +13,8 @@ from dataclasses import replace
 from threading import Event, Thread
 from typing import Final, TypeVar, cast
 
-from stormproof.core.clock import Clock
-from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import (
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import (
     BatchUnverified,
     BoltUnavailable,
     MachineUnavailable,
@@ -23,13 +22,14 @@ from stormproof.core.errors import (
     StormproofError,
     TasksBroken,
 )
-from stormproof.core.failpoint import failpoint
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.machine_faults import own_faults
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.source import Source
+from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.machine_faults import own_faults
-from stormproof.core.message import MessageFailure
-from stormproof.core.source.protocol import Source
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.verdict import JobReport

@@ -16,21 +16,21 @@ from typing import Final
 import numpy as np
 import sqlalchemy as sa
 
-from stormproof.core.clock import SystemClock
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.errors import Json, PositionMismatch, SinkRefused
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure, MessageId, storable_text
+from stormproof.core.contract.sink import PreparedFile, SinkWriter, files_of
+from stormproof.core.contract.source import Limit, Source, SourcePreview
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.shipping import require_shippable
-from stormproof.core.errors import Json, PositionMismatch, SinkRefused
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.message import MessageFailure, MessageId, storable_text
 from stormproof.core.postgres.database import Database
-from stormproof.core.settings import Settings
-from stormproof.core.sink import PreparedFile, SinkWriter, files_of
-from stormproof.core.source.protocol import Limit, Source, SourcePreview
+from stormproof.core.start.settings import Settings
 from stormproof.core.storage.kept_files import kept_folder
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.together import touched_by
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview, TableAction, TablePreview

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar, Final, Protocol, TypeAlias
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import Fenced, TransientError
-from stormproof.core.job import JobKey
-from stormproof.core.source.protocol import Lease, Limit, Source
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import Fenced, TransientError
+from stormproof.core.contract.source import Lease, Limit, Source
+from stormproof.core.task.job import JobKey
 from stormproof.core.tracking.attempts import Attempts, JobDied
 from stormproof.core.tracking.outcome import FailedIn, Outcome
 from stormproof.core.tracking.verdict import JobReport

@@ -14,8 +14,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Final, cast
 
-from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import (
+from stormproof.core.base.errors import (
     FatalError,
     Fenced,
     PositionMismatch,
@@ -24,16 +23,17 @@ from stormproof.core.errors import (
     TransientError,
     UsageError,
 )
-from stormproof.core.failpoint import failpoint
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.sink import SinkInput, TableKey, require_tables_apart, shared_table
+from stormproof.core.contract.source import Source
+from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.message import storable_text
-from stormproof.core.object_probe import marked_places
+from stormproof.core.heartbeat.listener import PulseListener
 from stormproof.core.postgres.database import Database
-from stormproof.core.preflight import PackageProbe, PulseProbe, UnpickleProbe, package_fingerprint
-from stormproof.core.pulse.listener import PulseListener
-from stormproof.core.settings import Settings
-from stormproof.core.sink import SinkInput, TableKey, require_tables_apart, shared_table
-from stormproof.core.source.protocol import Source
+from stormproof.core.start.object_probe import marked_places
+from stormproof.core.start.preflight import PackageProbe, PulseProbe, UnpickleProbe, package_fingerprint
+from stormproof.core.start.settings import Settings
 from stormproof.core.storage.address import default_storage
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.preview import TableAction, TablePreview

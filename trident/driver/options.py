@@ -10,10 +10,10 @@ from typing import Final, TypeVar
 
 import tenacity
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import StoreUnavailable, TransientError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Limit
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import StoreUnavailable, TransientError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Limit
 
 
 @dataclass(frozen=True, slots=True)

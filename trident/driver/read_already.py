@@ -8,8 +8,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.arrow_compute import pc
-from stormproof.core.source.protocol import SliceReader
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.contract.source import SliceReader
 
 _BATCH_ROWS: Final = 10_000
 

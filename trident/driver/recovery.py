@@ -21,12 +21,12 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.errors import FatalError, Json, PositionMismatch, SinkRefused
-from stormproof.core.failpoint import failpoint
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import MessageFailure, MessageId, storable_text
-from stormproof.core.source.capabilities import SupportsDeadLetters
-from stormproof.core.source.protocol import Expectation, Resolution, Slice, Source
+from stormproof.core.base.errors import FatalError, Json, PositionMismatch, SinkRefused
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure, MessageId, storable_text
+from stormproof.core.contract.capabilities import SupportsDeadLetters
+from stormproof.core.contract.source import Expectation, Resolution, Slice, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.together import touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches

@@ -12,24 +12,24 @@ from pathlib import Path
 from threading import Event
 from typing import Final, Literal, TypeAlias, TypedDict, Unpack
 
-from stormproof.core.arguments import lacks, shown
-from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.base.arguments import lacks, shown
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import SettingsError, UsageError
+from stormproof.core.base.forks import kept_from_forks
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.machine_faults import own_faults
+from stormproof.core.contract.source import Limit, Source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.errors import SettingsError, UsageError
-from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.machine_faults import own_faults
+from stormproof.core.heartbeat.listener import LOOPBACK, PulseListener
 from stormproof.core.postgres.database import Database
-from stormproof.core.preflight import DatabaseProbe
-from stormproof.core.pulse.listener import LOOPBACK, PulseListener
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Limit, Source
+from stormproof.core.start.preflight import DatabaseProbe
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.control_line import BY_SIGNAL, ControlLine, Stopping
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.opening import Preflight, attached, placed, sinks_of

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from stormproof.core.errors import StoreUnavailable, TransientError
+from stormproof.core.base.errors import StoreUnavailable, TransientError
 from stormproof.sinks.protocol import SinkSession
 
 

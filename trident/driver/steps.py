@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from stormproof.core.errors import (
+from stormproof.core.base.errors import (
     FatalError,
     Fenced,
     Json,
@@ -24,12 +24,12 @@ from stormproof.core.errors import (
     StoreUnavailable,
     TransientError,
 )
-from stormproof.core.failpoint import failpoint
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import MessageFailure, storable_text
-from stormproof.core.pulse.heard import suspects_of_dead, sweep
-from stormproof.core.sink import PreparedFile, files_of, transaction_digest
-from stormproof.core.source.protocol import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure, storable_text
+from stormproof.core.contract.sink import PreparedFile, files_of, transaction_digest
+from stormproof.core.contract.source import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
+from stormproof.core.heartbeat.heard import suspects_of_dead, sweep
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
 from stormproof.sinks.protocol import CommitResult, RefusedRow

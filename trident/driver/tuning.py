@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from stormproof.core.source.protocol import Limit
+from stormproof.core.contract.source import Limit
 from stormproof.trident.terms.observers import Figures
 
 TUNED_IN_FLIGHT_MAX: Final = 4

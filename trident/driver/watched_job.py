@@ -10,17 +10,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import Fenced, JobFailed, MachineUnavailable, TransientError
+from stormproof.core.contract.source import Lease, Source
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.errors import Fenced, JobFailed, MachineUnavailable, TransientError
 from stormproof.core.graph.plan import Plan
-from stormproof.core.job import Job
-from stormproof.core.pulse.protocol import JobPulse, Pulses
-from stormproof.core.pulse.record import Progress
-from stormproof.core.source.protocol import Lease, Source
+from stormproof.core.heartbeat.protocol import JobPulse, Pulses
+from stormproof.core.heartbeat.record import Progress
+from stormproof.core.task.job import Job
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.core.user_errors import CAUGHT
+from stormproof.core.user_code.errors import CAUGHT
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger.control import JobProgress, JobWatch
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from pydantic import TypeAdapter
 
-from stormproof.core.errors import Json, PositionMismatch
+from stormproof.core.base.errors import Json, PositionMismatch
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.tx import Tx

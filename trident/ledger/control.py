@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.job import Job
+from stormproof.core.heartbeat.record import BEFORE, DONE, PASSAGE, PASSED, STAGE, STATE, STEP, TOTAL, Progress, Record
 from stormproof.core.postgres.columns import may, must
-from stormproof.core.pulse.record import BEFORE, DONE, PASSAGE, PASSED, STAGE, STATE, STEP, TOTAL, Progress, Record
+from stormproof.core.task.job import Job
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger.rows import record_of
 from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from stormproof.core.errors import SettingsError, StoreUnavailable, StormproofError
+from stormproof.core.base.errors import SettingsError, StoreUnavailable, StormproofError
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
 from stormproof.migrations import migrate, state

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, names_of, to_event
 from stormproof.trident.ledger.tx import Tx

@@ -16,9 +16,9 @@ import psutil
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import Fenced, PositionMismatch
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import Fenced, PositionMismatch
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase

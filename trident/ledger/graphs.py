@@ -12,9 +12,11 @@ from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
 
-from stormproof.core.arguments import operator
-from stormproof.core.errors import Json, PositionMismatch, UsageError
-from stormproof.core.folds import fold_from_json
+from stormproof.core.base.arguments import operator
+from stormproof.core.base.errors import Json, PositionMismatch, UsageError
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.folds import fold_from_json
+from stormproof.core.contract.schema import type_name
 from stormproof.core.graph.plan import (
     BoltNode,
     CombineNode,
@@ -27,8 +29,6 @@ from stormproof.core.graph.plan import (
     SendNode,
     WriteNode,
 )
-from stormproof.core.message import storable_text
-from stormproof.core.schema import type_name
 from stormproof.trident.ledger import bindings, events, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import PositionMismatch, UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.errors import PositionMismatch, UsageError
+from stormproof.core.base.message import storable_text
 from stormproof.core.postgres.columns import key, may, must
 from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.fence import DriverIdentity

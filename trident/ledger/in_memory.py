@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
+from stormproof.core.contract.source import Source
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Source
 from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.protocol import Sink
 from stormproof.trident.ledger import tables

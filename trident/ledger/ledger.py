@@ -16,9 +16,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import Json, MissingRight, PositionMismatch, StoreUnavailable
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import Json, MissingRight, PositionMismatch, StoreUnavailable
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.rights import quoted
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger import tables as t

@@ -9,7 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 from pydantic import StrictInt, TypeAdapter, ValidationError
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.terms.transaction_states import EventKind, TxnState
 

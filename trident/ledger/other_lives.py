@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import PositionMismatch
+from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.pending.tables import metadata as pending
 from stormproof.core.pending.tables import pending_subscription
 from stormproof.core.source.files.entries import metadata as files

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 from stormproof.sinks.protocol import RefusedRow
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t

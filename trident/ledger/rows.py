@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-from stormproof.core.errors import Json
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.sink import PreparedFile
+from stormproof.core.base.errors import Json
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.sink import PreparedFile
 from stormproof.sinks.protocol import RefusedRow
 from stormproof.trident.terms.transaction_states import (
     ComponentKind,

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run
 

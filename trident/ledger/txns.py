@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.errors import Fenced, Json, UsageError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.sink import files_to_json
-from stormproof.core.source.protocol import Expectation, Slice
+from stormproof.core.base.errors import Fenced, Json, UsageError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import files_to_json
+from stormproof.core.contract.source import Expectation, Slice
 from stormproof.sinks.protocol import CommitResult, Held
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from stormproof.core.message import FailureReason
+from stormproof.core.base.message import FailureReason
 from stormproof.trident.audit.status import DriverState, ProblemKind
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.terms.transaction_states import AttemptOutcome, RejectState, TxnCause, TxnState, Verdict

@@ -24,8 +24,8 @@ from prometheus_client.exposition import ThreadingWSGIServer, generate_latest, m
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from stormproof.core.errors import SettingsError
-from stormproof.core.forks import process_life
+from stormproof.core.base.errors import SettingsError
+from stormproof.core.base.forks import process_life
 from stormproof.trident.metrics.book import Book, Distribution, Sample
 from stormproof.trident.metrics.catalogue import BUCKETS_S, METRICS, Kind, Metric
 

@@ -12,9 +12,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from stormproof.core.extras import required
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Slice
+from stormproof.core.base.extras import required
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Slice
 from stormproof.trident.metrics.book import Book
 from stormproof.trident.metrics.catalogue import BUCKETS_S, METRICS, Kind, Metric, Where
 from stormproof.trident.terms.observers import BatchResult, CommittedBatch, Observer, RecoveryReport

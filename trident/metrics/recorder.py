@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from typing import Final
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import TransientError
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import FailureReason
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Backlog, Slice, Source
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import TransientError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import FailureReason
+from stormproof.core.contract.source import Backlog, Slice, Source
+from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.control import Doing, JobProgress
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.metrics import catalogue as m

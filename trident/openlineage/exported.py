@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from stormproof.core.clock import Clock
-from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import SettingsError
-from stormproof.core.extras import required
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.dataset import DatasetName
+from stormproof.core.base.errors import SettingsError
+from stormproof.core.base.extras import required
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Source
 from stormproof.core.graph.plan import Plan
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Source
+from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.terms.observers import Observer
 

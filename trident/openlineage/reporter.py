@@ -19,10 +19,10 @@ from openlineage.client.generated.dataset_version_dataset import DatasetVersionD
 from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
 from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
 
-from stormproof.core.clock import Clock
-from stormproof.core.dataset import DatasetName
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Slice
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.dataset import DatasetName
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Slice
 from stormproof.trident.terms.observers import CommittedBatch, Observer
 from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 

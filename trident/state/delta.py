@@ -11,11 +11,11 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from pyarrow.dataset import dataset
 
-from stormproof.core.arguments import require_path
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import Json, SinkRefused, TopologyError
+from stormproof.core.base.arguments import require_path
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import Json, SinkRefused, TopologyError
+from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.content import NOTHING, Content
 from stormproof.sinks.delta.compare import compare

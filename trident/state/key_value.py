@@ -17,12 +17,12 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.arguments import require_function, require_object, require_text, require_whole
-from stormproof.core.errors import Fenced, Json, PositionMismatch, SinkRefused, TopologyError
-from stormproof.core.forks import OneProcess
+from stormproof.core.base.arguments import require_function, require_object, require_text, require_whole
+from stormproof.core.base.errors import Fenced, Json, PositionMismatch, SinkRefused, TopologyError
+from stormproof.core.base.forks import OneProcess
+from stormproof.core.contract.sink import TableKey, shared_table
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import TableKey, shared_table
-from stormproof.core.user_functions import refuse_unfit_call
+from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, StoreRecord
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema

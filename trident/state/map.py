@@ -12,10 +12,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arguments import require_function
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
-from stormproof.core.user_functions import refuse_unfit_call
+from stormproof.core.base.arguments import require_function
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
+from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.sinks.content import Content, ContentSum, kinds_of
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, StoreRecord

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from stormproof.core.arguments import instead_of, lacks, shown
-from stormproof.core.errors import Json, TopologyError
-from stormproof.core.guarantee import Guarantee
+from stormproof.core.base.arguments import instead_of, lacks, shown
+from stormproof.core.base.errors import Json, TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import TableKey
+from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import TableKey
-from stormproof.core.source.kind import SourceKind
-from stormproof.core.user_functions import refuse_unfit_call
+from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction
 from stormproof.trident.state.protocol import Merge, StateFactory, StateKind, StateUpdater
 

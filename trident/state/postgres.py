@@ -8,9 +8,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.errors import Json, SettingsError, SinkRefused, TopologyError
+from stormproof.core.base.errors import Json, SettingsError, SinkRefused, TopologyError
+from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import SinkInput, TableKey
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.content import NOTHING, Content, Totals
 from stormproof.sinks.limits import Limits

@@ -9,9 +9,9 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.folds import Fold
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.kind import SourceKind
 from stormproof.sinks.protocol import SinkIdentity
 
 __all__ = [

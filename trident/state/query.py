@@ -13,16 +13,16 @@ from typing import TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arguments import shown
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.errors import BoltUnavailable, TopologyError, TransientError
 from stormproof.core.bolt import ArrowBolt, BoltContext
 from stormproof.core.bolt.api import ArrowRows
-from stormproof.core.errors import BoltUnavailable, TopologyError, TransientError
+from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.graph.checks import schema_for
 from stormproof.core.graph.components import Aggregate, BoltComponent, SinkComponent
 from stormproof.core.graph.fields import require_fields
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.schema import SchemaLike
-from stormproof.core.user_functions import refuse_unfit_call
+from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.state.sink import StateReader, StateSink
 

@@ -11,17 +11,17 @@ from typing import cast
 
 import pyarrow as pa
 
-from stormproof.core.arguments import require_object, require_path
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
-from stormproof.core.failpoint import failpoint
-from stormproof.core.folds import AnyFold, Fold
-from stormproof.core.forks import kept_from_forks
+from stormproof.core.base.arguments import require_object, require_path
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.forks import kept_from_forks
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.folds import AnyFold, Fold
+from stormproof.core.contract.sink import APPEND_AND_FOLD, EVERY_FOLD, SinkInput, SinkMode, TableKey
+from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.graph.fields import can_be_key
-from stormproof.core.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.core.sink import APPEND_AND_FOLD, EVERY_FOLD, SinkInput, SinkMode, TableKey
-from stormproof.core.source.kind import SourceKind
 from stormproof.core.storage.address import absolute
 from stormproof.sinks.by_key import require_unique_keys
 from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, SupportsCompareRows

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stormproof.core.arguments import shown
-from stormproof.core.errors import TopologyError
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import SinkSpec, require_tables_apart
 from stormproof.core.graph.checks import as_guarantee, checked_name, require_sink
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.settings import Settings
-from stormproof.core.sink import SinkSpec, require_tables_apart
 from stormproof.core.source.files.micro_batches import MicroBatches
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.streaming.base import ForeachBatch, StreamResult
 from stormproof.trident.streaming.sinks import ExactlyOnce

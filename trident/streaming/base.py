@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from stormproof.core.arguments import operator
-from stormproof.core.clock import Clock, SystemClock
+from stormproof.core.base.arguments import operator
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.base.forks import kept_from_forks
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.forks import kept_from_forks
 from stormproof.core.graph.plan import Plan
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.settings import Settings
-from stormproof.core.source.protocol import Source
+from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.opening import Preflight, attached, placed
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
 from stormproof.trident.driver.run import new_incarnation, options_of

@@ -16,21 +16,14 @@ import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
+from stormproof.core.base.errors import Fenced, JobFailed, Json, SinkRefused, TopologyError, UsageError
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure
 from stormproof.core.bolt import DEFAULT_STREAM
-from stormproof.core.errors import Fenced, JobFailed, Json, SinkRefused, TopologyError, UsageError
-from stormproof.core.failpoint import failpoint
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.components import Subscription
-from stormproof.core.graph.plan import Plan
-from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.lineage import NumberIds, ShownIds
-from stormproof.core.message import MessageFailure
-from stormproof.core.settings import Settings
-from stormproof.core.sink import SinkMode, SinkSpec, TaskContext, files_of
-from stormproof.core.source.decode import BytesDecoder
-from stormproof.core.source.kind import SourceKind
-from stormproof.core.source.protocol import (
+from stormproof.core.contract.lineage import NumberIds, ShownIds
+from stormproof.core.contract.sink import SinkMode, SinkSpec, TaskContext, files_of
+from stormproof.core.contract.source import (
     Backlog,
     Decoder,
     Expectation,
@@ -41,6 +34,13 @@ from stormproof.core.source.protocol import (
     SliceReader,
     Source,
 )
+from stormproof.core.contract.source_kind import SourceKind
+from stormproof.core.decode.decoders import BytesDecoder
+from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.components import Subscription
+from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.topology import TopologyGraph
+from stormproof.core.start.settings import Settings
 from stormproof.core.tracking.share import tokens, xor_reduce
 from stormproof.sinks.preview import RowsPreview
 from stormproof.sinks.writer import Rehearsal, one_message_writer

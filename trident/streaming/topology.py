@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.failpoint import failpoint
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.sink import TaskContext
+from stormproof.core.contract.source import Source
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.settings import Settings
-from stormproof.core.sink import TaskContext
 from stormproof.core.source.files.micro_batches import MicroBatches
-from stormproof.core.source.protocol import Source
+from stormproof.core.start.settings import Settings
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.writer import FileWriter
 from stormproof.trident.driver.coordinator import Coordinator

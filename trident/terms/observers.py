@@ -10,9 +10,9 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from stormproof.core.errors import Json
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.source.protocol import Slice
+from stormproof.core.base.errors import Json
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.contract.source import Slice
 from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 from stormproof.trident.terms.wording import html_table
 

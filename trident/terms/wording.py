@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from stormproof.core.errors import UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.message import storable_text
 
 _AGE: Final = re.compile(r"(\d+)\s*([smhdw])")
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -49,7 +49,7 @@ def moment(name: str, text: str) -> datetime:
     Raises:
         UsageError: it is neither; `name` is the option's.
     """
-    from stormproof.core.clock import SystemClock
+    from stormproof.core.base.clock import SystemClock
 
     try:
         moment = datetime.fromisoformat(text)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.arguments import instead_of, require_whole, shown
-from stormproof.core.errors import TopologyError
-from stormproof.core.folds import ByOrder, End, SetTruncated, SetUnion
+from stormproof.core.base.arguments import instead_of, require_whole, shown
+from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.folds import ByOrder, End, SetTruncated, SetUnion
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import (
     Aggregator,

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from stormproof.core.base.errors import Json, TopologyError
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import AnyBolt
-from stormproof.core.errors import Json, TopologyError
+from stormproof.core.contract.schema import to_ddl
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Aggregate, BoltComponent, Component, Join, Operation, SinkComponent, Spout
 from stormproof.core.graph.plan import BoltNode, Edge, GatherNode, JoinNode, OperationNode, Plan
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.schema import to_ddl
-from stormproof.core.user_functions import name_of
+from stormproof.core.user_code.functions import name_of
 from stormproof.trident.state.query import NewValues, ReadsState, StateQuery
 from stormproof.trident.terms.wording import html_table
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Unpack
 
+from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
 
 if TYPE_CHECKING:
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
     from stormproof.trident.driver.dry_run import TopologyDryRun
     from stormproof.trident.driver.options import RunOptions
     from stormproof.trident.driver.run import RunArguments

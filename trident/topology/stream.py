@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stormproof.core.arguments import shown
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.errors import TopologyError
 from stormproof.core.bolt import DEFAULT_STREAM
-from stormproof.core.errors import TopologyError
+from stormproof.core.contract.schema import SchemaLike
+from stormproof.core.contract.sink import SinkSpec
+from stormproof.core.contract.source import Source
 from stormproof.core.graph.checks import checked_tasks, schema_for
 from stormproof.core.graph.components import OperationKind, OutputStream, Subscription, UserFunction
 from stormproof.core.graph.fields import require_fields
 from stormproof.core.graph.grouping import Grouping, GroupingKind
-from stormproof.core.schema import SchemaLike
-from stormproof.core.sink import SinkSpec
-from stormproof.core.source.protocol import Source
 from stormproof.trident.topology.aggregate import (
     EVERYTHING,
     OneResult,

@@ -12,8 +12,8 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.web import assets
 from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.decide import pages

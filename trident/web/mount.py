@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stormproof.core.clock import SystemClock
-from stormproof.core.extras import required
+from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.extras import required
 from stormproof.trident.web.people import LOOPBACK, POLL_S, Identify, WebOptions
 
 if TYPE_CHECKING:
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
     from stormproof.trident.web.application import WebApp
 
 
@@ -45,7 +45,7 @@ def web_app(
     """
     for module in ("starlette", "jinja2"):
         required(module, "web", "web_app")
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
     from stormproof.trident.web.app import app_of
     from stormproof.trident.web.reading import open_ledger
 

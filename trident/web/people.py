@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import UsageError
 
 
 class WebRole(StrEnum):

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 import anyio
 import anyio.to_thread
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import StormproofError
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import StormproofError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from stormproof.core.postgres.database import Database
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
     from stormproof.trident.audit.ledger import AuditLedger
 
 P = ParamSpec("P")

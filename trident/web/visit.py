@@ -18,8 +18,8 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import (
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import (
     CannotTell,
     MissingRight,
     SettingsError,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from stormproof.core.errors import PositionMismatch, StormproofError
+from stormproof.core.base.errors import PositionMismatch, StormproofError
 from stormproof.core.pending.audit import Finding, Kept, NumberedAudit, OpenedSlice
 from stormproof.core.pending.rows import At
 from stormproof.core.source.files import entries

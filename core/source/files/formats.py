@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.arrays import Rows
-from stormproof.core.errors import PositionMismatch, UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.errors import PositionMismatch, UsageError
+from stormproof.core.base.message import storable_text
 from stormproof.core.source.files.digests import (
     DIGEST_BYTES,
     ComparedFile,

@@ -10,20 +10,20 @@ from typing import Self
 
 import pyarrow as pa
 
-from stormproof.core.arguments import error_prefix, require_text
-from stormproof.core.arrow_compute import pc
-from stormproof.core.clock import Clock
-from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.base.arguments import error_prefix, require_text
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import TopologyError, UsageError
+from stormproof.core.contract.schema import SchemaLike, parse_schema
+from stormproof.core.contract.source import Backlog, Decoded, Decoder, Limit, SourcePreview
+from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.numbered import lowest_unresolved
 from stormproof.core.postgres.database import Database
-from stormproof.core.schema import SchemaLike, parse_schema
-from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.files import entries
 from stormproof.core.source.files.formats import scan
 from stormproof.core.source.files.ranges import RegisteredFiles
 from stormproof.core.source.files.rows import RowDecoder
 from stormproof.core.source.files.source import FileSource
-from stormproof.core.source.protocol import Backlog, Decoded, Decoder, Limit, SourcePreview
 from stormproof.core.storage.files import files_at
 
 

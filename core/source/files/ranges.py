@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.contract.source import Limit
 from stormproof.core.pending.slice_position import even_bounds
 from stormproof.core.source.files.formats import File
 from stormproof.core.source.files.reader import Segment, columns_in, rows_of
 from stormproof.core.source.files.rows import pack
-from stormproof.core.source.protocol import Limit
 
 _PAYLOAD_ROWS: Final = 10_000
 """Rows of a record batch where payloads are read again."""

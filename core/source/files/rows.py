@@ -14,12 +14,12 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from stormproof.core.arrow_compute import cast_within, pc
-from stormproof.core.errors import UsageError
-from stormproof.core.python_to_arrow import nulls_refused
-from stormproof.core.source.decode import JsonDecoder
-from stormproof.core.source.protocol import Decoded
-from stormproof.core.source.stored import payload_in
+from stormproof.core.base.arrow_compute import cast_within, pc
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.source import Decoded
+from stormproof.core.decode.decoders import JsonDecoder
+from stormproof.core.decode.stored import payload_in
+from stormproof.core.user_code.python_to_arrow import nulls_refused
 
 _ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 """How an Arrow stream begins."""

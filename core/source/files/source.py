@@ -14,19 +14,20 @@ from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
 
-from stormproof.core.arguments import error_prefix, require_path, require_seconds, require_text
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.dataset import DatasetName, at_path
-from stormproof.core.errors import TopologyError, UsageError
+from stormproof.core.base.arguments import error_prefix, require_path, require_seconds, require_text
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.dataset import DatasetName, at_path
+from stormproof.core.base.errors import TopologyError, UsageError
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.schema import SchemaLike, parse_schema
+from stormproof.core.contract.source import Decoder, Limit, SliceReader, SourcePreview
+from stormproof.core.decode.decoders import JsonDecoder, decoder_for
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.numbered import NumberedSource, lowest_unresolved, next_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
-from stormproof.core.schema import SchemaLike, parse_schema
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.decode import JsonDecoder, decoder_for
 from stormproof.core.source.files import entries
 from stormproof.core.source.files.audit import FilesAudit
 from stormproof.core.source.files.formats import FORMATS, File, Format, scan
@@ -34,7 +35,6 @@ from stormproof.core.source.files.identity import as_registered, renamed_from
 from stormproof.core.source.files.ranges import RegisteredFiles
 from stormproof.core.source.files.reader import FileSliceReader
 from stormproof.core.source.files.rows import RowDecoder, edited, unpack
-from stormproof.core.source.protocol import Decoder, Limit, SliceReader, SourcePreview
 from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from stormproof.core.errors import StormproofError
+from stormproof.core.base.errors import StormproofError
 from stormproof.core.source.kafka.cluster import Cluster, Partition
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from stormproof.core.arguments import shown
-from stormproof.core.errors import UsageError
+from stormproof.core.base.arguments import shown
+from stormproof.core.base.errors import UsageError
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int] | Mapping[str, Mapping[int, int]]
 """Where a new subscription begins: at all that is there, behind it, at a time, or at offsets by (topic and) partition."""

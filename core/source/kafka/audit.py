@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
 from stormproof.core.pending.audit import Finding, Kept, OpenedSlice, at_the_server
 from stormproof.core.pending.continuity import Continuity
 from stormproof.core.pending.rows import At, Subscriber

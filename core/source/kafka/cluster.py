@@ -15,8 +15,8 @@ from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from stormproof.core.errors import MissingRight, StoreUnavailable, StormproofError, TransientError, UsageError
-from stormproof.core.extras import required
+from stormproof.core.base.errors import MissingRight, StoreUnavailable, StormproofError, TransientError, UsageError
+from stormproof.core.base.extras import required
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer

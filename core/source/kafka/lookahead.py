@@ -16,12 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from stormproof.core.arrays import Rows
+from stormproof.core.base.arrays import Rows
+from stormproof.core.contract.source import Limit
 from stormproof.core.source.kafka.cluster import Cluster, Feed, OffsetGone, Partition
 from stormproof.core.source.kafka.offsets import OffsetRange
 from stormproof.core.source.kafka.position import Place
 from stormproof.core.source.kafka.reader import gone, offsets_of, runs_of
-from stormproof.core.source.protocol import Limit
 
 _MOST: Final = 10_000
 _WAIT_S: Final = 0.25

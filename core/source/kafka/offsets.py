@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.arrays import Rows
-from stormproof.core.arrow_compute import pc
-from stormproof.core.errors import Json, UsageError
-from stormproof.core.lineage import ShownIds
+from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.contract.lineage import ShownIds
+from stormproof.core.contract.source import Expectation
 from stormproof.core.pending.rows import At
 from stormproof.core.pending.slice_position import expectation_of, expectation_of_range
-from stormproof.core.source.protocol import Expectation
 
 OFFSET_BITS: Final = 48
 """A partition that takes a million messages a second is full after nine years."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.contract.source import Limit
 from stormproof.core.pending.continuity import Continuity, Look, Rules, at_least
 from stormproof.core.source.kafka.arguments import Start, Topics, start_offset
 from stormproof.core.source.kafka.cluster import Asking, Cluster, Feed, OffsetGone, Partition, Topic
@@ -19,7 +20,6 @@ from stormproof.core.source.kafka.lookahead import Lookahead
 from stormproof.core.source.kafka.offsets import PLACES_MAX, OffsetRange
 from stormproof.core.source.kafka.position import GONE, NOTHING, KafkaPosition, Place, Waits
 from stormproof.core.source.kafka.reader import messages_in, runs_of
-from stormproof.core.source.protocol import Limit
 
 log = logging.getLogger("stormproof.kafka")
 

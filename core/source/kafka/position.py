@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Final
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.pending.continuity import Continuity, Look, looks_in, with_looks
 from stormproof.core.pending.rows import At
 

@@ -11,10 +11,14 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from stormproof.core.arguments import error_prefix, require_seconds, require_text
-from stormproof.core.clock import Clock
-from stormproof.core.dataset import DatasetName, at_server
-from stormproof.core.errors import StoreUnavailable, StormproofError, UsageError
+from stormproof.core.base.arguments import error_prefix, require_seconds, require_text
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.dataset import DatasetName, at_server
+from stormproof.core.base.errors import StoreUnavailable, StormproofError, UsageError
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.schema import SchemaLike
+from stormproof.core.contract.source import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
+from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import Rules
@@ -23,10 +27,6 @@ from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.slice_position import even_bounds
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.preflight import Probe
-from stormproof.core.schema import SchemaLike
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.kafka.advice import GroupAdvice
 from stormproof.core.source.kafka.arguments import (
     Isolation,
@@ -56,7 +56,7 @@ from stormproof.core.source.kafka.partitions import Partitions
 from stormproof.core.source.kafka.position import NOTHING, KafkaPosition, Place
 from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, columns_of, messages_in
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.protocol import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
+from stormproof.core.start.preflight import Probe
 
 _NONE: Final = np.zeros(0, np.int64)
 LOOK_INTERVAL_S: Final = 5.0

@@ -11,10 +11,10 @@ from itertools import zip_longest
 from random import Random
 from typing import Final, NamedTuple, TypeVar
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import StoreUnavailable, UsageError
-from stormproof.core.message import storable_text
-from stormproof.core.source.backoff import Backoff
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import StoreUnavailable, UsageError
+from stormproof.core.base.message import storable_text
+from stormproof.core.contract.backoff import Backoff
 from stormproof.core.source.kestrel.connection import Connection, ProtocolError
 
 log = logging.getLogger("stormproof.source")

@@ -12,16 +12,16 @@ from typing import ClassVar, Final, Self
 
 import pyarrow as pa
 
-from stormproof.core.arguments import require_text, require_whole
-from stormproof.core.clock import Clock
-from stormproof.core.dataset import DatasetName, at_server
-from stormproof.core.errors import UsageError
+from stormproof.core.base.arguments import require_text, require_whole
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.dataset import DatasetName, at_server
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.capabilities import KESTREL, KESTREL_WITH_ID, Capabilities
+from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import KESTREL, KESTREL_WITH_ID, Capabilities
-from stormproof.core.source.decode import Unit
 from stormproof.core.source.kestrel.connection import Connection
 from stormproof.core.source.kestrel.hosts import Address, Hosts
 from stormproof.core.source.metadata import KeepsMetadata, Metadata

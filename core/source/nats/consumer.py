@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
-from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.extras import required
-from stormproof.core.message import storable_text
+from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.extras import required
+from stormproof.core.base.message import storable_text
 from stormproof.core.source.nats.message_metadata import said_in, us_of
 
 TIMEOUT_S: Final = 10.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 from stormproof.core.source.nats.consumer import StreamFacts
 from stormproof.core.source.nats.message_metadata import time_of
 

@@ -10,18 +10,18 @@ from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar, Final, Literal, Self
 
-from stormproof.core.arguments import require_choice, require_object, require_seconds, require_text
-from stormproof.core.clock import Clock
-from stormproof.core.dataset import DatasetName, at_server
-from stormproof.core.errors import Json, PositionMismatch, UsageError
+from stormproof.core.base.arguments import require_choice, require_object, require_seconds, require_text
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.dataset import DatasetName, at_server
+from stormproof.core.base.errors import Json, PositionMismatch, UsageError
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.capabilities import NATS, Capabilities
+from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, Rules
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import NATS, Capabilities
-from stormproof.core.source.decode import Unit
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.nats.consumer import AGAIN, ANEW, DONE, Consumer, Pulled, StreamFacts
 from stormproof.core.source.nats.message_metadata import MESSAGE, columns_of

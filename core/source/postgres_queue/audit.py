@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from psycopg import Cursor
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 from stormproof.core.pending.audit import Finding, Kept, OpenedSlice
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.store import query

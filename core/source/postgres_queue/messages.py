@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 from psycopg import Cursor
 
-from stormproof.core.errors import UsageError
-from stormproof.core.failpoint import failpoint
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.failpoint import failpoint
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.numbering import record_new
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA

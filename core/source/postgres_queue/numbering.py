@@ -19,7 +19,7 @@ from typing import Any, Final
 from psycopg import Cursor
 from psycopg.types.json import Jsonb
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.position import Snapshot
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA

@@ -15,11 +15,14 @@ from typing import Any, BinaryIO, ClassVar, Final, Literal, Self
 import psycopg
 from psycopg.rows import tuple_row
 
-from stormproof.core.arguments import error_prefix, require_seconds, require_text, require_whole
-from stormproof.core.clock import Clock, SystemClock
-from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.failpoint import failpoint
+from stormproof.core.base.arguments import error_prefix, require_seconds, require_text, require_whole
+from stormproof.core.base.clock import Clock, SystemClock
+from stormproof.core.base.dataset import DatasetName
+from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.source import Backlog, Expectation, Limit, SliceReader, SourcePreview
+from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.postgres import PostgresPendingStore, subscriptions_of
@@ -28,9 +31,6 @@ from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import query
-from stormproof.core.preflight import DatabaseProbe, Probe
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.postgres_queue import spans
 from stormproof.core.source.postgres_queue.audit import QueueAudit
 from stormproof.core.source.postgres_queue.messages import (
@@ -44,7 +44,7 @@ from stormproof.core.source.postgres_queue.produce import Receipt, copy_in, line
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 from stormproof.core.source.postgres_queue.server import check_server, look
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
-from stormproof.core.source.protocol import Backlog, Expectation, Limit, SliceReader, SourcePreview
+from stormproof.core.start.preflight import DatabaseProbe, Probe
 
 _LOG = logging.getLogger("stormproof.queue")
 
@@ -522,7 +522,7 @@ class PostgresQueue(PendingSource):
 
 def _settings_database() -> Database:
     """What the settings say."""
-    from stormproof.core.settings import Settings
+    from stormproof.core.start.settings import Settings
 
     settings = Settings()
     database = settings.resolve_database()

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
-from stormproof.core.errors import StoreUnavailable
+from stormproof.core.base.errors import StoreUnavailable
+from stormproof.core.contract.source import READER_SCHEMA
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.session import started
 from stormproof.core.source.postgres_queue import tokens
-from stormproof.core.source.protocol import READER_SCHEMA
 
 
 class _Connection(NamedTuple):

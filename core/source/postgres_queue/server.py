@@ -7,7 +7,7 @@ from typing import Any
 
 from psycopg import Cursor
 
-from stormproof.core.errors import PositionMismatch, UsageError
+from stormproof.core.base.errors import PositionMismatch, UsageError
 from stormproof.core.source.postgres_queue.messages import MessageTable, first_by_index
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL, Numbering, above_sql
 from stormproof.core.source.postgres_queue.position import Position, Snapshot

@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 
 from psycopg import Cursor
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.contract.source import Expectation, Limit
 from stormproof.core.pending.connector import Piece
 from stormproof.core.pending.rows import At
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable, first_by_index
 from stormproof.core.source.postgres_queue.position import Place, Range, Span
-from stormproof.core.source.protocol import Expectation, Limit
 
 BULK: Final = 5_000
 """From so many messages in a slice on it pays to ask whether one transaction put all of them."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from stormproof.core.dataset import DatasetName, at_server
-from stormproof.core.errors import Json, MissingRight, StoreUnavailable, StormproofError, UsageError
-from stormproof.core.extras import required
-from stormproof.core.message import storable_text
+from stormproof.core.base.dataset import DatasetName, at_server
+from stormproof.core.base.errors import Json, MissingRight, StoreUnavailable, StormproofError, UsageError
+from stormproof.core.base.extras import required
+from stormproof.core.base.message import storable_text
 
 TIMEOUT_S: Final = 10.0
 HEARTBEAT_S: Final = 600

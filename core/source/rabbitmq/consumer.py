@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import StoreUnavailable, StormproofError
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import StoreUnavailable, StormproofError
 from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue
 
 _WAIT_S: Final = 2.0

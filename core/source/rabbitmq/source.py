@@ -9,16 +9,16 @@ from contextlib import suppress
 from random import Random
 from typing import ClassVar, Final, NamedTuple, Self
 
-from stormproof.core.arguments import require_text
-from stormproof.core.clock import Clock
-from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import StoreUnavailable, UsageError
+from stormproof.core.base.arguments import require_text
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.dataset import DatasetName
+from stormproof.core.base.errors import StoreUnavailable, UsageError
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
+from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
-from stormproof.core.source.decode import Unit
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue, dataset_at
 from stormproof.core.source.rabbitmq.consumer import Arrived, Consumer

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
 from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue
 
 PREFETCH: Final = 10_000

@@ -7,9 +7,9 @@ from bisect import bisect_left
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from stormproof.core.errors import StoreUnavailable, StormproofError
+from stormproof.core.base.errors import StoreUnavailable, StormproofError
+from stormproof.core.contract.source import Limit
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, at_least
-from stormproof.core.source.protocol import Limit
 from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue
 from stormproof.core.source.rabbitmq.stream_feed import StreamFeed, StreamMessage, let_go
 from stormproof.core.source.rabbitmq.stream_position import Mark, StreamPosition

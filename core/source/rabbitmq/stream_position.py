@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stormproof.core.errors import Json, UsageError
+from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.pending.audit import Finding, NumberedAudit, OpenedSlice
 from stormproof.core.pending.continuity import Look, looks_in, with_looks
 from stormproof.core.pending.rows import At

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.errors import PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.kafka.offsets import OffsetRange
 from stormproof.core.source.metadata import Metadata

@@ -11,9 +11,14 @@ from typing import Any, ClassVar, Final, Literal, Self, cast
 
 import numpy as np
 
-from stormproof.core.arguments import error_prefix, require_object, require_text, shown
-from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import StoreUnavailable, UsageError
+from stormproof.core.base.arguments import error_prefix, require_object, require_text, shown
+from stormproof.core.base.dataset import DatasetName
+from stormproof.core.base.errors import StoreUnavailable, UsageError
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.capabilities import RABBITMQ_STREAM, Capabilities
+from stormproof.core.contract.schema import SchemaLike
+from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
+from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import CONTINUOUS, Look, Rules
@@ -22,13 +27,8 @@ from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.slice_position import even_bounds, expectation_of
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.schema import SchemaLike
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import RABBITMQ_STREAM, Capabilities
-from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.kafka.offsets import OffsetRange
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.protocol import Expectation, Limit, SliceReader, SourcePreview
 from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
 from stormproof.core.source.rabbitmq.message_metadata import STREAM, columns_of
 from stormproof.core.source.rabbitmq.source import URL, require_queue

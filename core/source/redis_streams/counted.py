@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
-from stormproof.core.errors import Json
+from stormproof.core.base.errors import Json
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look
 
 NONE = "0-0"

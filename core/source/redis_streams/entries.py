@@ -9,11 +9,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.errors import UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.errors import UsageError
+from stormproof.core.base.message import storable_text
+from stormproof.core.decode.stored import bytes_of
 from stormproof.core.source.redis_streams.group import Entry
 from stormproof.core.source.stable_ids import MarkedDecoder
-from stormproof.core.source.stored import bytes_of
 
 _UNREADABLE: Final = b"\0stormproof: no such field\0"
 """Begins the payload of an entry that has not the field; what follows are the names of those that it has."""

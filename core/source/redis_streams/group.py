@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
-from stormproof.core.dataset import DatasetName, at_server
-from stormproof.core.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.extras import required
-from stormproof.core.message import storable_text
+from stormproof.core.base.dataset import DatasetName, at_server
+from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
+from stormproof.core.base.extras import required
+from stormproof.core.base.message import storable_text
 from stormproof.core.source.redis_streams.counted import Counted, Facts
 
 IDENTITY: Final = "stormproof-identity:"

@@ -12,18 +12,19 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import pyarrow as pa
 
-from stormproof.core.arguments import error_prefix, require_choice, require_seconds, require_text
-from stormproof.core.clock import Clock
-from stormproof.core.dataset import DatasetName
-from stormproof.core.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.base.arguments import error_prefix, require_choice, require_seconds, require_text
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.dataset import DatasetName
+from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.contract.capabilities import REDIS_STREAM, Capabilities
+from stormproof.core.decode.decoders import Unit, decoder_for
+from stormproof.core.decode.stored import all_sealed, all_unsealed, sealed, unsealed
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, Rules
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.capabilities import REDIS_STREAM, Capabilities
-from stormproof.core.source.decode import Unit, decoder_for
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.redis_streams.counted import Counted, Facts
 from stormproof.core.source.redis_streams.entries import (
@@ -36,7 +37,6 @@ from stormproof.core.source.redis_streams.entries import (
     stored_entry,
 )
 from stormproof.core.source.redis_streams.group import ANEW, CONSUMER, Entry, Group, dataset_at
-from stormproof.core.source.stored import all_sealed, all_unsealed, sealed, unsealed
 
 log = logging.getLogger("stormproof.source")
 

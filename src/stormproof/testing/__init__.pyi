@@ -1,6 +1,6 @@
 """What `stormproof.testing` offers; this list is the only one."""
 
-from stormproof.core.clock import ManualClock as ManualClock
+from stormproof.core.base.clock import ManualClock as ManualClock
 from .faults import Event as Event, Fault as Fault, FaultKind as FaultKind, Faults as Faults
 from .simulation import (
     End as End,

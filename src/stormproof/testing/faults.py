@@ -9,8 +9,8 @@ from enum import StrEnum
 from random import Random
 from typing import Final, TypeAlias
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import UsageError
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import UsageError
 
 Rate: TypeAlias = float | Mapping[str, float]
 """The probability of a fault each time that a place is reached: at every place, or by place (0 at those not named)."""
@@ -43,7 +43,7 @@ class FaultKind(StrEnum):
     """A task's worker is killed, before or after its work: the task is repeated, or the job fails. Where it is repeated,
     some tasks may have read its first output, and the others read the second. Place: ``stage N``."""
     DRIVER_DEATH = "driver_deaths"
-    """The driver is killed. Place: a step's name, as in `stormproof.core.failpoint.FAILPOINTS`."""
+    """The driver is killed. Place: a step's name, as in `stormproof.core.base.failpoint.FAILPOINTS`."""
 
 
 _OF_JOBS: Final = frozenset(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from stormproof.core.clock import Clock
+from stormproof.core.base.clock import Clock
+from stormproof.core.contract.source import Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.source.protocol import Source
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.job_runners import Jobs
 from stormproof.trident.driver.opening import attached

@@ -13,16 +13,16 @@ from typing import Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import JobFailed, UsageError
 from stormproof.core.bolt import AnyBolt, FailTuple
-from stormproof.core.clock import ManualClock
+from stormproof.core.contract.source import SliceReader
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.errors import JobFailed, UsageError
 from stormproof.core.graph.components import UserFunction
 from stormproof.core.graph.plan import BoltNode, Node, OperationNode, Plan
-from stormproof.core.job import Job, JobKey
 from stormproof.core.source.group import SpoutReader
-from stormproof.core.source.protocol import SliceReader
 from stormproof.core.task.cut import StageJob
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.task.passage import Observer
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport

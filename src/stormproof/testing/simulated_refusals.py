@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.sink import TaskContext, TaskWriter
+from stormproof.core.contract.sink import TaskContext, TaskWriter
 from stormproof.sinks.limits import Limits
 from stormproof.sinks.misfits import LeavingOutWriter, pairs_of
 from stormproof.sinks.protocol import PreparedTransaction

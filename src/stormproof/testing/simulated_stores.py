@@ -11,15 +11,15 @@ from random import Random
 
 import pyarrow as pa
 
-from stormproof.core.clock import Clock
-from stormproof.core.failpoint import failpoint
-from stormproof.core.folds import AnyFold
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.message import MessageFailure
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.failpoint import failpoint
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.folds import AnyFold
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext, TaskWriter
+from stormproof.core.contract.source import Lease, Limit, Resolution, Slice
 from stormproof.core.pending.numbered import range_of
-from stormproof.core.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext, TaskWriter
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.source.protocol import Lease, Limit, Resolution, Slice
 from stormproof.core.storage.kept_files import IN_MEMORY, kept_folder
 from stormproof.sinks.by_key import LatestWriter
 from stormproof.sinks.memory import MemorySession, MemorySink, Next, limits_of

@@ -24,21 +24,21 @@ from typing import Final, TypeAlias, cast
 
 import pyarrow as pa
 
-from stormproof.core.clock import ManualClock
-from stormproof.core.errors import BatchUnverified, TransientError, UsageError
-from stormproof.core.failpoint import watched
+from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.errors import BatchUnverified, TransientError, UsageError
+from stormproof.core.base.failpoint import watched
+from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import FailureReason
+from stormproof.core.contract.dead_letter import DeadLetter
+from stormproof.core.contract.sink import SinkSpec
+from stormproof.core.contract.source import Backlog, Limit, Source
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.guarantee import Guarantee
-from stormproof.core.job import Job
-from stormproof.core.message import FailureReason
-from stormproof.core.sink import SinkSpec
-from stormproof.core.source.dead_letter import DeadLetter
 from stormproof.core.source.group import SourceGroup
-from stormproof.core.source.protocol import Backlog, Limit, Source
 from stormproof.core.source.spouts import id_of
+from stormproof.core.task.job import Job
 from stormproof.testing.faults import Chance, Event, FaultKind, Faults
 from stormproof.testing.memory_driver import run_driver
 from stormproof.testing.simulated_engine import SimulatedEngine, with_faults

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from stormproof.core.source.protocol import Lease, Limit
+from stormproof.core.contract.source import Lease, Limit
 from stormproof.testing import PendingSourceHarness
 from support.source_harness import messages_of
 

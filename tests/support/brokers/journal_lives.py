@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stormproof import DeltaSink, PostgresSink, Topology
-from stormproof.core.failpoint import watched
+from stormproof.core.base.failpoint import watched
+from stormproof.core.decode.stored import payload_in
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
-from stormproof.core.source.stored import payload_in
+from stormproof.core.start.settings import Settings
 from support.brokers import until
 from support.brokers.harness import CrashHarness
 from support.brokers.lives import SOON, Killed, checked

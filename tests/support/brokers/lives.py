@@ -13,11 +13,11 @@ from random import Random
 from typing import Any
 
 from stormproof import DeltaSink, PostgresSink, Topology
-from stormproof.core.failpoint import watched
+from stormproof.core.base.failpoint import watched
+from stormproof.core.contract.backoff import Backoff
+from stormproof.core.decode.stored import payload_in
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.settings import Settings
-from stormproof.core.source.backoff import Backoff
-from stormproof.core.source.stored import payload_in
+from stormproof.core.start.settings import Settings
 from support.contents import in_delta, in_postgres
 from support.verdicts import verified
 

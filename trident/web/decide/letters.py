@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.dead_letters import CanaryReport, CanaryRules, requeue_canary, require_driver

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from stormproof.core.errors import StormproofError, TransientError, UsageError
+from stormproof.core.base.errors import StormproofError, TransientError, UsageError
 from stormproof.trident.decisions.dead_letters import CanaryEnd
 from stormproof.trident.declarations.decisions import Decision, Look, on_the_page
 from stormproof.trident.ledger.tx import Confirmation, Confirmed, confirmed

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import QueryParams
 
-from stormproof.core.clock import Clock
-from stormproof.core.errors import StormproofError, UsageError
-from stormproof.core.message import storable_text
+from stormproof.core.base.clock import Clock
+from stormproof.core.base.errors import StormproofError, UsageError
+from stormproof.core.base.message import storable_text
 from stormproof.trident.declarations.decisions import Decision, Field
 
 if TYPE_CHECKING:

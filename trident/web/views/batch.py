@@ -9,8 +9,8 @@ from typing import Final
 
 from starlette.responses import Response
 
-from stormproof.core.errors import StormproofError
-from stormproof.core.source.dead_letter import error_class
+from stormproof.core.base.errors import StormproofError
+from stormproof.core.contract.dead_letter import error_class
 from stormproof.trident.audit.batches import BatchFilter, BatchPage, TxnReport, txn
 from stormproof.trident.audit.batches import batches as read
 from stormproof.trident.audit.inspect import opener_for

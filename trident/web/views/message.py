@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from stormproof.core.errors import UsageError
-from stormproof.core.source.dead_letter import error_class
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.dead_letter import error_class
 from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.message import MessageReport
 from stormproof.trident.audit.message import message as read

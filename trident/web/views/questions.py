@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from stormproof.core.errors import UsageError
+from stormproof.core.base.errors import UsageError
 from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.questions import Answer, Asked, ask, columns_of
 from stormproof.trident.declarations.questions import QUESTIONS

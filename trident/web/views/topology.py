@@ -11,7 +11,7 @@ from typing import Any, Final
 from markupsafe import Markup
 from starlette.responses import Response
 
-from stormproof.core.source.protocol import Backlog
+from stormproof.core.contract.source import Backlog
 from stormproof.trident.audit.figures import Arrow, GraphFigures, Part, figures
 from stormproof.trident.audit.inspect import committer_of, opener_for
 from stormproof.trident.audit.overview import Health, backlogs

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import SinkRefused
-from stormproof.core.folds import AnyFold, ByOrder, End, SetTruncated, SetUnion
-from stormproof.core.sink import SinkInput
+from stormproof.core.base.errors import SinkRefused
+from stormproof.core.contract.folds import AnyFold, ByOrder, End, SetTruncated, SetUnion
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.protocol import CommitOutcome, CommitResult, PreparedTransaction, SinkSession
 from stormproof.testing.sinks.harness import SinkHarness
 

@@ -13,8 +13,15 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pytest
 
-from stormproof.core.folds import Fold
-from stormproof.core.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskContext, transaction_digest
+from stormproof.core.contract.folds import Fold
+from stormproof.core.contract.sink import (
+    MESSAGE_COLUMNS,
+    PreparedFile,
+    SinkInput,
+    SinkMode,
+    TaskContext,
+    transaction_digest,
+)
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
 from stormproof.sinks.staging import guard_of

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pytest
 
-from stormproof.core.errors import SinkRefused
+from stormproof.core.base.errors import SinkRefused
 from stormproof.sinks.misfits import Misfits
 from stormproof.sinks.protocol import (
     CommitOutcome,

@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from stormproof.core.errors import UsageError
-from stormproof.core.source.protocol import Backlog, Limit
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.source import Backlog, Limit
 from stormproof.testing.sources.harness import (
     ANY,
     SEED,

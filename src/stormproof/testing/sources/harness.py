@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from stormproof.core.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.source.capabilities import SupportsDeadLetters
-from stormproof.core.source.protocol import Lease, Limit, Slice, Source
-from stormproof.core.source.stored import payload_in
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.capabilities import SupportsDeadLetters
+from stormproof.core.contract.source import Lease, Limit, Slice, Source
+from stormproof.core.decode.stored import payload_in
 
 SEED: Final = 7
 ANY: Final = Limit(1_000)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stormproof.core.errors import Fenced, UsageError
-from stormproof.core.source.protocol import Backlog, Lease, Limit
+from stormproof.core.base.errors import Fenced, UsageError
+from stormproof.core.contract.source import Backlog, Lease, Limit
 from stormproof.testing.sources.harness import (
     ANY,
     SEED,

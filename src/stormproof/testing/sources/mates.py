@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from stormproof.core.errors import Fenced
-from stormproof.core.source.protocol import Limit, Slice, Source
+from stormproof.core.base.errors import Fenced
+from stormproof.core.contract.source import Limit, Slice, Source
 from stormproof.testing.sources.harness import (
     SourceHarness,
     SubscribedSource,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stormproof.core.errors import UsageError
-from stormproof.core.source.protocol import Backlog, Expectation, Limit
+from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.source import Backlog, Expectation, Limit
 from stormproof.testing.sources.harness import (
     ANY,
     SEED,
