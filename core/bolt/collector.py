@@ -23,7 +23,7 @@ from stormproof.core.base.message import FailureReason, storable_text
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Tuple, text_of
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.user_code.errors import CAUGHT, blame
 
 # ---- the one thread from which a bolt may emit, ack and fail: that of its task
@@ -111,11 +111,11 @@ class Collector:
         "_failed",
         "_first",
         "_hand",
+        "_heartbeat",
         "_held",
         "_now",
         "_outs",
         "_own",
-        "_pulse",
         "_resets",
     )
 
@@ -130,7 +130,7 @@ class Collector:
         self._first = 0
         self._hand: Tuple | None = None
         self._resets = 0
-        self._pulse: Pulse | None = None
+        self._heartbeat: Heartbeat | None = None
         self._closed = False
         self._own = OwnThread(component)
 
@@ -220,8 +220,8 @@ class Collector:
         """
         if self._is_open(tuple, "reset_timeout"):
             self._resets += 1
-            if self._pulse is not None:
-                self._pulse.reset()
+            if self._heartbeat is not None:
+                self._heartbeat.reset()
 
     # -- errors and the rarer ways -----------------------------------------------------------------------------------
 
@@ -272,12 +272,14 @@ class Collector:
 
     # -- for the runner ----------------------------------------------------------------------------------------------
 
-    def call(self, execute: Callable[[Tuple], None], first: int, tuples: list[Tuple], pulse: Pulse | None) -> None:
+    def call(
+        self, execute: Callable[[Tuple], None], first: int, tuples: list[Tuple], heartbeat: Heartbeat | None
+    ) -> None:
         """Call `execute` with tuples whose handles count up from `first`. Where it raises, its tuple fails, even one that
         it acked in that call.
         """
-        self._first, self._now, self._pulse = first, tuples, pulse
-        for hand in tuples if pulse is None else pulse.each(tuples):
+        self._first, self._now, self._heartbeat = first, tuples, heartbeat
+        for hand in tuples if heartbeat is None else heartbeat.each(tuples):
             self._hand = hand
             try:
                 execute(hand)
@@ -286,13 +288,13 @@ class Collector:
                 self._give_up(hand, reason, text)
         self._hand = None
 
-    def last_call(self, finish: Callable[[], None], first: int, pulse: Pulse | None) -> None:
+    def last_call(self, finish: Callable[[], None], first: int, heartbeat: Heartbeat | None) -> None:
         """Call `finish`. Where it raises, every tuple that is still open fails.
 
         Raises:
             JobFailed: it raised, and no tuple is open.
         """
-        self._first, self._now, self._pulse = first, [], pulse
+        self._first, self._now, self._heartbeat = first, [], heartbeat
         try:
             finish()
         except CAUGHT as error:

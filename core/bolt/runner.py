@@ -24,7 +24,7 @@ from stormproof.core.bolt.collector import Collector, OwnThread, log
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, in_one
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.user_code.errors import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import arrow_result, nulls_refused
 
@@ -90,11 +90,12 @@ class BoltRunner:
         """The handles that are neither acked nor failed now, ascending."""
         return self._way.held()
 
-    def run(self, rows: pa.RecordBatch, component: str, stream: str, pulse: Pulse | None = None) -> Ran:
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, heartbeat: Heartbeat | None = None) -> Ran:
         """Call the bolt with every row. They get the next handles, in order.
 
-        `component` and `stream` say where the rows come from. Each row is a sign of life in `pulse`, which also notes the
-        message in hand where that is asked for (`Pulse.at`). An `ArrowBolt` gives one sign of life a call, and no note.
+        `component` and `stream` say where the rows come from. Each row is a sign of life in `heartbeat`, which also notes
+        the message in hand where that is asked for (`Heartbeat.at`). An `ArrowBolt` gives one sign of life a call, and no
+        note.
 
         Raises:
             JobFailed: an error that no message answers for: see `Collector.end`.
@@ -104,25 +105,25 @@ class BoltRunner:
         first, self._next = self._next, self._next + rows.num_rows
         if not rows.num_rows:
             return _NOTHING
-        # A careful pulse knows the message of each of the rows, counted from the first one.
-        in_blocks = self._way.makes_tuples and not (pulse is not None and pulse.careful)
+        # A careful heartbeat knows the message of each of the rows, counted from the first one.
+        in_blocks = self._way.makes_tuples and not (heartbeat is not None and heartbeat.careful)
         size = TUPLES_AT_ONCE if in_blocks else rows.num_rows
         with fewer_collections():
             return in_one(
                 [
-                    self._way.run(rows.slice(start, size), component, stream, first + start, pulse)
+                    self._way.run(rows.slice(start, size), component, stream, first + start, heartbeat)
                     for start in range(0, rows.num_rows, size)
                 ]
             )
 
-    def finish(self, pulse: Pulse | None = None) -> Ran:
+    def finish(self, heartbeat: Heartbeat | None = None) -> Ran:
         """End the batch at this task: the bolt's `finish`, then what is still open fails as `unacked`, then `cleanup`.
 
         Raises:
             JobFailed: `finish` raised and no tuple was open that could have answered for it.
         """
         with fewer_collections():
-            ran = self._way.finish(self._next, pulse)
+            ran = self._way.finish(self._next, heartbeat)
         self.close()
         return ran
 
@@ -148,9 +149,11 @@ class _Way(ABC):
     def prepare(self, context: BoltContext) -> None: ...
 
     @abstractmethod
-    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran: ...
+    def run(
+        self, rows: pa.RecordBatch, component: str, stream: str, first: int, heartbeat: Heartbeat | None
+    ) -> Ran: ...
 
-    def finish(self, first: int, pulse: Pulse | None) -> Ran:
+    def finish(self, first: int, heartbeat: Heartbeat | None) -> Ran:
         return _NOTHING
 
     def held(self) -> Rows:
@@ -171,14 +174,14 @@ class _Explicit(_Way):
     def prepare(self, context: BoltContext) -> None:
         self._bolt.prepare(context, self._collector)
 
-    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, heartbeat: Heartbeat | None) -> Ran:
         collector = self._collector
         given = tuples_of(rows, component, stream, first, collector)
-        collector.call(given.refusing(self._bolt.execute), first, given.tuples, pulse)
+        collector.call(given.refusing(self._bolt.execute), first, given.tuples, heartbeat)
         return collector.end()
 
-    def finish(self, first: int, pulse: Pulse | None) -> Ran:
-        self._collector.last_call(self._bolt.finish, first, pulse)
+    def finish(self, first: int, heartbeat: Heartbeat | None) -> Ran:
+        self._collector.last_call(self._bolt.finish, first, heartbeat)
         return self._collector.end(
             f"bolt {self._component!r} neither acked nor failed the tuple by the end of its batch; end it in execute or, "
             "held, in finish"
@@ -206,7 +209,7 @@ class _Basic(_Way):
     def prepare(self, context: BoltContext) -> None:
         self._bolt.prepare(context)
 
-    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, heartbeat: Heartbeat | None) -> Ran:
         given = tuples_of(rows, component, stream, first, self)
         me, execute, tuples = self._component, given.refusing(self._bolt.execute), given.tuples
         made = {name: Output(me, name, schema, self._direct.get(name)) for name, schema in self._streams.items()}
@@ -230,7 +233,7 @@ class _Basic(_Way):
             out.handles.append(row)
 
         failed: dict[int, FailedTuple] = {}
-        for hand in tuples if pulse is None else pulse.each(tuples):
+        for hand in tuples if heartbeat is None else heartbeat.each(tuples):
             row += 1
             try:
                 execute(hand, emit)
@@ -280,14 +283,14 @@ class _Arrow(_Way):
     def prepare(self, context: BoltContext) -> None:
         self._bolt.prepare(context)
 
-    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, pulse: Pulse | None) -> Ran:
+    def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, heartbeat: Heartbeat | None) -> Ran:
         failed: dict[int, FailedTuple] = {}
         found: dict[str, list[tuple[pa.RecordBatch, Rows]]] = {}
         todo = [(0, rows.num_rows)]
         while todo:
             start, stop = todo.pop()
-            if pulse is not None:
-                pulse.beat()
+            if heartbeat is not None:
+                heartbeat.beat()
             try:
                 given = self._checked(rows.slice(start, stop - start))
             except BoltUnavailable:  # what the bolt needs is away: no row is to blame

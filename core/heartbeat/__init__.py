@@ -1,4 +1,4 @@
-"""The pulse: tasks report their progress, and the driver learns whether a job is alive and what its tasks had in hand.
+"""The heartbeat: tasks report their progress, and the driver learns whether a job is alive and what its tasks had in hand.
 
 Each running task reports how many rows it has worked on, whether it has ended, and, where the job is `careful`, the message
 in hand. From this the driver learns whether a job hangs (`stormproof.trident.driver.watched_job`), and which messages were
@@ -11,9 +11,9 @@ folder of its own, for the driver that takes over when it dies.
 | --- | --- |
 | `record` | what does a task report; which messages are suspects |
 | `task` | what does a task call |
-| `protocol` | what does the driver ask of a job's pulse |
+| `protocol` | what does the driver ask of a job's heartbeat |
 | `wire` | what do the two ends of a connection say to each other |
-| `connection` | a task's end of the connection: notes, heartbeats, and how it is made again |
+| `connection` | a task's end of the connection: reports, notes, and how it is made again |
 | `listener` | the driver's end: one thread for all tasks, and what strangers can do there |
 | `heard` | what was heard from a job's tasks; which are dead, and which are silent |
 

@@ -1,4 +1,4 @@
-"""A task's end: notes, heartbeats, and a connection that is made again where it was lost.
+"""A task's end: reports, notes, and a connection that is made again where it was lost.
 
 The driver answers a task's start, its end and each note, and the task waits for that: a note is in the driver's folder
 before the message is handed out, and outlives both. This costs a round trip a message, in careful jobs alone. Row counts are
@@ -54,7 +54,7 @@ BACKOFF_S: Final = (0.05, 2.0)
 
 
 class Connection:
-    """A task's end: its connection to the driver. The task's thread and the pulse's use it.
+    """A task's end: its connection to the driver. The task's thread and the heartbeat's use it.
 
     `wait_s` replaces `WAIT_S`.
 
@@ -86,7 +86,7 @@ class Connection:
             self._tell_within(self._wait_s)
 
     def publish(self, report: Report) -> None:
-        """Send the report, where it has changed or a heartbeat is due; or try once to connect again."""
+        """Send the report, where it has changed or is due; or try once to connect again."""
         with self._lock:
             now_s = time.monotonic()
             heard = self._socket is not None
@@ -187,8 +187,8 @@ class Connection:
         place = self._place
         return ContactLost(
             f"{self._what} cannot report to the driver at {place.host}:{place.port}: {why}. No message is to blame. "
-            "Executors must reach that address: spark.driver.host is the name, and STORMPROOF_PULSE_PORT fixes the port for "
-            "a firewall",
+            "Executors must reach that address: spark.driver.host is the name, and STORMPROOF_HEARTBEAT_PORT fixes the port "
+            "for a firewall",
             host=socket.gethostname(),
             error="ContactLost",
         )

@@ -43,7 +43,7 @@ from stormproof.core.heartbeat.record import (
 )
 from stormproof.core.heartbeat.wire import KEEPALIVE_S, Place
 
-log = logging.getLogger("stormproof.pulse")
+log = logging.getLogger("stormproof.heartbeat")
 
 SILENT_S: Final = 2.5 * KEEPALIVE_S
 """A machine answers each `KEEPALIVE_S`. After so long without an answer the task on it is silent."""

@@ -38,7 +38,7 @@ from stormproof.core.heartbeat.wire import (
     keep_alive,
 )
 
-log = logging.getLogger("stormproof.pulse")
+log = logging.getLogger("stormproof.heartbeat")
 
 HELLO_S: Final = 5.0
 """Time for a connection to show a token."""
@@ -94,7 +94,7 @@ LOOPBACK: Final = DriverAddress("127.0.0.1", "127.0.0.1", same_machine=True)
 """Where all tasks run in the driver's process or below it."""
 
 
-class PulseListener:
+class HeartbeatListener:
     """Listens for the tasks of one driver's jobs. A context; its end closes every connection.
 
     `refused` counts the connections that were dropped, by reason. `port` 0 takes a free one. `direct` is as in `Heard`.
@@ -130,8 +130,8 @@ class PulseListener:
         except OSError as error:
             raise SettingsError(
                 f"the driver cannot listen for its tasks at {address.bind}:{port}: {error.strerror or error}. Set "
-                "spark.driver.bindAddress (or spark.driver.host), and STORMPROOF_PULSE_PORT, where 0 takes a free port",
-                setting="pulse_port",
+                "spark.driver.bindAddress (or spark.driver.host), and STORMPROOF_HEARTBEAT_PORT, where 0 takes a free port",
+                setting="heartbeat_port",
             ) from error
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
@@ -148,10 +148,10 @@ class PulseListener:
         self._state = _State(selectors.DefaultSelector())
         self._state.selector.register(self._listener, selectors.EVENT_READ)
         self._state.selector.register(self._wake_out, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="stormproof-pulse-listener", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="stormproof-heartbeat-listener", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> PulseListener:
+    def __enter__(self) -> HeartbeatListener:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,20 +159,20 @@ class PulseListener:
 
     @contextmanager
     def of_job(self, key: AttemptKey) -> Generator[Heard]:
-        """The pulse of an attempt, under a token of its own. Its notes are also written to a folder below `root`."""
+        """The heartbeat of an attempt, under a token of its own. Its notes are also written to a folder below `root`."""
         with ExitStack() as stack:
             folder = None if self._root is None else stack.enter_context(job_folder(self._root, key))
             yield stack.enter_context(self.job(folder))
 
     @contextmanager
     def job(self, folder: Path | None = None) -> Generator[Heard]:
-        """A pulse under a token of its own, while the block runs.
+        """A heartbeat under a token of its own, while the block runs.
 
         Raises:
             FatalError: its thread has ended by an error that nobody expected.
         """
         if process_life() != self._life or self._closed:
-            raise UsageError(f"this pulse's listener belongs to process {self._life.pid}, or is closed")
+            raise UsageError(f"this heartbeat's listener belongs to process {self._life.pid}, or is closed")
         if (ended := self._ended()) is not None:
             raise ended from self._failed
         name = self._new_bytes(ID_BYTES)

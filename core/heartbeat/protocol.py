@@ -1,4 +1,4 @@
-"""What the driver asks of its jobs' pulses."""
+"""What the driver asks of its jobs' heartbeats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stormproof.core.heartbeat.record import AttemptKey, Progress
 from stormproof.core.heartbeat.wire import Place
 
 
-class JobPulse(Protocol):
+class JobHeartbeat(Protocol):
     """The driver's view of one job's tasks. Any thread may ask."""
 
     @property
@@ -35,9 +35,9 @@ class JobPulse(Protocol):
         ...
 
 
-class Pulses(Protocol):
+class Heartbeats(Protocol):
     """Where the jobs of one driver report to."""
 
-    def of_job(self, key: AttemptKey) -> AbstractContextManager[JobPulse]:
-        """One attempt's pulse, which begins empty, while the block runs."""
+    def of_job(self, key: AttemptKey) -> AbstractContextManager[JobHeartbeat]:
+        """One attempt's heartbeat, which begins empty, while the block runs."""
         ...

@@ -1,4 +1,4 @@
-"""`Pulse`: what a task calls to report its progress.
+"""`Heartbeat`: what a task calls to report its progress.
 
 The row count costs a loop nothing: a thread looks five times a second at how far the loop's own iterator is. The note of
 the message in hand is made before each row is handed out, and in careful jobs alone.
@@ -24,7 +24,7 @@ EVERY_S: Final = 0.2
 """How often a task's row count is reported."""
 
 
-class Pulse:
+class Heartbeat:
     """One running task's signs of life. Made by `running`. Only the task's thread may call it.
 
     A task calls `begin` for each record batch that it takes through its steps, and `enter` at each step; one without a loop
@@ -45,7 +45,7 @@ class Pulse:
         self._total = 0
         self._ids: Rows | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep_publishing, name="stormproof-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._keep_publishing, name="stormproof-heartbeat", daemon=True)
         self._thread.start()
 
     # What a task calls.
@@ -93,12 +93,12 @@ class Pulse:
         return left if ids is None or not self.careful else self._connection.noting(ids, left)
 
     def publish(self) -> None:
-        """Report now. The pulse's own thread does so by itself."""
+        """Report now. The heartbeat's own thread does so by itself."""
         self._connection.publish(self._report())
 
     # The end.
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         return self
 
     def __exit__(
@@ -131,8 +131,8 @@ class Pulse:
 @contextmanager
 def running(
     place: Place | None, stage: int, task: int, *, careful: bool = False, steps: Mapping[str, int] | None = None
-) -> Generator[Pulse | None]:
-    """A task's pulse while the block runs; None where the job has none.
+) -> Generator[Heartbeat | None]:
+    """A task's heartbeat while the block runs; None where the job has none.
 
     Where an exception leaves the block, the task has failed, and the message that it had in hand stays a suspect.
 
@@ -142,5 +142,5 @@ def running(
     if place is None:
         yield None
         return
-    with Pulse(place, stage, task, careful=careful, steps=steps) as pulse:
-        yield pulse
+    with Heartbeat(place, stage, task, careful=careful, steps=steps) as heartbeat:
+        yield heartbeat

@@ -1,4 +1,4 @@
-"""What a task and the driver say to each other on a pulse's connection.
+"""What a task and the driver say to each other on a heartbeat's connection.
 
 The driver sends a challenge, the task answers with its name and an HMAC of both under the job's token, and the driver says
 whether it knows the job. From then on the task speaks: one record a report, of which the last one counts. The driver answers

@@ -29,7 +29,7 @@ from stormproof.core.postgres.database import Database, connect
 PROBE_BYTES: Final = 64 * 1024
 """Size of the file that is written as a test: larger than one block of a file system."""
 
-PULSE_PROBE_S: Final = 5.0
+HEARTBEAT_PROBE_S: Final = 5.0
 
 PREFIX: Final = "stormproof-probe-"
 
@@ -146,14 +146,14 @@ class FolderProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class PulseProbe:
+class HeartbeatProbe:
     """The driver's port for the progress of tasks."""
 
     place: Place
 
     def probe(self) -> None:
         """Connect, show the token, and report an end."""
-        Connection(self.place, 0, 0, wait_s=PULSE_PROBE_S).close(NO_REPORT, failed=False)
+        Connection(self.place, 0, 0, wait_s=HEARTBEAT_PROBE_S).close(NO_REPORT, failed=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ class Settings(BaseSettings):
         description="megabytes that a Spark worker may allocate beyond its start; default: as Spark grants "
         "(see limits.md), else half of the machine's memory per core, at least 1024",
     )
-    pulse_port: int = Field(
+    heartbeat_port: int = Field(
         default=0,
         ge=0,
         le=65535,
@@ -342,9 +342,9 @@ class Settings(BaseSettings):
         return absolute(self.staging_dir or self.home / "staging")
 
     @property
-    def pulse_path(self) -> Path:
+    def heartbeat_path(self) -> Path:
         """The folder of the driver's notes: with the prepared files, or in `home` where those are in an object store."""
-        return Path(absolute(self.home) if is_url(self.staging_address) else self.staging_address, "pulse")
+        return Path(absolute(self.home) if is_url(self.staging_address) else self.staging_address, "heartbeat")
 
     @property
     def uses_embedded(self) -> bool:

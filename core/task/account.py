@@ -12,7 +12,7 @@ import pyarrow as pa
 from stormproof.core.base.arrays import Rows, Words
 from stormproof.core.base.errors import JobFailed
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.exchange import Sender
 from stormproof.core.task.passage import Failed, Passage, Tuples
 from stormproof.core.task.report import TaskReport
@@ -62,14 +62,14 @@ class Account:
         """Pass notices of shares on, from the stage before."""
         self._acks.append((ids, shares))
 
-    def enter(self, pulse: Pulse | None, component: str, anchors: Anchors) -> None:
-        """Tell the pulse which step gets these tuples now, and, where it is careful, the message id of each."""
-        if pulse is None:
+    def enter(self, heartbeat: Heartbeat | None, component: str, anchors: Anchors) -> None:
+        """Tell the heartbeat which step gets these tuples now, and, where it is careful, the message id of each."""
+        if heartbeat is None:
             return
-        pulse.enter(component, anchors.rows)
-        if pulse.careful:
+        heartbeat.enter(component, anchors.rows)
+        if heartbeat.careful:
             single = anchors.row is None and anchors.message is not None and not (anchors.message == MANY).any()
-            pulse.at(self.messages.ids(anchors.messages()) if single else None)
+            heartbeat.at(self.messages.ids(anchors.messages()) if single else None)
 
     def ack(self, anchors: Anchors) -> None:
         """Ack these tuples: they ended, and none failed."""

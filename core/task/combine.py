@@ -11,7 +11,7 @@ import pyarrow as pa
 from stormproof.core.base.message import FailureReason
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, arguments
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.groups import in_key_order
 from stormproof.core.task.reduce import How, Request, failed_for_group, reduced
 from stormproof.core.user_code.errors import CAUGHT, blame
@@ -68,7 +68,7 @@ class Prepared:
     failed: Mapping[int, tuple[FailureReason, str]]
 
 
-def prepare(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Prepared:
+def prepare(group: GroupBy, rows: pa.RecordBatch, heartbeat: Heartbeat | None = None) -> Prepared:
     """Call `init` of users' combiners for every row; the results of each are added as a column."""
     failed: dict[int, tuple[FailureReason, str]] = {}
     for a in group.aggregations:
@@ -76,7 +76,7 @@ def prepare(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) ->
             continue
         values: list[object] = []
         calls: Iterable[tuple[object, ...]] = arguments([rows.column(f) for f in a.fields])
-        for call in calls if pulse is None else pulse.each(list(calls)):
+        for call in calls if heartbeat is None else heartbeat.each(list(calls)):
             try:
                 values.append(a.code.init(*call))
             except CAUGHT as error:

@@ -38,7 +38,7 @@ class StageJob:
     decoders: Mapping[str, Decoder] = field(default_factory=dict[str, Decoder])
     readers: tuple[SliceReader, ...] = ()
     excluded: frozenset[int] = frozenset()
-    pulse: Place | None = None
+    heartbeat: Place | None = None
     careful: bool = False
     parallelism: int = 1
     resources: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -67,7 +67,7 @@ def stage_jobs(job: Job, parallelism: int) -> tuple[StageJob, ...]:
             tracked=job.tracked,
             ackers=ackers,
             seed=job.seed,
-            pulse=job.pulse,
+            heartbeat=job.heartbeat,
             careful=job.careful,
             parallelism=parallelism,
             resources={} if plan is None or not plan.reads_state else resources,

@@ -17,7 +17,7 @@ from stormproof.core.base.message import FailureReason, storable_text
 from stormproof.core.contract.sink import PreparedFile, TaskWriter
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, StagePlan, WriteNode, taker_of
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
 from stormproof.core.task.cut import StageJob
@@ -46,9 +46,15 @@ class Ends:
     """The ends of one task. `sender` None: this is the last stage."""
 
     def __init__(
-        self, part: StageJob, plan: StagePlan, task: int, pulse: Pulse | None, account: Account, sender: Sender | None
+        self,
+        part: StageJob,
+        plan: StagePlan,
+        task: int,
+        heartbeat: Heartbeat | None,
+        account: Account,
+        sender: Sender | None,
     ) -> None:
-        self._part, self._plan, self._task, self._pulse = part, plan, task, pulse
+        self._part, self._plan, self._task, self._heartbeat = part, plan, task, heartbeat
         self._account, self._sender = account, sender
         self._writers: dict[str, TaskWriter] = {}
         self._combiners: dict[str, Combiner] = {}
@@ -92,8 +98,8 @@ class Ends:
                 counts.of(taker).acked += tuples.rows.num_rows
             if isinstance(node, WriteNode):
                 if tuples.rows.num_rows:
-                    if self._pulse is not None:
-                        self._pulse.enter(node.sink, tuples.rows.num_rows)
+                    if self._heartbeat is not None:
+                        self._heartbeat.enter(node.sink, tuples.rows.num_rows)
                     with counts.busy(node.sink):
                         self._write(node, tuples)
                     self._account.ack(tuples.anchors)
@@ -250,9 +256,9 @@ class Ends:
 
     def _prepared(self, passage: Passage, group: GroupBy, tuples: Tuples) -> Tuples:
         """The rows with columns for users' combiners; rows for which these raise fail."""
-        self._account.enter(self._pulse, group.component, tuples.anchors)
+        self._account.enter(self._heartbeat, group.component, tuples.anchors)
         with self._account.counts.busy(group.component):
-            prepared = prepare(group, tuples.rows, self._pulse)
+            prepared = prepare(group, tuples.rows, self._heartbeat)
         bad = {
             row: Failed(reason, group.component, error, shown_row(tuples.rows, row))
             for row, (reason, error) in prepared.failed.items()

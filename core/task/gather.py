@@ -16,7 +16,7 @@ from stormproof.core.base.errors import JobFailed
 from stormproof.core.base.message import FailureReason
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, UserKind, arguments
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.combine import combine, finish, prepare, results_column, zero
 from stormproof.core.task.groups import members_of
 from stormproof.core.task.reduce import failed_for_group
@@ -38,7 +38,7 @@ class Evaluated:
     failed: Mapping[int, tuple[FailureReason, str]]
 
 
-def evaluate(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -> Evaluated:
+def evaluate(group: GroupBy, rows: pa.RecordBatch, heartbeat: Heartbeat | None = None) -> Evaluated:
     """Group rows, and evaluate every aggregate of each group.
 
     A row for which a user's aggregate raises is left out, and everything is evaluated again without it.
@@ -53,10 +53,10 @@ def evaluate(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -
     failed: dict[int, tuple[FailureReason, str]] = {}
     number = np.arange(rows.num_rows, dtype=np.int64)
     while True:
-        prepared = prepare(group, rows.take(pa.array(number)) if len(number) < rows.num_rows else rows, pulse)
+        prepared = prepare(group, rows.take(pa.array(number)) if len(number) < rows.num_rows else rows, heartbeat)
         bad = dict(prepared.failed)
         if not bad:
-            round_ = _Round(group, prepared.rows, pulse)
+            round_ = _Round(group, prepared.rows, heartbeat)
             result = round_.run()
             bad = round_.failed
             if result is not None:
@@ -72,8 +72,8 @@ def evaluate(group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None = None) -
 class _Round:
     """One try at all groups. Rows for which a user's aggregate raises are added to `failed`; then there is no result."""
 
-    def __init__(self, group: GroupBy, rows: pa.RecordBatch, pulse: Pulse | None) -> None:
-        self._group, self._rows, self._pulse = group, rows, pulse
+    def __init__(self, group: GroupBy, rows: pa.RecordBatch, heartbeat: Heartbeat | None) -> None:
+        self._group, self._rows, self._heartbeat = group, rows, heartbeat
         self.failed: dict[int, tuple[FailureReason, str]] = {}
         self._members: list[list[int]] = []
 
@@ -118,7 +118,7 @@ class _Round:
         return arguments([self._rows.column(f) for f in a.fields])
 
     def _each(self, rows: list[int]) -> Any:
-        return iter(rows) if self._pulse is None else self._pulse.each(rows)
+        return iter(rows) if self._heartbeat is None else self._heartbeat.each(rows)
 
     def _over(self, rows: list[int], begin: Callable[[], Any], step: Callable[[Any, int], Any]) -> Any:
         """Fold a group's rows; those that raise are noted, and the fold begins again without them.

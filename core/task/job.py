@@ -23,7 +23,7 @@ class Job:
     `readers` has one entry a source task, `writers` one a sink, by the sink's name. `tracked` is off under at-most-once:
     there are no tokens and no shares, but rows between stages are counted all the same. `excluded` are messages that are
     left out, since they failed in an earlier attempt. `per_message` routes shares to ackers, which take a verdict for each
-    message. `pulse` is where tasks report their progress (see `stormproof.core.pulse`); None: they do not.
+    message. `heartbeat` is where tasks report their progress (see `stormproof.core.heartbeat`); None: they do not.
     `careful` makes row-wise functions also note the message in hand there, for a batch whose job died before. `messages`
     is how many messages the readers give; None: nobody knows. `named_max` is how many failed messages the tasks of a stage
     name together, about; None: all. They count those beyond it. `message_timeout_s` is how long one call may take where
@@ -40,7 +40,7 @@ class Job:
     tracked: bool
     excluded: frozenset[int] = frozenset()
     per_message: bool = False
-    pulse: Place | None = None
+    heartbeat: Place | None = None
     careful: bool = False
     messages: int | None = None
     named_max: int | None = None

@@ -16,7 +16,7 @@ from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.join import OPEN_LEFT, JoinKind, JoinOn
 from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, OperationNode, StagePlan
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner
 from stormproof.core.task.cut import StageJob
@@ -47,13 +47,13 @@ class Nodes:
         part: StageJob,
         plan: StagePlan,
         task: int,
-        pulse: Pulse | None,
+        heartbeat: Heartbeat | None,
         observe: Observer | None,
         go_on: Callable[[], None],
         account: Account,
         ends: Ends,
     ) -> None:
-        self._part, self._plan, self._task, self._pulse, self._observe = part, plan, task, pulse, observe
+        self._part, self._plan, self._task, self._heartbeat, self._observe = part, plan, task, heartbeat, observe
         self._go_on, self._account, self._ends, self._counts = go_on, account, ends, account.counts
         self._bolts: dict[str, _Running] = {}
 
@@ -91,7 +91,7 @@ class Nodes:
             case BoltNode() as node:
                 running = self._bolts[key]
                 with self._counts.busy(node.component):
-                    ran = running.runner.finish(self._pulse)
+                    ran = running.runner.finish(self._heartbeat)
                 self._ran(passage, node, running, ran)
             case GatherNode() as node:
                 self._gathered(passage, key, node)
@@ -144,9 +144,9 @@ class Nodes:
         In per-message mode a result is anchored to every message that went into its group, else to `MANY`.
         """
         rows, anchors = self._put_together(parts, group.given)
-        self._account.enter(self._pulse, component, anchors)
+        self._account.enter(self._heartbeat, component, anchors)
         with self._counts.busy(component):
-            result = evaluate(group, rows, self._pulse)
+            result = evaluate(group, rows, self._heartbeat)
         self._counts.of(component).acked -= len(result.failed)
         if result.failed:
             for row, (reason, error) in sorted(result.failed.items()):
@@ -211,11 +211,11 @@ class Nodes:
             self._observe(component, stream, rows)
 
     def _operate(self, passage: Passage, tuples: Tuples, node: OperationNode) -> None:
-        self._account.enter(self._pulse, node.component, tuples.anchors)
+        self._account.enter(self._heartbeat, node.component, tuples.anchors)
         ids = MessageIds(tuples.anchors, self._account.messages, self._part.shown_ids)
         calls = Calls(ids.of_row, self._part.message_timeout_s, self._go_on)
         with self._counts.busy(node.component):
-            applied = apply(node, tuples.rows, self._pulse, calls)
+            applied = apply(node, tuples.rows, self._heartbeat, calls)
         self._counts.of(node.component).acked += tuples.rows.num_rows - len(applied.failed)
         rows, counts, anchors = applied.rows, applied.counts, tuples.anchors
         if applied.failed:
@@ -243,9 +243,9 @@ class Nodes:
         # An ArrowBolt, like a function, keeps no state by contract, so nothing of a message stays behind in it.
         if passage.number and tuples.anchors.message is not None and not isinstance(node.bolt, ArrowBolt):
             passage.seen(tuples.anchors.message)
-        self._account.enter(self._pulse, node.component, tuples.anchors)
+        self._account.enter(self._heartbeat, node.component, tuples.anchors)
         with self._counts.busy(node.component):
-            ran = running.runner.run(tuples.rows, component, stream, self._pulse)
+            ran = running.runner.run(tuples.rows, component, stream, self._heartbeat)
         self._ran(passage, node, running, ran)
 
     def _ran(self, passage: Passage, node: BoltNode, running: _Running, ran: Ran) -> None:

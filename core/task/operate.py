@@ -20,7 +20,7 @@ from stormproof.core.base.errors import UsageError
 from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.waiting import Call, Waiting
 from stormproof.core.user_code.call_context import answer_with, calls_end_here
 from stormproof.core.user_code.errors import CAUGHT, blame
@@ -76,13 +76,15 @@ class _Failures:
         return Applied(rows, counts, self.texts, self.reasons)
 
 
-def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None, calls: Calls | None = None) -> Applied:
+def apply(
+    node: OperationNode, rows: pa.RecordBatch, heartbeat: Heartbeat | None = None, calls: Calls | None = None
+) -> Applied:
     """Run an operation's function over all rows.
 
-    Each call is a sign of life in `pulse`. A careful pulse also notes the message in hand, where it knows the rows' messages
-    (`Pulse.at`); for an Arrow-wise function it notes none.
+    Each call is a sign of life in `heartbeat`. A careful heartbeat also notes the message in hand, where it knows the
+    rows' messages (`Heartbeat.at`); for an Arrow-wise function it notes none.
     """
-    given = _Given(node, rows, pulse, calls or Calls())
+    given = _Given(node, rows, heartbeat, calls or Calls())
     with calls_end_here():
         match node.kind:
             case OperationKind.MAP:
@@ -99,7 +101,7 @@ def apply(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None = None,
             case OperationKind.PEEK:
                 return _peek(given)
             case OperationKind.ARROW:
-                return _arrow(node, rows, pulse)
+                return _arrow(node, rows, heartbeat)
 
 
 def input_text(node: OperationNode, rows: pa.RecordBatch, row: int) -> str:
@@ -114,7 +116,7 @@ class _Given:
 
     node: OperationNode
     rows: pa.RecordBatch
-    pulse: Pulse | None
+    heartbeat: Heartbeat | None
     calls: Calls
 
     def each(self, done: list[Any]) -> tuple[Callable[[Any], Any], Iterator[Any]]:
@@ -122,23 +124,23 @@ class _Given:
 
         The argument is a tuple where there are several fields, and a call that has ended where several are made at a time.
         """
-        node, pulse, function = self.node, self.pulse, self.node.function
+        node, heartbeat, function = self.node, self.heartbeat, self.node.function
         columns: list[list[object]] = [self.rows.column(name).to_pylist() for name in node.fields]
         call = function if len(columns) == 1 else lambda arguments: function(*arguments)
         if node.concurrency is not None:
             return Call.result, iter(self._waited_for(node.concurrency, call, columns))
         answer_with(lambda: self.calls.message_id(len(done)))
-        first = iter(columns[0]) if pulse is None else pulse.each(columns[0])
+        first = iter(columns[0]) if heartbeat is None else heartbeat.each(columns[0])
         return call, first if len(columns) == 1 else zip(first, *columns[1:], strict=True)
 
     def _waited_for(self, at_a_time: int, call: Callable[[Any], Any], columns: list[list[object]]) -> list[Call]:
-        node, pulse, calls = self.node, self.pulse, self.calls
+        node, heartbeat, calls = self.node, self.heartbeat, self.calls
         arguments: Iterable[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        if pulse is not None and pulse.careful:  # it notes one message at a time
-            at_a_time, arguments = 1, pulse.each(list(arguments))
+        if heartbeat is not None and heartbeat.careful:  # it notes one message at a time
+            at_a_time, arguments = 1, heartbeat.each(list(arguments))
         if node.kind in (OperationKind.FLAT_MAP, OperationKind.FLAT_EACH) and not node.is_async:
             call = _collected(call)
-        waiting = Waiting(node.component, call, node.is_async, at_a_time, calls.timeout_s, pulse, calls.go_on)
+        waiting = Waiting(node.component, call, node.is_async, at_a_time, calls.timeout_s, heartbeat, calls.go_on)
         return waiting.calls(arguments, calls.message_id)
 
 
@@ -249,7 +251,7 @@ def _filter(given: _Given) -> Applied:
     return failed.applied(rows if mask.all() else rows.filter(pa.array(mask)), mask.astype(np.int64))
 
 
-def _arrow(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Applied:
+def _arrow(node: OperationNode, rows: pa.RecordBatch, heartbeat: Heartbeat | None) -> Applied:
     """Call the function with all rows; where it fails, with halves, until the culprits are alone."""
     given = rows.select(list(node.fields))
     failed = _Failures()
@@ -257,8 +259,8 @@ def _arrow(node: OperationNode, rows: pa.RecordBatch, pulse: Pulse | None) -> Ap
     todo = [(0, given.num_rows)] if given.num_rows else []
     while todo:
         start, stop = todo.pop()
-        if pulse is not None:
-            pulse.beat()
+        if heartbeat is not None:
+            heartbeat.beat()
         try:
             batch, parent = arrow_result(node.function(given.slice(start, stop - start)), stop - start, node.schema)
             parts.append((batch, parent + start))

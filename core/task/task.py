@@ -21,7 +21,7 @@ from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, MessageF
 from stormproof.core.contract.source import READER_SCHEMA
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import Entry, StagePlan
-from stormproof.core.heartbeat.task import Pulse, running
+from stormproof.core.heartbeat.task import Heartbeat, running
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.task.account import Account
 from stormproof.core.task.chunk import Chunk
@@ -67,8 +67,8 @@ def run_task(
     if part.plan is None:
         yield judged(part, task, incoming)
         return
-    with running(part.pulse, part.stage, task, careful=part.careful, steps=part.plan.steps) as pulse:
-        task_ = _Task(part, part.plan, task, pulse, observe, go_on)
+    with running(part.heartbeat, part.stage, task, careful=part.careful, steps=part.plan.steps) as heartbeat:
+        task_ = _Task(part, part.plan, task, heartbeat, observe, go_on)
         try:
             with kept_from_forks():
                 yield from task_.run(incoming)
@@ -85,18 +85,18 @@ class _Task:
         part: StageJob,
         plan: StagePlan,
         task: int,
-        pulse: Pulse | None,
+        heartbeat: Heartbeat | None,
         observe: Observer | None,
         go_on: Callable[[], None],
     ) -> None:
-        self._part, self._plan, self._task, self._pulse = part, plan, task, pulse
+        self._part, self._plan, self._task, self._heartbeat = part, plan, task, heartbeat
         self._account = Account(part.stage, task, part.ackers, part.named_max)
         last = part.stage == len(part.tasks) - 1
         self._sender = (
             None if last else Sender(task, part.tasks[part.stage + 1], self._account.messages, uuid.uuid4().hex)
         )
-        self._ends = Ends(part, plan, task, pulse, self._account, self._sender)
-        self._nodes = Nodes(part, plan, task, pulse, observe, go_on, self._account, self._ends)
+        self._ends = Ends(part, plan, task, heartbeat, self._account, self._sender)
+        self._nodes = Nodes(part, plan, task, heartbeat, observe, go_on, self._account, self._ends)
 
     def discard(self) -> None:
         """Give the task up, and remove its files."""
@@ -128,8 +128,8 @@ class _Task:
             yield from self._sender.control(reports)
 
     def _begin(self, rows: int) -> None:
-        if self._pulse is not None:
-            self._pulse.begin(rows)
+        if self._heartbeat is not None:
+            self._heartbeat.begin(rows)
 
     # The first stage: messages.
 
@@ -220,8 +220,10 @@ class _Task:
         if received.passing:
             assert self._sender is not None
             yield from self._sender.relay(received.passing)
-        if self._pulse is not None:
-            self._pulse.expect(sum(chunk.rows.num_rows for of_edge in received.chunks.values() for chunk in of_edge))
+        if self._heartbeat is not None:
+            self._heartbeat.expect(
+                sum(chunk.rows.num_rows for of_edge in received.chunks.values() for chunk in of_edge)
+            )
         for entry in self._plan.entries:
             assert entry.edge is not None
             chunks = received.chunks.pop(entry.edge.number)

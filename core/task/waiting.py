@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from stormproof.core.base.errors import MachineUnavailable
 from stormproof.core.base.forks import end_if_fork, kept_from_forks
 from stormproof.core.base.message import FailureReason
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.user_code.call_context import answer_with
 from stormproof.core.user_code.errors import CAUGHT, Blamed, blame
 
@@ -88,7 +88,7 @@ class Waiting:
     is_async: bool
     at_a_time: int
     timeout_s: float
-    pulse: Pulse | None
+    heartbeat: Heartbeat | None
     go_on: Callable[[], None]
 
     def calls(self, arguments: Iterable[Any], message_id: Callable[[int], str]) -> list[Call]:
@@ -147,10 +147,10 @@ class Waiting:
 
     def _sign(self, lived_s: float, ended: int) -> float:
         """Give a sign of life; returns when."""
-        if self.pulse is not None and ended and not self.pulse.careful:
-            self.pulse.beat()
-        elif self.pulse is not None:  # a careful pulse counts the rows that it hands out
-            self.pulse.reset()
+        if self.heartbeat is not None and ended and not self.heartbeat.careful:
+            self.heartbeat.beat()
+        elif self.heartbeat is not None:  # a careful heartbeat counts the rows that it hands out
+            self.heartbeat.reset()
         return lived_s
 
     def _look(self, waiting: dict[Call, None], caller: _Caller, lived_s: float) -> None:

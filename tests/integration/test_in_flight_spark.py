@@ -91,7 +91,7 @@ def truth(payloads: list[bytes]) -> Counter[str]:
 
 def test_jobs_share_the_cores_and_their_batches_commit_in_order(spark: SparkSession, tmp_path: Path) -> None:
     w, engine, results = world(tmp_path, payloads_with(poison=False)), Telling(spark), list[BatchResult]()
-    w.run(engine=engine, jobs=JobsOnThreads(IN_FLIGHT), on_batch=results.append, pulse_root=tmp_path / "pulse")
+    w.run(engine=engine, jobs=JobsOnThreads(IN_FLIGHT), on_batch=results.append, heartbeat_root=tmp_path / "heartbeat")
     assert [(r.txid, r.attempts) for r in results] == [(txid, 1) for txid in range(1, BATCHES + 1)]
     assert w.counts() == truth(payloads_with(poison=False))
     assert engine.most == IN_FLIGHT
@@ -109,7 +109,7 @@ def test_a_message_that_kills_or_hangs_its_worker_costs_no_other_batch_anything(
         engine=engine,
         jobs=JobsOnThreads(IN_FLIGHT),
         on_batch=results.append,
-        pulse_root=tmp_path / "pulse",
+        heartbeat_root=tmp_path / "heartbeat",
         message_timeout_s=TIMEOUT_S,
     )
     (letter,) = w.source.dead_letters()
@@ -131,15 +131,15 @@ def test_files_of_cancelled_jobs_are_adopted_by_nobody_and_swept(spark: SparkSes
     payloads = payloads_with(poison=False)
     w, engine = world(tmp_path, payloads), Telling(spark)
     with armed("commit.after_sink=raise@2"):
-        statistics = w.run(engine=engine, jobs=JobsOnThreads(IN_FLIGHT), pulse_root=tmp_path / "pulse")
+        statistics = w.run(engine=engine, jobs=JobsOnThreads(IN_FLIGHT), heartbeat_root=tmp_path / "heartbeat")
     (recovery,) = statistics.recoveries
     assert recovery.rolled_forward == (2,)
     assert recovery.aborted, "nothing was in flight"
     assert w.counts() == truth(payloads)
-    w.run(engine=engine, pulse_root=tmp_path / "pulse")
+    w.run(engine=engine, heartbeat_root=tmp_path / "heartbeat")
     assert w.counts() == truth(payloads)
     assert not [path for path in (tmp_path / "world").rglob("*") if path.is_file()]
-    assert not list((tmp_path / "pulse").iterdir())
+    assert not list((tmp_path / "heartbeat").iterdir())
 
 
 class DiesOnce(MemorySink):

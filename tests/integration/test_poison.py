@@ -71,7 +71,7 @@ def test_on_spark_only_the_culprit_is_dead_lettered(
     statistics = world.run(
         engine=SparkEngine(spark, 2, worker_memory_mb=MEMORY_MB),
         message_timeout_s=TIMEOUT_S,
-        pulse_root=tmp_path / "pulse",
+        heartbeat_root=tmp_path / "heartbeat",
     )
     (letter,) = world.source.dead_letters()
     assert (letter.id, letter.reason, letter.times_failed) == (CULPRIT, REASONS[poisoning].value, 1)
@@ -106,7 +106,9 @@ def test_a_slow_function_outlives_the_message_timeout(spark: SparkSession, tmp_p
         batch_messages=MESSAGES,
         clock=SystemClock(),
     )
-    statistics = world.run(engine=SparkEngine(spark, 2), message_timeout_s=TIMEOUT_S, pulse_root=tmp_path / "pulse")
+    statistics = world.run(
+        engine=SparkEngine(spark, 2), message_timeout_s=TIMEOUT_S, heartbeat_root=tmp_path / "heartbeat"
+    )
     assert (statistics.batches, statistics.attempts, statistics.failed) == (1, 1, 0)
 
 
@@ -120,7 +122,9 @@ async def later(line: str) -> list[str]:
 def test_async_functions_run_on_spark_several_calls_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
     payloads = [b"m%d common" % i for i in range(MESSAGES)]
     world = World(payloads, tmp_path / "world", split=later, batch_messages=MESSAGES, clock=SystemClock())
-    statistics = world.run(engine=SparkEngine(spark, 2), message_timeout_s=TIMEOUT_S, pulse_root=tmp_path / "pulse")
+    statistics = world.run(
+        engine=SparkEngine(spark, 2), message_timeout_s=TIMEOUT_S, heartbeat_root=tmp_path / "heartbeat"
+    )
     assert (statistics.batches, statistics.attempts, statistics.failed) == (1, 1, 0)
     assert world.counts() == Counter(word for p in payloads for word in p.decode().split())
 

@@ -97,7 +97,7 @@ def test_the_machine_goes_off_at_every_failpoint(
         starts = ordeal.starts[:-1]  # the last one deals the same blow again
         codes = [one.start(";".join(blow.armed for blow in blows)) for blows in starts]
         assert codes[-1] == KILLED, f"{ordeal.name}: {codes}"
-        lost[starts[-1][-1].point] += sum(not path.startswith("home/staging/pulse") for path in one.lost)
+        lost[starts[-1][-1].point] += sum(not path.startswith("home/staging/heartbeat") for path in one.lost)
         if number % STARTS_PER_CHECK == 0:
             one.require_exact()
     one.require_exact()

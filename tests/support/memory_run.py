@@ -27,7 +27,7 @@ from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.terms.observers import BatchResult, RunStatistics
-from support.pulses import listening
+from support.heartbeats import listening
 
 
 class World:
@@ -75,7 +75,7 @@ class World:
         max_batches: int | None = None,
         outage_s: float = 60.0,
         message_timeout_s: float = 30.0,
-        pulse_root: Path | None = None,
+        heartbeat_root: Path | None = None,
         jobs: Jobs | None = None,
         watch: Callable[[Watch], Watch] | None = None,
         on_batch: Callable[[BatchResult], None] | None = None,
@@ -90,13 +90,13 @@ class World:
             max_batches=max_batches,
             outage_s=outage_s,
             message_timeout_s=message_timeout_s,
-            pulse_root=pulse_root,
+            heartbeat_root=heartbeat_root,
             max_batches_in_flight=self.in_flight,
             **more,
         )
         with ExitStack() as stack:
-            pulses = None if pulse_root is None else stack.enter_context(listening(pulse_root, self.clock))
-            watched = Watch.of(plan, options, pulses)
+            heartbeats = None if heartbeat_root is None else stack.enter_context(listening(heartbeat_root, self.clock))
+            watched = Watch.of(plan, options, heartbeats)
             return run_driver(
                 plan,
                 self.source,

@@ -36,7 +36,7 @@ TABLE: Final = "counts"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One poisoned queue. `notes` off: tasks say nothing, as if there were no pulse."""
+    """One poisoned queue. `notes` off: tasks say nothing, as if there were no heartbeat."""
 
     folder: Path
     database: Database
@@ -97,7 +97,7 @@ def drive(case: Case) -> None:
     words.group_by("word").persistent_aggregate(n=count()).into(PostgresSink(TABLE, database=case.database))
     options = options_of(settings, Guarantee.EXACTLY_ONCE)
     if not case.notes:
-        options = replace(options, pulse_root=None)
+        options = replace(options, heartbeat_root=None)
     with driver(topology, settings=settings, engine=case.engine, options=options, until_idle=True) as coordinator:
         coordinator.run()
 

@@ -71,19 +71,19 @@ def is_exact(world: World, culprits: Sequence[int] = (CULPRIT,)) -> bool:
 
 def test_the_message_in_hand_is_set_apart_at_once(tmp_path: Path) -> None:
     world = world_of(tmp_path)
-    statistics = world.run(engine=Fragile(2), pulse_root=tmp_path / "pulse")
+    statistics = world.run(engine=Fragile(2), heartbeat_root=tmp_path / "heartbeat")
     assert statistics.batches <= WITH_NOTES_MAX
     assert blamed(world) == {CULPRIT}
     assert is_exact(world)
     (letter,) = world.source.dead_letters()
     assert (letter.reason, letter.times_failed) == (FailureReason.WORKER_LOST.value, 1)
-    assert list((tmp_path / "pulse").iterdir()) == []
+    assert list((tmp_path / "heartbeat").iterdir()) == []
 
 
 def test_several_culprits_are_set_apart_one_after_the_other(tmp_path: Path) -> None:
     culprits = (0, 13, MESSAGES - 1)
     world = world_of(tmp_path, culprits)
-    statistics = world.run(engine=Fragile(2), pulse_root=tmp_path / "pulse")
+    statistics = world.run(engine=Fragile(2), heartbeat_root=tmp_path / "heartbeat")
     assert blamed(world) == set(culprits)
     assert is_exact(world, culprits)
     assert statistics.batches <= WITH_NOTES_MAX * len(culprits)
@@ -93,7 +93,7 @@ def test_without_notes_it_is_found_by_halves_in_more_batches(tmp_path: Path, mon
     """The negative control of the notes: what is found is the same, and takes the logarithm of the batch's size."""
     monkeypatch.setattr(Heard, "suspects", lambda heard: ())
     world = world_of(tmp_path)
-    statistics = world.run(engine=Fragile(2), pulse_root=tmp_path / "pulse")
+    statistics = world.run(engine=Fragile(2), heartbeat_root=tmp_path / "heartbeat")
     assert WITH_NOTES_MAX < statistics.batches <= WITHOUT_NOTES_MAX
     assert blamed(world) == {CULPRIT}
     assert is_exact(world)
@@ -102,7 +102,7 @@ def test_without_notes_it_is_found_by_halves_in_more_batches(tmp_path: Path, mon
 def test_notes_that_are_wrong_cost_batches_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heard, "suspects", lambda heard: (CULPRIT + 1,))
     world = world_of(tmp_path)
-    statistics = world.run(engine=Fragile(2), pulse_root=tmp_path / "pulse")
+    statistics = world.run(engine=Fragile(2), heartbeat_root=tmp_path / "heartbeat")
     assert statistics.batches <= WITHOUT_NOTES_MAX + 3
     assert blamed(world) == {CULPRIT}
     assert is_exact(world)
@@ -131,6 +131,6 @@ def test_a_source_that_counts_the_innocents_is_caught(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(memory.MemorySource, "split", split_and_count)
     world = world_of(tmp_path)
-    world.run(engine=Fragile(2), pulse_root=tmp_path / "pulse")
+    world.run(engine=Fragile(2), heartbeat_root=tmp_path / "heartbeat")
     assert blamed(world) != {CULPRIT}
     assert not is_exact(world)

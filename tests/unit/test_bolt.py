@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.pulses import hearing, published
+from support.heartbeats import hearing, published
 
 from stormproof.core.base.cycle_collector import ALLOCATIONS, fewer_collections
 from stormproof.core.base.errors import BoltUnavailable, JobFailed, UsageError
@@ -378,25 +378,25 @@ def test_each_call_and_each_reset_is_a_sign_of_life(tmp_path: Path) -> None:
 
     seen: list[int] = []
     for bolt in (Each(execute, finish), Basic(lambda t, emit: None), Arrow(lambda batch: {})):
-        with hearing() as heard, running(heard.place, 0, 0) as pulse:
-            assert pulse is not None
+        with hearing() as heard, running(heard.place, 0, 0) as heartbeat:
+            assert heartbeat is not None
             it = runner(bolt)
-            it.run(words("a", "slow", "b"), "split", "default", pulse)
-            it.finish(pulse)
-            published(pulse)
+            it.run(words("a", "slow", "b"), "split", "default", heartbeat)
+            it.finish(heartbeat)
+            published(heartbeat)
             seen.append(heard.progress().rows)
     assert seen == [5, 3, 1]
 
 
-def test_the_message_in_hand_is_noted_where_the_pulse_is_careful(tmp_path: Path) -> None:
+def test_the_message_in_hand_is_noted_where_the_heartbeat_is_careful(tmp_path: Path) -> None:
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
     def noting(bolt: AnyBolt, heard: Heard) -> None:
-        with running(heard.place, 0, 0, careful=True) as pulse:
-            assert pulse is not None
-            pulse.at(np.array([41, 42], np.int64))
-            runner(bolt).run(words("a", "b"), "split", "default", pulse)
+        with running(heard.place, 0, 0, careful=True) as heartbeat:
+            assert heartbeat is not None
+            heartbeat.at(np.array([41, 42], np.int64))
+            runner(bolt).run(words("a", "b"), "split", "default", heartbeat)
 
     bolts: list[AnyBolt] = [Each(die), Basic(die)]
     for bolt in bolts:

@@ -14,8 +14,8 @@ from shutil import copytree, rmtree
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.heartbeats import hearing, note, published
 from support.memory_run import World
-from support.pulses import hearing, note, published
 
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.clock import ManualClock, SystemClock
@@ -32,7 +32,7 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.task.job import Job
@@ -634,13 +634,13 @@ def test_a_job_that_waits_behind_a_live_one_is_not_stalled_and_is_where_nothing_
     lease = Lease("a", 1, 1e9)
     with hearing(clock) as heard, hearing(clock) as none:
         ahead, mine = (
-            LeaseKeeper(Leases(), lease, lambda: None, 10, start_timeout_s=20, pulse=one, clock=clock, moves=moves)
+            LeaseKeeper(Leases(), lease, lambda: None, 10, start_timeout_s=20, heartbeat=one, clock=clock, moves=moves)
             for one in (heard, none)
         )
-        with Pulse(heard.place, 0, 0, careful=False) as pulse:
+        with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
             for _ in range(20):
-                pulse.beat()
-                published(pulse)
+                heartbeat.beat()
+                published(heartbeat)
                 assert ahead.look()
                 assert mine.look()
                 clock.advance(4)
@@ -670,7 +670,7 @@ def test_a_message_that_kills_the_driver_is_found_though_four_batches_were_open_
     tmp_path: Path, seed: int
 ) -> None:
     """Deaths count for all that was open; opened again, each runs by itself and notes what is in hand."""
-    culprit, pulses, open_messages = 5, tmp_path / "pulse", list[int]()
+    culprit, heartbeats, open_messages = 5, tmp_path / "heartbeat", list[int]()
     left = tmp_path / "left"
 
     class Deadly(InlineEngine):
@@ -679,10 +679,10 @@ def test_a_message_that_kills_the_driver_is_found_though_four_batches_were_open_
                 return super().run(job)
             open_messages.append(w.source.backlog().pending)
             if job.careful:
-                assert job.pulse is not None
-                with Pulse(job.pulse, 0, 0, careful=True) as pulse:
-                    note(pulse, culprit)
-                    copytree(pulses, left)
+                assert job.heartbeat is not None
+                with Heartbeat(job.heartbeat, 0, 0, careful=True) as heartbeat:
+                    note(heartbeat, culprit)
+                    copytree(heartbeats, left)
             raise Died
 
     lines = [b"m%d x" % i for i in range(16)]
@@ -691,11 +691,11 @@ def test_a_message_that_kills_the_driver_is_found_though_four_batches_were_open_
     while statistics is None:
         assert len(open_messages) < 5, "more drivers die than with one batch in flight"
         try:
-            statistics = w.run(engine=Deadly(), jobs=JobsInTurn(Random(seed)), pulse_root=pulses)
+            statistics = w.run(engine=Deadly(), jobs=JobsInTurn(Random(seed)), heartbeat_root=heartbeats)
         except Died:
             if left.exists():  # a process that is killed leaves its notes behind
-                rmtree(pulses)
-                left.rename(pulses)
+                rmtree(heartbeats)
+                left.rename(heartbeats)
     assert len(open_messages) == 3
     assert open_messages[1:] == [4, 1], "another batch ran beside one that a driver had died over"
     assert statistics.dead_letters == 1

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.pulses import listening, note
+from support.heartbeats import listening, note
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.base.clock import SystemClock
@@ -18,9 +18,9 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.heartbeat.listener import PulseListener
+from stormproof.core.heartbeat.listener import HeartbeatListener
 from stormproof.core.heartbeat.record import Progress
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.heartbeat.wire import Place
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import JobDied
@@ -73,57 +73,57 @@ def run(work: Callable[[Engine, Job], JobReport], watch: Watch, source: MemorySo
 
 
 @pytest.fixture
-def pulses(tmp_path: Path) -> Iterator[PulseListener]:
+def heartbeats(tmp_path: Path) -> Iterator[HeartbeatListener]:
     with listening(tmp_path) as made:
         yield made
 
 
 def noting(job: Job, message: int) -> None:
     """A task of the job that fails with this message in hand."""
-    assert job.pulse is not None
-    with Pulse(job.pulse, 0, 0, careful=job.careful) as pulse:
-        note(pulse, message)
+    assert job.heartbeat is not None
+    with Heartbeat(job.heartbeat, 0, 0, careful=job.careful) as heartbeat:
+        note(heartbeat, message)
         raise JobFailed("the worker is gone")
 
 
-def test_a_job_that_reports_leaves_no_folder(pulses: PulseListener, tmp_path: Path) -> None:
+def test_a_job_that_reports_leaves_no_folder(heartbeats: HeartbeatListener, tmp_path: Path) -> None:
     def work(engine: Engine, job: Job) -> JobReport:
-        assert job.pulse is not None
+        assert job.heartbeat is not None
         assert (tmp_path / "life.1.2").is_dir()
         return EMPTY
 
-    assert run(work, Watch(FAR_S, FAR_S, pulses)) is EMPTY
+    assert run(work, Watch(FAR_S, FAR_S, heartbeats)) is EMPTY
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_that_dies_names_what_was_in_hand(pulses: PulseListener, tmp_path: Path) -> None:
+def test_a_job_that_dies_names_what_was_in_hand(heartbeats: HeartbeatListener, tmp_path: Path) -> None:
     def work(engine: Engine, job: Job) -> JobReport:
         noting(job, 7)
         return EMPTY
 
-    assert run(work, Watch(FAR_S, FAR_S, pulses)) == JobDied("the worker is gone", timed_out=False, suspects=(7,))
+    assert run(work, Watch(FAR_S, FAR_S, heartbeats)) == JobDied("the worker is gone", timed_out=False, suspects=(7,))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_that_hangs_has_timed_out(pulses: PulseListener) -> None:
+def test_a_job_that_hangs_has_timed_out(heartbeats: HeartbeatListener) -> None:
     def work(engine: Engine, job: Job) -> JobReport:
-        assert job.pulse is not None
-        with Pulse(job.pulse, 0, 0, careful=job.careful) as pulse:
-            note(pulse, 8)
+        assert job.heartbeat is not None
+        with Heartbeat(job.heartbeat, 0, 0, careful=job.careful) as heartbeat:
+            note(heartbeat, 8)
             return engine.hang()
 
-    found = run(work, Watch(SOON_S, FAR_S, pulses))
+    found = run(work, Watch(SOON_S, FAR_S, heartbeats))
     assert found == JobDied(f"cancelled: no progress for {SOON_S} s", timed_out=True, suspects=(8,))
 
 
-def test_a_job_whose_tasks_never_start_blames_no_message(pulses: PulseListener) -> None:
+def test_a_job_whose_tasks_never_start_blames_no_message(heartbeats: HeartbeatListener) -> None:
     with pytest.raises(TransientError, match="txid 1 of topology 'words': no task of its job ran") as raised:
-        run(lambda engine, job: engine.hang(), Watch(SOON_S, SOON_S, pulses))
+        run(lambda engine, job: engine.hang(), Watch(SOON_S, SOON_S, heartbeats))
     assert not isinstance(raised.value, JobFailed), "which would count against the message"
 
 
 class Silent:
-    """Pulses whose tasks are not heard of."""
+    """Heartbeats whose tasks are not heard of."""
 
     notices_silence_s: float = 0.0
     place: Place = Place("", 0, b"", b"")
@@ -159,15 +159,15 @@ def test_where_silence_is_taken_for_death_the_message_in_hand_is_a_suspect() -> 
     assert run(dies, Watch(FAR_S, FAR_S, Silent(0))) == JobDied("an executor was lost", timed_out=False, suspects=(7,))
 
 
-def test_a_lease_that_ran_out_blames_no_message(pulses: PulseListener) -> None:
+def test_a_lease_that_ran_out_blames_no_message(heartbeats: HeartbeatListener) -> None:
     with pytest.raises(TransientError, match="its lease ran out") as raised:
-        run(lambda engine, job: engine.hang(), Watch(FAR_S, FAR_S, pulses), Lapsed("lines", [b"a"]))
+        run(lambda engine, job: engine.hang(), Watch(FAR_S, FAR_S, heartbeats), Lapsed("lines", [b"a"]))
     assert not isinstance(raised.value, JobFailed)
 
 
 def test_without_a_folder_the_whole_job_is_timed() -> None:
     def work(engine: Engine, job: Job) -> JobReport:
-        assert job.pulse is None
+        assert job.heartbeat is None
         return engine.hang()
 
     assert run(work, Watch(SOON_S, FAR_S)) == JobDied(f"cancelled: no progress for {SOON_S} s", timed_out=True)

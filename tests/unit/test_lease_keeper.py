@@ -6,14 +6,14 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support.pulses import hearing, published
+from support.heartbeats import hearing, published
 
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.heartbeat.heard import Heard
 from stormproof.core.heartbeat.record import Progress
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.heartbeat.wire import Place
 from stormproof.core.source.memory import MemorySource
 from stormproof.trident.driver.watched_job import PAUSED_S, LeaseKeeper
@@ -45,24 +45,24 @@ class World:
         self.heard = heard
         self.keeper = self.keeper_of(heard)
 
-    def keeper_of(self, pulse: Heard | None) -> LeaseKeeper:
+    def keeper_of(self, heartbeat: Heard | None) -> LeaseKeeper:
         return LeaseKeeper(
             self.source,
             LEASE,
             lambda: None,
             TIMEOUT_S,
             start_timeout_s=START_S,
-            pulse=pulse,
+            heartbeat=heartbeat,
             clock=self.clock,
         )
 
-    def looks(self, seconds: int, pulse: Pulse | None = None) -> int:
-        """Look once a second; a pulse that is given beats each time. The seconds until the keeper gave the job up."""
+    def looks(self, seconds: int, heartbeat: Heartbeat | None = None) -> int:
+        """Look once a second; a heartbeat that is given beats each time. The seconds until the keeper gave the job up."""
         for second in range(seconds):
             self.clock.advance(1.0)
-            if pulse is not None:
-                pulse.beat()
-                published(pulse)
+            if heartbeat is not None:
+                heartbeat.beat()
+                published(heartbeat)
             if not self.keeper.look():
                 return second + 1
         return seconds
@@ -83,27 +83,27 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture
-def pulse(world: World) -> Iterator[Pulse]:
-    with Pulse(world.heard.place, 0, 0, careful=False) as made:
+def heartbeat(world: World) -> Iterator[Heartbeat]:
+    with Heartbeat(world.heard.place, 0, 0, careful=False) as made:
         yield made
 
 
-def test_a_live_job_keeps_its_lease_for_as_long_as_it_takes(world: World, pulse: Pulse) -> None:
-    assert world.looks(1_000, pulse) == 1_000
+def test_a_live_job_keeps_its_lease_for_as_long_as_it_takes(world: World, heartbeat: Heartbeat) -> None:
+    assert world.looks(1_000, heartbeat) == 1_000
     assert world.is_mine()
     assert world.reasons() == (False, False, False)
 
 
-def test_a_job_that_stands_still_is_given_up_after_the_message_timeout(world: World, pulse: Pulse) -> None:
-    assert world.looks(100, pulse) == 100
+def test_a_job_that_stands_still_is_given_up_after_the_message_timeout(world: World, heartbeat: Heartbeat) -> None:
+    assert world.looks(100, heartbeat) == 100
     assert world.looks(1_000) == TIMEOUT_S
     assert world.reasons() == (True, False, False)
 
 
-def test_a_keeper_that_does_not_look_lets_a_hanging_job_go_on(world: World, pulse: Pulse) -> None:
-    """The negative control: with a pulse that always beats, as if nobody read it, a hang is never found."""
-    del pulse
-    with Pulse(world.heard.place, 0, 1, careful=False) as always:
+def test_a_keeper_that_does_not_look_lets_a_hanging_job_go_on(world: World, heartbeat: Heartbeat) -> None:
+    """The negative control: with a heartbeat that always beats, as if nobody read it, a hang is never found."""
+    del heartbeat
+    with Heartbeat(world.heard.place, 0, 1, careful=False) as always:
         assert world.looks(1_000, always) == 1_000
 
 
@@ -113,30 +113,30 @@ def test_before_the_first_task_runs_only_the_larger_bound_counts(world: World) -
 
 
 def test_between_two_stages_nobody_hangs(world: World) -> None:
-    with Pulse(world.heard.place, 0, 0, careful=False) as first:
+    with Heartbeat(world.heard.place, 0, 0, careful=False) as first:
         assert world.looks(5, first) == 5
     assert world.looks(200) == 200
-    with Pulse(world.heard.place, 1, 0, careful=False) as second:
+    with Heartbeat(world.heard.place, 1, 0, careful=False) as second:
         assert world.looks(5, second) == 5
         assert world.looks(1_000) == TIMEOUT_S
     assert world.keeper.timed_out
 
 
-def test_a_hang_beside_a_task_that_moves_is_found_once_that_is_done(world: World, pulse: Pulse) -> None:
-    with Pulse(world.heard.place, 0, 1, careful=False) as other:
+def test_a_hang_beside_a_task_that_moves_is_found_once_that_is_done(world: World, heartbeat: Heartbeat) -> None:
+    with Heartbeat(world.heard.place, 0, 1, careful=False) as other:
         assert world.looks(500, other) == 500
-    assert not pulse.careful
+    assert not heartbeat.careful
     assert world.looks(1_000) <= TIMEOUT_S + 1
     assert world.keeper.timed_out
 
 
-def test_without_a_pulse_the_whole_job_has_the_message_timeout(world: World, pulse: Pulse) -> None:
+def test_without_a_heartbeat_the_whole_job_has_the_message_timeout(world: World, heartbeat: Heartbeat) -> None:
     world.keeper = world.keeper_of(None)
-    assert world.looks(1_000, pulse) == TIMEOUT_S
+    assert world.looks(1_000, heartbeat) == TIMEOUT_S
     assert world.keeper.timed_out
 
 
-def test_while_the_store_is_away_no_message_is_blamed(world: World, pulse: Pulse) -> None:
+def test_while_the_store_is_away_no_message_is_blamed(world: World, heartbeat: Heartbeat) -> None:
     world.source.away = True
     assert world.looks(100) == 100
     world.source.away = False
@@ -145,17 +145,17 @@ def test_while_the_store_is_away_no_message_is_blamed(world: World, pulse: Pulse
     assert world.looks(int(TIMEOUT_S)) == TIMEOUT_S, "from its return on, the timeout counts again"
     assert world.looks(2) <= 2
     assert world.reasons() == (True, False, False)
-    del pulse
+    del heartbeat
 
 
-def test_a_lease_that_is_anothers_is_given_up_without_blame(world: World, pulse: Pulse) -> None:
+def test_a_lease_that_is_anothers_is_given_up_without_blame(world: World, heartbeat: Heartbeat) -> None:
     world.source.subscribe("life", 2)
-    assert world.looks(1_000, pulse) == 10
+    assert world.looks(1_000, heartbeat) == 10
     assert world.reasons() == (False, False, True)
 
 
-def test_a_driver_that_stood_still_itself_blames_nobody(world: World, pulse: Pulse) -> None:
-    assert world.looks(3, pulse) == 3
+def test_a_driver_that_stood_still_itself_blames_nobody(world: World, heartbeat: Heartbeat) -> None:
+    assert world.looks(3, heartbeat) == 3
     world.clock.advance(max(PAUSED_S, TIMEOUT_S) + 1)
     world.source.abort(LEASE)
     assert world.source.open(LEASE, Limit(), 7) is not None
@@ -165,7 +165,7 @@ def test_a_driver_that_stood_still_itself_blames_nobody(world: World, pulse: Pul
 
 
 class Told:
-    """A pulse that says what the test says, and needs 5 s to tell silence from a hang."""
+    """A heartbeat that says what the test says, and needs 5 s to tell silence from a hang."""
 
     notices_silence_s: float = 5.0
     place: Place = Place("", 0, b"", b"")
@@ -182,11 +182,11 @@ class Told:
 
 @pytest.fixture
 def told(world: World) -> Told:
-    pulse = Told()
+    heartbeat = Told()
     world.keeper = LeaseKeeper(
-        world.source, LEASE, lambda: None, TIMEOUT_S, start_timeout_s=START_S, pulse=pulse, clock=world.clock
+        world.source, LEASE, lambda: None, TIMEOUT_S, start_timeout_s=START_S, heartbeat=heartbeat, clock=world.clock
     )
-    return pulse
+    return heartbeat
 
 
 def test_a_job_whose_tasks_are_silent_is_given_up_without_blame(world: World, told: Told) -> None:
@@ -212,7 +212,7 @@ def test_a_silence_that_comes_and_goes_does_not_keep_a_job_that_stands_still(wor
 
 
 def test_nobody_is_blamed_before_silence_can_be_told(world: World, told: Told) -> None:
-    world.keeper = LeaseKeeper(world.source, LEASE, lambda: None, 1.0, pulse=told, clock=world.clock)
+    world.keeper = LeaseKeeper(world.source, LEASE, lambda: None, 1.0, heartbeat=told, clock=world.clock)
     assert world.looks(1_000) in (told.notices_silence_s, told.notices_silence_s + 1)
     assert world.keeper.timed_out
 
@@ -230,8 +230,8 @@ def test_the_thread_cancels_the_job_that_it_gives_up() -> None:
     cancelled = threading.Event()
     with (
         hearing() as heard,
-        Pulse(heard.place, 0, 0, careful=False),
-        LeaseKeeper(source, LEASE, cancelled.set, 0.02, start_timeout_s=0.02, pulse=heard) as keeper,
+        Heartbeat(heard.place, 0, 0, careful=False),
+        LeaseKeeper(source, LEASE, cancelled.set, 0.02, start_timeout_s=0.02, heartbeat=heard) as keeper,
     ):
         assert cancelled.wait(5)
     assert keeper.timed_out

@@ -12,7 +12,7 @@ from stormproof.core.heartbeat.listener import LOOPBACK, DriverAddress
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.options import RunOptions
-from stormproof.trident.driver.run import pulse_listener, require_reachable
+from stormproof.trident.driver.run import heartbeat_listener, require_reachable
 
 HERE = Database.from_url("postgresql://me@localhost/here", setting="x")
 NAMED = Settings(database_url="postgresql://me@db/there")
@@ -53,5 +53,5 @@ def test_what_reaches_it_or_does_not_need_it_is_not_refused() -> None:
 
 @pytest.mark.parametrize(("engine", "listens_at"), [(CLUSTER, CLUSTER.driver_address), (Elsewhere(None), LOOPBACK)])
 def test_tasks_report_to_where_they_reach_the_driver(engine: Elsewhere, listens_at: DriverAddress) -> None:
-    with pulse_listener(engine, Settings(), RunOptions(), SystemClock()) as listener, listener.job() as heard:
+    with heartbeat_listener(engine, Settings(), RunOptions(), SystemClock()) as listener, listener.job() as heard:
         assert heard.place.host == listens_at.host

@@ -18,9 +18,9 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.heartbeats import published
 from support.jobs import Batch, run_all
 from support.memory_run import World
-from support.pulses import published
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.base.arrays import Rows, Words
@@ -33,9 +33,9 @@ from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.heartbeat.protocol import JobPulse, Pulses
+from stormproof.core.heartbeat.protocol import Heartbeats, JobHeartbeat
 from stormproof.core.heartbeat.record import AttemptKey
-from stormproof.core.heartbeat.task import Pulse, running
+from stormproof.core.heartbeat.task import Heartbeat, running
 from stormproof.core.heartbeat.wire import Place
 from stormproof.core.task import account, task
 from stormproof.core.task.job import Job
@@ -278,22 +278,22 @@ class Hand(InlineEngine):
         """The messages that were noted in hand when it gave up last."""
         self.keeper: LeaseKeeper
         self.job: Job
-        self.pulse: Pulse | None = None
-        self.pulses: Pulses
-        self.heard: JobPulse | None = None
+        self.heartbeat: Heartbeat | None = None
+        self.heartbeats: Heartbeats
+        self.heard: JobHeartbeat | None = None
 
     def __deepcopy__(self, memo: object) -> Hand:
         return self
 
     def watching(self, watch: Watch) -> Watch:
         """The run's own watch, with this hand in the place of the keeper's thread."""
-        assert watch.pulses is not None
-        self.pulses = watch.pulses
-        return replace(watch, pulses=self, keeping=self.keeping, in_hand=lambda _: self.noted)
+        assert watch.heartbeats is not None
+        self.heartbeats = watch.heartbeats
+        return replace(watch, heartbeats=self, keeping=self.keeping, in_hand=lambda _: self.noted)
 
     @contextmanager
-    def of_job(self, key: AttemptKey) -> Generator[JobPulse]:
-        with self.pulses.of_job(key) as self.heard:
+    def of_job(self, key: AttemptKey) -> Generator[JobHeartbeat]:
+        with self.heartbeats.of_job(key) as self.heard:
             yield self.heard
 
     @contextmanager
@@ -310,8 +310,8 @@ class Hand(InlineEngine):
         for second in range(int(seconds) + 1):
             if second:
                 self.clock.advance(1.0)
-            assert self.pulse is not None
-            published(self.pulse)
+            assert self.heartbeat is not None
+            published(self.heartbeat)
             if not self.keeper.look():
                 self.busy_s.append(float(second))
                 assert self.heard is not None
@@ -329,10 +329,10 @@ class Hand(InlineEngine):
         *,
         careful: bool = False,
         steps: Mapping[str, int] | None = None,
-    ) -> Generator[Pulse | None]:
-        """A task's own pulse, which the hand writes down instead of waiting for its thread."""
-        with running(folder, number, task, careful=careful, steps=steps) as self.pulse:
-            yield self.pulse
+    ) -> Generator[Heartbeat | None]:
+        """A task's own heartbeat, which the hand writes down instead of waiting for its thread."""
+        with running(folder, number, task, careful=careful, steps=steps) as self.heartbeat:
+            yield self.heartbeat
 
 
 class Slow(Bolt):
@@ -371,7 +371,7 @@ class Timed(World):
 def run_watched(hand: Hand, lines: Sequence[bytes], *, resets: bool = True) -> tuple[list[str], dict[str, str]]:
     """Run the lines to the end under at-least-once; the rows, and the reasons of the dead letters."""
     world = Timed(hand, lines, resets=resets)
-    world.run(Guarantee.AT_LEAST_ONCE, engine=hand, watch=hand.watching, pulse_root=hand.folder / "pulse")
+    world.run(Guarantee.AT_LEAST_ONCE, engine=hand, watch=hand.watching, heartbeat_root=hand.folder / "heartbeat")
     return sorted(world.counts().elements()), {d.payload.decode(): d.reason for d in world.source.dead_letters()}
 
 

@@ -127,7 +127,7 @@ class Coordinator:
         self._steps = Steps(
             *(ledger, run, source, sessions),
             lease_s=options.lease_s,
-            pulse_root=options.pulse_root,
+            heartbeat_root=options.heartbeat_root,
             rejects_max_share=options.rejects_max_share,
             whole=plan.meetings is not None,
             observer=Observers((*(() if metrics is None else metrics.observers), *observers)),

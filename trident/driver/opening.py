@@ -29,10 +29,10 @@ from stormproof.core.contract.sink import SinkInput, TableKey, require_tables_ap
 from stormproof.core.contract.source import Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.heartbeat.listener import PulseListener
+from stormproof.core.heartbeat.listener import HeartbeatListener
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.object_probe import marked_places
-from stormproof.core.start.preflight import PackageProbe, PulseProbe, UnpickleProbe, package_fingerprint
+from stormproof.core.start.preflight import HeartbeatProbe, PackageProbe, UnpickleProbe, package_fingerprint
 from stormproof.core.start.settings import Settings
 from stormproof.core.storage.address import default_storage
 from stormproof.core.storage.files import files_at
@@ -348,7 +348,7 @@ class Preflight:
         functions: bytes,
         source: Source,
         staging: str | None = None,
-        listener: PulseListener | None = None,
+        listener: HeartbeatListener | None = None,
     ) -> None:
         self._engine = engine
         self._source = source
@@ -369,6 +369,6 @@ class Preflight:
         """
         with ExitStack() as stack:
             folders = stack.enter_context(marked_places(self._folders))
-            ways = () if self._listener is None else (PulseProbe(stack.enter_context(self._listener.job()).place),)
+            ways = () if self._listener is None else (HeartbeatProbe(stack.enter_context(self._listener.job()).place),)
             package, functions = PackageProbe(package_fingerprint()), UnpickleProbe(self._functions)
             self._engine.ask((package, functions, *ways, *folders, *self._source.probes()))

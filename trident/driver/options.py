@@ -20,7 +20,7 @@ from stormproof.core.contract.source import Limit
 class RunOptions:
     """How a topology is run.
 
-    A slice's lease lapses `lease_s` after its last extension. In `pulse_root` the
+    A slice's lease lapses `lease_s` after its last extension. In `heartbeat_root` the
     driver notes what careful jobs have in hand, for the one that takes over when it dies. A job without progress for
     `message_timeout_s` (a topology's own wins), or without a running task for `start_timeout_s`, is cancelled; where jobs
     do not report, one may take `message_timeout_s` in all. A run gives up when a store has been away for `outage_s`.
@@ -36,7 +36,7 @@ class RunOptions:
     lease_s: float = 30.0
     message_timeout_s: float = 30.0
     start_timeout_s: float = 300.0
-    pulse_root: Path | None = None
+    heartbeat_root: Path | None = None
     outage_s: float = 60.0
     backoff_base_s: float = 0.1
     backoff_max_s: float = 5.0

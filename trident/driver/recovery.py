@@ -236,7 +236,7 @@ def recover(
         _compare(steps, session, done)
     swept = _sweep(steps) if sweep else 0
     if sweep:
-        steps.sweep_pulses()
+        steps.sweep_heartbeats()
     report = RecoveryReport(
         epoch=steps.run.epoch,
         took_over_from=steps.run.took_over_from,

@@ -26,7 +26,7 @@ from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.heartbeat.listener import LOOPBACK, PulseListener
+from stormproof.core.heartbeat.listener import LOOPBACK, HeartbeatListener
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.preflight import DatabaseProbe
 from stormproof.core.start.settings import Settings
@@ -107,15 +107,15 @@ def make_engine(choice: EngineChoice, settings: Settings) -> tuple[Engine, bool]
     return choice, False
 
 
-def pulse_listener(engine: Engine, settings: Settings, options: RunOptions, clock: Clock) -> PulseListener:
+def heartbeat_listener(engine: Engine, settings: Settings, options: RunOptions, clock: Clock) -> HeartbeatListener:
     """Where the tasks of this run report to.
 
     Raises:
         SettingsError: the driver cannot listen there.
     """
     address = engine.driver_address
-    return PulseListener(
-        address or LOOPBACK, settings.pulse_port, root=options.pulse_root, direct=address is None, clock=clock
+    return HeartbeatListener(
+        address or LOOPBACK, settings.heartbeat_port, root=options.heartbeat_root, direct=address is None, clock=clock
     )
 
 
@@ -203,7 +203,7 @@ def driver(
         plan = placed(plan, database, settings)
         ledger = Ledger(sql_engine, clock, new_incarnation)
         chosen_options = options or options_of(settings, chosen)
-        listener = stack.enter_context(pulse_listener(running, settings, chosen_options, clock))
+        listener = stack.enter_context(heartbeat_listener(running, settings, chosen_options, clock))
         staging = settings.staging_address if running.driver_address is None else None
         preflight = Preflight(running, plan, functions, source, staging, listener)
         outlasting_outages(preflight, chosen_options, clock)
@@ -263,7 +263,7 @@ def options_of(settings: Settings, guarantee: Guarantee) -> RunOptions:
         lease_s=settings.lease_s,
         message_timeout_s=settings.message_timeout_s,
         start_timeout_s=settings.start_timeout_s,
-        pulse_root=settings.pulse_path,
+        heartbeat_root=settings.heartbeat_path,
         outage_s=settings.outage_s,
         poll_interval_s=settings.poll_interval_s,
         rejects_max_share=settings.rejects_max_share,

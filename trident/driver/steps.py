@@ -94,7 +94,7 @@ class Steps:
         sessions: Sessions,
         *,
         lease_s: float,
-        pulse_root: Path | None = None,
+        heartbeat_root: Path | None = None,
         rejects_max_share: float = 0.0,
         observer: Observer = NOBODY,
         whole: bool = False,
@@ -107,7 +107,7 @@ class Steps:
         self.sessions = sessions
         self._lease_s = lease_s
         self._whole = whole
-        self._pulse_root = pulse_root
+        self._heartbeat_root = heartbeat_root
         self._reject_limit = RejectLimit(rejects_max_share)
         self.previous: dict[str, int | None] = {}
 
@@ -122,11 +122,11 @@ class Steps:
 
     def in_hand(self, txid: int) -> tuple[int, ...]:
         """The messages in hand when a driver died while this batch's job ran; none where that is not known."""
-        return suspects_of_dead(self._pulse_root, self.run.incarnation, txid)
+        return suspects_of_dead(self._heartbeat_root, self.run.incarnation, txid)
 
-    def sweep_pulses(self) -> None:
+    def sweep_heartbeats(self) -> None:
         """Remove the progress files of dead drivers' jobs."""
-        sweep(self._pulse_root, self.run.incarnation)
+        sweep(self._heartbeat_root, self.run.incarnation)
 
     def joined(self, tx: Tx) -> object | None:
         """The ledger's transaction, if the source can take part in it."""

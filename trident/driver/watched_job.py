@@ -15,7 +15,7 @@ from stormproof.core.base.errors import Fenced, JobFailed, MachineUnavailable, T
 from stormproof.core.contract.source import Lease, Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.heartbeat.protocol import JobPulse, Pulses
+from stormproof.core.heartbeat.protocol import Heartbeats, JobHeartbeat
 from stormproof.core.heartbeat.record import Progress
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.attempts import JobDied
@@ -46,7 +46,7 @@ class LeaseKeeper:
 
     `cancel` ends the job, from the keeper's own thread.
 
-    Through `pulse` the job's tasks report their progress. A job in which some task runs and none makes progress for
+    Through `heartbeat` the job's tasks report their progress. A job in which some task runs and none makes progress for
     `message_timeout_s` hangs: it is cancelled, and `timed_out` is set. A job that makes progress may take as long as it
     needs. Where some task is silent by then (the network does not carry its reports), `silent` is set instead, and no
     message is to blame; from the end of a silence on, a hang is timed anew. While no task runs (Spark starts, or is between
@@ -54,7 +54,7 @@ class LeaseKeeper:
     no message is to blame. A job without a running
     task may wait for a free slot behind another job; its time counts from the last progress in `moves`.
 
-    Without `pulse` progress cannot be seen: the job may take `message_timeout_s` in all.
+    Without `heartbeat` progress cannot be seen: the job may take `message_timeout_s` in all.
 
     When the lease is lost, the job is cancelled, too, and `lapsed` is set. A store that does not answer is tried again at
     the next turn, until the lease lapses; the prepare step will then raise. `lease` is None where there is none to keep:
@@ -73,7 +73,7 @@ class LeaseKeeper:
         message_timeout_s: float,
         *,
         start_timeout_s: float = 300.0,
-        pulse: JobPulse | None = None,
+        heartbeat: JobHeartbeat | None = None,
         clock: Clock | None = None,
         moves: LastMove | None = None,
         on_look: Callable[[Progress], None] | None = None,
@@ -83,9 +83,9 @@ class LeaseKeeper:
         self._lease = lease
         self._cancel = cancel
         # A shorter bound would blame a message before silence can be told from a hang.
-        self._message_timeout_s = max(message_timeout_s, 0.0 if pulse is None else pulse.notices_silence_s)
+        self._message_timeout_s = max(message_timeout_s, 0.0 if heartbeat is None else heartbeat.notices_silence_s)
         self._start_timeout_s = max(start_timeout_s, self._message_timeout_s)
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._clock: Clock = clock or SystemClock()
         self._moves = moves or LastMove()
         self._seen = Progress()
@@ -128,12 +128,12 @@ class LeaseKeeper:
         False if the job is to be cancelled; then one of `timed_out`, `stalled`, `silent` and `lapsed` is set.
         """
         now_s = self._clock.monotonic_s()
-        if self._pulse is not None and (self._has_moved() or now_s - self._looked_at_s >= PAUSED_S):
+        if self._heartbeat is not None and (self._has_moved() or now_s - self._looked_at_s >= PAUSED_S):
             self._moved_at_s = self._moves.at_s = now_s
         self._looked_at_s = now_s
         if self._on_look is not None:
             self._on_look(self._seen)
-        waits = self._pulse is not None and self._seen.running == 0
+        waits = self._heartbeat is not None and self._seen.running == 0
         quiet_s = now_s - (max(self._moved_at_s, self._moves.at_s) if waits else self._moved_at_s)
         if self._store_away or waits:
             self.stalled = quiet_s >= self._start_timeout_s
@@ -154,10 +154,10 @@ class LeaseKeeper:
         return self._seen.silent > 0
 
     def _has_moved(self) -> bool:
-        if self._pulse is None:
+        if self._heartbeat is None:
             return False
         try:
-            before, self._seen = self._seen, self._pulse.progress()
+            before, self._seen = self._seen, self._heartbeat.progress()
         except OSError as error:
             lease_log.warning("the progress of a job could not be read: %s", error)
             before, self._seen = self._seen, Progress()  # as if no task ran: no message is blamed unseen
@@ -192,14 +192,14 @@ class Watch:
     """How the jobs of one driver are watched: see `LeaseKeeper`. `on_progress` is called about once a second while a job
     runs, by a thread of its own.
 
-    `pulses` is where jobs report to. `keeping` gives the context in which a keeper looks while its job runs, and `in_hand`
-    the messages that a dead job had in hand, by default those that its tasks noted; a simulation replaces both, for virtual
-    time.
+    `heartbeats` is where jobs report to. `keeping` gives the context in which a keeper looks while its job runs, and
+    `in_hand` the messages that a dead job had in hand, by default those that its tasks noted; a simulation replaces
+    both, for virtual time.
     """
 
     message_timeout_s: float = 30.0
     start_timeout_s: float = 300.0
-    pulses: Pulses | None = None
+    heartbeats: Heartbeats | None = None
     moves: LastMove = field(default_factory=LastMove)
     keeping: Callable[[LeaseKeeper], AbstractContextManager[object]] = on_its_thread
     in_hand: Callable[[Job], tuple[int, ...]] | None = None
@@ -216,12 +216,15 @@ class Watch:
     def of(
         plan: Plan,
         options: RunOptions,
-        pulses: Pulses | None = None,
+        heartbeats: Heartbeats | None = None,
         on_progress: Callable[[JobProgress], None] | None = None,
     ) -> Watch:
-        """By the run's options; the topology's own message timeout beats theirs. Without `pulses`, jobs do not report."""
+        """By the run's options; the topology's own message timeout beats theirs.
+
+        Without `heartbeats`, jobs do not report.
+        """
         timeout_s = options.message_timeout_s if plan.message_timeout_s is None else plan.message_timeout_s
-        return Watch(timeout_s, options.start_timeout_s, pulses, on_progress=on_progress)
+        return Watch(timeout_s, options.start_timeout_s, heartbeats, on_progress=on_progress)
 
 
 def _telling(job: Job, watch: Watch, clock: Clock) -> Callable[[Progress], None]:
@@ -250,16 +253,16 @@ def run_watched(
         TransientError: the lease ran out, or no task of the job ever ran; no message is to blame.
         MachineUnavailable: tasks were not heard of, so nobody knows whether they hung, died or lived; likewise.
     """
-    with nullcontext() if watch.pulses is None else watch.pulses.of_job(job.key) as pulse:
-        place = None if pulse is None else pulse.place
-        job = replace(job, pulse=place, message_timeout_s=watch.message_timeout_s)
+    with nullcontext() if watch.heartbeats is None else watch.heartbeats.of_job(job.key) as heartbeat:
+        place = None if heartbeat is None else heartbeat.place
+        job = replace(job, heartbeat=place, message_timeout_s=watch.message_timeout_s)
         keeper = LeaseKeeper(
             source,
             lease,
             lambda: engine.cancel(job.key),
             watch.message_timeout_s,
             start_timeout_s=watch.start_timeout_s,
-            pulse=pulse,
+            heartbeat=heartbeat,
             clock=clock,
             moves=watch.moves,
             on_look=_telling(job, watch, clock),
@@ -288,7 +291,7 @@ def run_watched(
                     txid=job.txid,
                     error="ContactLost",
                 ) from error
-            noted = () if pulse is None else pulse.suspects()
+            noted = () if heartbeat is None else heartbeat.suspects()
             in_hand = noted if watch.in_hand is None else watch.in_hand(job)
             if keeper.timed_out:
                 text = f"cancelled: no progress for {watch.message_timeout_s} s"

@@ -1,4 +1,4 @@
-"""Executors whose pulse needs no shared folder: a message that kills its worker is found, and silence blames nobody."""
+"""Executors whose heartbeat needs no shared folder: a message that kills its worker is found, and silence blames nobody."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cut_off():
     threading.Event().wait()
 
 def split(line):
-    folders = [path.name for path in (FOLDER / "home" / "staging" / "pulse").rglob("*") if path.is_file()]
+    folders = [path.name for path in (FOLDER / "home" / "staging" / "heartbeat").rglob("*") if path.is_file()]
     if set(folders) - {{"notes"}}:
         raise AssertionError(f"a task reports to a folder: {{folders}}")
     if line == "{poison}":

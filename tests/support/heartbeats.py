@@ -12,8 +12,8 @@ import numpy as np
 
 from stormproof.core.base.clock import Clock
 from stormproof.core.heartbeat.heard import Heard
-from stormproof.core.heartbeat.listener import LOOPBACK, PulseListener
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.listener import LOOPBACK, HeartbeatListener
+from stormproof.core.heartbeat.task import Heartbeat
 
 WAIT_S = 10.0
 
@@ -27,9 +27,9 @@ def until(holds: Callable[[], bool]) -> None:
         pause.wait(0.005)
 
 
-def listening(root: Path | None = None, clock: Clock | None = None) -> PulseListener:
+def listening(root: Path | None = None, clock: Clock | None = None) -> HeartbeatListener:
     """The listener of a driver whose tasks run in this process or below it."""
-    return PulseListener(LOOPBACK, root=root, direct=True, clock=clock)
+    return HeartbeatListener(LOOPBACK, root=root, direct=True, clock=clock)
 
 
 @contextmanager
@@ -39,15 +39,15 @@ def hearing(clock: Clock | None = None) -> Generator[Heard]:
         yield heard
 
 
-def published(pulse: Pulse) -> None:
+def published(heartbeat: Heartbeat) -> None:
     """Report the row count now, and wait until the driver has it."""
-    connection = pulse._connection  # pyright: ignore[reportPrivateUsage]
-    pulse.publish()
+    connection = heartbeat._connection  # pyright: ignore[reportPrivateUsage]
+    heartbeat.publish()
     with connection._lock:  # pyright: ignore[reportPrivateUsage]
         connection._tell_within(WAIT_S)  # pyright: ignore[reportPrivateUsage]
 
 
-def note(pulse: Pulse, message: int) -> None:
-    """Leave this message noted as the one in hand, where the pulse is careful."""
-    pulse.at(np.array([message], np.int64))
-    next(pulse.each([message]))
+def note(heartbeat: Heartbeat, message: int) -> None:
+    """Leave this message noted as the one in hand, where the heartbeat is careful."""
+    heartbeat.at(np.array([message], np.int64))
+    next(heartbeat.each([message]))

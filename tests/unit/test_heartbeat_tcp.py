@@ -1,4 +1,4 @@
-"""The pulse over TCP: what the driver hears of tasks that run, end, die or fall silent, and what strangers can do."""
+"""The heartbeat over TCP: what the driver hears of tasks that run, end, die or fall silent, and what strangers can do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.pulses import note, until
+from support.heartbeats import note, until
 
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import FatalError, MachineUnavailable, SettingsError
@@ -27,9 +27,9 @@ from stormproof.core.graph.plan import OperationNode
 from stormproof.core.heartbeat import connection as connection_module
 from stormproof.core.heartbeat.connection import Connection
 from stormproof.core.heartbeat.heard import GRACE_S, SILENT_S, Heard, quiet_for, suspects_of_dead
-from stormproof.core.heartbeat.listener import HELLO_S, RESTARTS_MAX, STRANGERS_MAX, DriverAddress, PulseListener
+from stormproof.core.heartbeat.listener import HELLO_S, RESTARTS_MAX, STRANGERS_MAX, DriverAddress, HeartbeatListener
 from stormproof.core.heartbeat.record import NOTHING, RECORD, STATE, Progress, Record
-from stormproof.core.heartbeat.task import Pulse
+from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.heartbeat.wire import CHALLENGE_BYTES, HELLO_BYTES, ContactLost, hello
 from stormproof.core.task.operate import apply
 
@@ -43,14 +43,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def listener(clock: ManualClock) -> Iterator[PulseListener]:
-    with PulseListener(LOOPBACK, clock=clock) as made:
+def listener(clock: ManualClock) -> Iterator[HeartbeatListener]:
+    with HeartbeatListener(LOOPBACK, clock=clock) as made:
         yield made
-    assert not [thread for thread in threading.enumerate() if thread.name == "stormproof-pulse-listener"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "stormproof-heartbeat-listener"]
 
 
 @pytest.fixture
-def heard(listener: PulseListener) -> Iterator[Heard]:
+def heard(listener: HeartbeatListener) -> Iterator[Heard]:
     with listener.job() as made:
         yield made
 
@@ -61,8 +61,8 @@ def child(heard: Heard, message: int, *, careful: bool = True) -> Generator[int]
     ready, says = os.pipe()
     process = os.fork()
     if process == 0:
-        pulse = Pulse(heard.place, 0, 0, careful=careful)
-        note(pulse, message)
+        heartbeat = Heartbeat(heard.place, 0, 0, careful=careful)
+        note(heartbeat, message)
         os.write(says, b"r")
         signal.pause()
         os._exit(0)
@@ -102,19 +102,19 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     return Network(monkeypatch)
 
 
-def stranger(listener: PulseListener) -> socket.socket:
+def stranger(listener: HeartbeatListener) -> socket.socket:
     return socket.create_connection(("127.0.0.1", listener.port), timeout=WAIT_S)
 
 
 def test_rows_an_end_and_a_failure_are_heard(heard: Heard) -> None:
-    with Pulse(heard.place, 0, 0, careful=False) as pulse:
+    with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         until(lambda: heard.progress() == Progress(0, 1, 1))
-        pulse.beat(10)
-        pulse.publish()
+        heartbeat.beat(10)
+        heartbeat.publish()
         until(lambda: heard.progress().rows == 10)
     until(lambda: heard.progress() == Progress(10, 1, 0))
-    with suppress(KeyError), Pulse(heard.place, 0, 1, careful=True) as pulse:
-        note(pulse, 7)
+    with suppress(KeyError), Heartbeat(heard.place, 0, 1, careful=True) as heartbeat:
+        note(heartbeat, 7)
         raise KeyError
     until(lambda: heard.progress() == Progress(11, 2, 0))
     assert heard.suspects() == (7,), "a failed task's message stays a suspect"
@@ -147,9 +147,9 @@ def test_a_worker_that_stands_still_runs_and_is_not_silent(heard: Heard) -> None
 def test_a_machine_that_does_not_answer_makes_its_tasks_silent() -> None:
     quiet = [0.0]
     with (
-        PulseListener(LOOPBACK, quiet=lambda _: quiet[0]) as listener,
+        HeartbeatListener(LOOPBACK, quiet=lambda _: quiet[0]) as listener,
         listener.job() as heard,
-        Pulse(heard.place, 0, 0, careful=False),
+        Heartbeat(heard.place, 0, 0, careful=False),
     ):
         until(lambda: heard.progress() == Progress(0, 1, 1))
         quiet[0] = SILENT_S + 0.1
@@ -161,8 +161,8 @@ def test_a_machine_that_does_not_answer_makes_its_tasks_silent() -> None:
 def test_a_broken_connection_is_silence_until_it_is_made_again(
     heard: Heard, clock: ManualClock, network: Network
 ) -> None:
-    with Pulse(heard.place, 0, 0, careful=True) as pulse:
-        rows = pulse.each("ab")
+    with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
+        rows = heartbeat.each("ab")
         until(lambda: heard.progress().running == 1)
         network.is_cut = True
         network.break_last()
@@ -171,7 +171,7 @@ def test_a_broken_connection_is_silence_until_it_is_made_again(
         assert heard.progress() == Progress(0, 1, 1, silent=1), "nobody knows whether it lives"
         network.is_cut = False
         assert list(rows) == ["a", "b"]
-        note(pulse, 9)
+        note(heartbeat, 9)
         until(lambda: heard.suspects() == (9,))
         assert heard.progress().started == 1, "the same task, not another one"
         assert heard.progress().silent == 0
@@ -186,32 +186,32 @@ def test_a_careful_task_that_cannot_note_gives_up_and_no_message_is_to_blame(
     monkeypatch.setattr(connection_module, "CLOSE_S", 0.05)
     node = OperationNode("f", OperationKind.MAP, str, ("word",), parse_schema("word string"), ())
     rows = pa.record_batch({"word": ["a", "b"]})
-    with Pulse(heard.place, 0, 0, careful=True) as pulse:
-        pulse.at(np.arange(rows.num_rows))
-        assert not apply(node, rows, pulse).failed
+    with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
+        heartbeat.at(np.arange(rows.num_rows))
+        assert not apply(node, rows, heartbeat).failed
         network.is_cut = True
         network.break_last()
         with pytest.raises(ContactLost, match="No message is to blame") as raised:
-            apply(node, rows, pulse)
+            apply(node, rows, heartbeat)
     assert isinstance(pickle.loads(pickle.dumps(raised.value)), MachineUnavailable)  # noqa: S301 - our own
 
 
-def test_a_jobs_end_is_told_to_tasks_that_run_on(listener: PulseListener) -> None:
+def test_a_jobs_end_is_told_to_tasks_that_run_on(listener: HeartbeatListener) -> None:
     with listener.job() as heard, ExitStack() as stack:
-        pulse = stack.enter_context(Pulse(heard.place, 0, 0, careful=True))
+        heartbeat = stack.enter_context(Heartbeat(heard.place, 0, 0, careful=True))
         until(lambda: heard.progress().running == 1)
         late = stack.pop_all()
     until(lambda: not heard.connections())
-    pulse.at(np.arange(1_000))
+    heartbeat.at(np.arange(1_000))
     with pytest.raises(ContactLost, match="the job is over"):
-        list(pulse.each(range(1_000)))
+        list(heartbeat.each(range(1_000)))
     late.close()
     with pytest.raises(ContactLost, match="another driver took over"):
-        Pulse(heard.place, 0, 1, careful=False)
+        Heartbeat(heard.place, 0, 1, careful=False)
 
 
-def test_strangers_cost_nothing(listener: PulseListener, heard: Heard, clock: ManualClock) -> None:
-    with Pulse(heard.place, 0, 0, careful=False) as pulse:
+def test_strangers_cost_nothing(listener: HeartbeatListener, heard: Heard, clock: ManualClock) -> None:
+    with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         threads = threading.active_count()
         wrong = replace(heard.place, token=bytes(32))
         with stranger(listener) as one:
@@ -231,12 +231,12 @@ def test_strangers_cost_nothing(listener: PulseListener, heard: Heard, clock: Ma
                 many.enter_context(stranger(listener))
             until(lambda: listener.refused["too many"] == 20)
         assert threading.active_count() <= threads
-        pulse.beat(5)
-        pulse.publish()
+        heartbeat.beat(5)
+        heartbeat.publish()
         until(lambda: heard.progress() == Progress(5, 1, 1))
 
 
-def test_a_proof_is_good_for_one_challenge_only(listener: PulseListener, heard: Heard) -> None:
+def test_a_proof_is_good_for_one_challenge_only(listener: HeartbeatListener, heard: Heard) -> None:
     with stranger(listener) as one, stranger(listener) as other:
         said = hello(heard.place, bytes(16), one.recv(CHALLENGE_BYTES))
         assert len(said) == HELLO_BYTES
@@ -246,7 +246,7 @@ def test_a_proof_is_good_for_one_challenge_only(listener: PulseListener, heard: 
         assert heard.progress() == Progress()
 
 
-def test_a_task_that_sends_no_record_is_dropped(listener: PulseListener, heard: Heard) -> None:
+def test_a_task_that_sends_no_record_is_dropped(listener: HeartbeatListener, heard: Heard) -> None:
     with stranger(listener) as one:
         one.sendall(hello(heard.place, bytes(16), one.recv(CHALLENGE_BYTES)))
         assert one.recv(1) == b"+"
@@ -278,9 +278,9 @@ def test_thousands_of_tasks_are_heard_by_one_thread(heard: Heard) -> None:
 def test_a_dead_drivers_suspects_are_found_in_its_folder(tmp_path: Path) -> None:
     process = os.fork()
     if process == 0:
-        with PulseListener(LOOPBACK, root=tmp_path) as listener, listener.of_job(("life", 7, 2)) as heard:
+        with HeartbeatListener(LOOPBACK, root=tmp_path) as listener, listener.of_job(("life", 7, 2)) as heard:
             for number, message in enumerate((2, 3, 3)):
-                note(Pulse(heard.place, 0, number, careful=True), message)
+                note(Heartbeat(heard.place, 0, number, careful=True), message)
             until(lambda: heard.suspects() == (3,))
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
@@ -288,20 +288,20 @@ def test_a_dead_drivers_suspects_are_found_in_its_folder(tmp_path: Path) -> None
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    with PulseListener(LOOPBACK) as one, pytest.raises(SettingsError, match="STORMPROOF_PULSE_PORT"):
-        PulseListener(LOOPBACK, one.port)
+    with HeartbeatListener(LOOPBACK) as one, pytest.raises(SettingsError, match="STORMPROOF_HEARTBEAT_PORT"):
+        HeartbeatListener(LOOPBACK, one.port)
 
 
-def test_a_fork_of_the_driver_does_not_end_it(listener: PulseListener, heard: Heard) -> None:
-    with Pulse(heard.place, 0, 0, careful=False) as pulse:
+def test_a_fork_of_the_driver_does_not_end_it(listener: HeartbeatListener, heard: Heard) -> None:
+    with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         until(lambda: heard.progress().running == 1)
         process = os.fork()
         if process == 0:
             listener.close()
             os._exit(0)
         os.waitpid(process, 0)
-        pulse.beat(3)
-        pulse.publish()
+        heartbeat.beat(3)
+        heartbeat.publish()
         until(lambda: heard.progress() == Progress(3, 1, 1))
 
 
@@ -323,49 +323,49 @@ class Fault:
 
 
 def test_an_unexpected_error_in_the_listeners_thread_is_logged_and_the_tasks_are_heard_again(
-    listener: PulseListener, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    listener: HeartbeatListener, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fault = Fault(monkeypatch, 1)
-    with Pulse(heard.place, 0, 0, careful=True) as pulse:
+    with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
         until(lambda: not fault.left)
-        until(lambda: _noted(pulse, heard, 9))
+        until(lambda: _noted(heartbeat, heard, 9))
         found = heard.progress()
         assert (found.started, found.running, found.silent) == (1, 1, 0), "the same task, and it is not silent"
     until(lambda: heard.progress().running == 0)
     (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "stormproof-pulse-listener met an error that nobody expected" in said.message
+    assert "stormproof-heartbeat-listener met an error that nobody expected" in said.message
     assert said.exc_info is not None
     assert "nobody expected this" in str(said.exc_info[1])
     with listener.job():
         pass
 
 
-def _noted(pulse: Pulse, heard: Heard, message: int) -> bool:
-    note(pulse, message)
+def _noted(heartbeat: Heartbeat, heard: Heard, message: int) -> bool:
+    note(heartbeat, message)
     return heard.suspects() == (message,)
 
 
 def test_control_an_error_that_comes_again_and_again_stops_the_driver_by_name(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch, listener: PulseListener
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, listener: HeartbeatListener
 ) -> None:
     """It is not taken for silent tasks: nothing is known of them, and no job begins."""
     monkeypatch.setattr(connection_module, "CLOSE_S", 0.05)
 
     def is_lost() -> bool:
-        pulse.beat(1)
-        pulse.publish()
+        heartbeat.beat(1)
+        heartbeat.publish()
         try:
             heard.progress()
         except OSError as error:
             return "ended 4 times" in str(error)
         return False
 
-    with Pulse(heard.place, 0, 0, careful=False) as pulse:
+    with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         fault = Fault(monkeypatch, 1_000)
         until(is_lost)
     assert fault.left == 1_000 - 1 - RESTARTS_MAX
     with (
-        pytest.raises(FatalError, match=r"stormproof-pulse-listener at port \d+ ended 4 times.*KeyError"),
+        pytest.raises(FatalError, match=r"stormproof-heartbeat-listener at port \d+ ended 4 times.*KeyError"),
         listener.job(),
     ):
         pass

@@ -1,4 +1,4 @@
-"""The pulse: what the driver sees of tasks below it that run, end, fail or are killed."""
+"""The heartbeat: what the driver sees of tasks below it that run, end, fail or are killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.pulses import hearing, listening, note, published, until
+from support.heartbeats import hearing, listening, note, published, until
 
 from stormproof.core.heartbeat.heard import Heard, suspects_of_dead, sweep
 from stormproof.core.heartbeat.record import (
@@ -25,7 +25,7 @@ from stormproof.core.heartbeat.record import (
     Progress,
     Record,
 )
-from stormproof.core.heartbeat.task import Pulse, running
+from stormproof.core.heartbeat.task import Heartbeat, running
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def killed(heard: Heard, task: int, *messages: int, in_hand: int) -> None:
     """A careful task over these messages whose process ends while one is in hand."""
     child = os.fork()
     if child == 0:
-        pulse = Pulse(heard.place, 0, task, careful=True)
-        pulse.at(ids(*messages))
-        for message in pulse.each(messages):
+        heartbeat = Heartbeat(heard.place, 0, task, careful=True)
+        heartbeat.at(ids(*messages))
+        for message in heartbeat.each(messages):
             if message == in_hand:
                 os._exit(7)
         os._exit(0)
@@ -55,31 +55,31 @@ class GivesUpError(Exception):
     """What ends a task that does not come to its end."""
 
 
-def failing(heard: Heard, task: int, work: Callable[[Pulse], None], *, careful: bool = True) -> None:
+def failing(heard: Heard, task: int, work: Callable[[Heartbeat], None], *, careful: bool = True) -> None:
     """A task that ends with an exception after some work."""
-    with contextlib.suppress(GivesUpError), Pulse(heard.place, 0, task, careful=careful) as pulse:
-        work(pulse)
+    with contextlib.suppress(GivesUpError), Heartbeat(heard.place, 0, task, careful=careful) as heartbeat:
+        work(heartbeat)
         raise GivesUpError
 
 
-def in_hand(*numbers: int) -> Callable[[Pulse], None]:
+def in_hand(*numbers: int) -> Callable[[Heartbeat], None]:
     """Work that stops with the first of these messages in hand."""
 
-    def work(pulse: Pulse) -> None:
-        pulse.at(ids(*numbers))
-        next(pulse.each(numbers))
+    def work(heartbeat: Heartbeat) -> None:
+        heartbeat.at(ids(*numbers))
+        next(heartbeat.each(numbers))
 
     return work
 
 
 def test_each_row_taken_from_a_loop_is_a_sign_of_life(heard: Heard) -> None:
-    with Pulse(heard.place, 0, 0, careful=False) as pulse:
+    with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         seen = [heard.progress()]
-        for _ in pulse.each(["a", "b", "c"]):
-            published(pulse)
+        for _ in heartbeat.each(["a", "b", "c"]):
+            published(heartbeat)
             seen.append(heard.progress())
-        pulse.beat(10)
-        published(pulse)
+        heartbeat.beat(10)
+        published(heartbeat)
         seen.append(heard.progress())
     assert [p.rows for p in seen] == [0, 1, 2, 3, 13]
     assert {(p.started, p.running) for p in seen} == {(1, 1)}
@@ -89,54 +89,54 @@ def test_each_row_taken_from_a_loop_is_a_sign_of_life(heard: Heard) -> None:
 def test_rows_that_are_through_a_step_are_told_apart_from_the_one_in_hand(heard: Heard) -> None:
     """A step may get more rows than its passage has, or fewer; a call that resets its time is none."""
 
-    def told(pulse: Pulse) -> Record:
-        published(pulse)
+    def told(heartbeat: Heartbeat) -> Record:
+        published(heartbeat)
         (task,) = heard.progress().tasks
         return task[STEP : STAGE + 1]
 
-    with Pulse(heard.place, 2, 0, careful=False, steps={"split": 1, "count": 2}) as pulse:
-        pulse.expect(6)
-        pulse.begin(4)
-        assert told(pulse) == (0, 6, 0, 4, 0, 2)
-        pulse.enter("split", 8)
-        words = pulse.each(range(8))
-        assert [told(pulse)[PASSED - 1] for _ in words] == [0, 0, 1, 1, 2, 2, 3, 3], "half a message each"
-        pulse.enter("count", 2)
-        assert told(pulse) == (2, 6, 0, 4, 0, 2)
-        pulse.beat()
-        pulse.reset()
-        assert told(pulse) == (2, 6, 0, 4, 2, 2)
-        pulse.begin(2)
-        assert told(pulse) == (0, 6, 4, 2, 0, 2)
+    with Heartbeat(heard.place, 2, 0, careful=False, steps={"split": 1, "count": 2}) as heartbeat:
+        heartbeat.expect(6)
+        heartbeat.begin(4)
+        assert told(heartbeat) == (0, 6, 0, 4, 0, 2)
+        heartbeat.enter("split", 8)
+        words = heartbeat.each(range(8))
+        assert [told(heartbeat)[PASSED - 1] for _ in words] == [0, 0, 1, 1, 2, 2, 3, 3], "half a message each"
+        heartbeat.enter("count", 2)
+        assert told(heartbeat) == (2, 6, 0, 4, 0, 2)
+        heartbeat.beat()
+        heartbeat.reset()
+        assert told(heartbeat) == (2, 6, 0, 4, 2, 2)
+        heartbeat.begin(2)
+        assert told(heartbeat) == (0, 6, 4, 2, 0, 2)
     (task,) = heard.progress().tasks
     assert (task[STATE], task[BEFORE] + task[PASSAGE]) == (DONE, 6)
 
 
-def test_a_loop_without_the_pulse_looks_like_a_hang(heard: Heard) -> None:
-    """The negative control: a row that is not taken through the pulse is no sign of life."""
-    with Pulse(heard.place, 0, 0, careful=False) as pulse:
+def test_a_loop_without_the_heartbeat_looks_like_a_hang(heard: Heard) -> None:
+    """The negative control: a row that is not taken through the heartbeat is no sign of life."""
+    with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         for _ in ["a", "b", "c"]:
-            published(pulse)
+            published(heartbeat)
             assert heard.progress().rows == 0
 
 
 def test_a_reset_from_inside_a_long_call_is_a_sign_of_life(heard: Heard) -> None:
-    with Pulse(heard.place, 0, 0, careful=False) as pulse:
-        rows = pulse.each(["long", "short"])
+    with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
+        rows = heartbeat.each(["long", "short"])
         next(rows)
-        published(pulse)
+        published(heartbeat)
         before = heard.progress()
-        pulse.reset()
-        published(pulse)
+        heartbeat.reset()
+        published(heartbeat)
         assert heard.progress() != before
         assert list(rows) == ["short"]
     assert heard.progress().rows == 3
 
 
 def test_a_loop_that_went_on_after_an_exception_counts_each_row_once(heard: Heard) -> None:
-    with Pulse(heard.place, 0, 0, careful=True) as pulse:
-        pulse.at(ids(1, 2, 3))
-        rows = pulse.each([1, 0, 2])
+    with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
+        heartbeat.at(ids(1, 2, 3))
+        rows = heartbeat.each([1, 0, 2])
         failed = 0
         while True:
             try:
@@ -157,7 +157,7 @@ def test_the_message_in_hand_outlives_a_killed_worker(heard: Heard) -> None:
 def test_a_task_whose_worker_died_does_not_run_any_more(heard: Heard) -> None:
     killed(heard, 0, 1, in_hand=1)
     until(lambda: heard.progress() == Progress(0, 1, 0))
-    with Pulse(heard.place, 0, 0, careful=True):
+    with Heartbeat(heard.place, 0, 0, careful=True):
         assert heard.progress().running == 1, "the task that repeats it"
 
 
@@ -165,7 +165,7 @@ def test_a_stopped_worker_still_runs(heard: Heard) -> None:
     """It hangs, and the message in its hand is to blame: nothing else tells it from a dead one."""
     child = os.fork()
     if child == 0:
-        with Pulse(heard.place, 0, 0, careful=True):
+        with Heartbeat(heard.place, 0, 0, careful=True):
             os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     try:
@@ -178,10 +178,10 @@ def test_a_stopped_worker_still_runs(heard: Heard) -> None:
 
 
 def test_a_task_that_ended_well_is_no_suspect_and_one_that_failed_is(heard: Heard) -> None:
-    with Pulse(heard.place, 0, 0, careful=True) as pulse:
-        pulse.at(ids(1, 2))
-        assert list(pulse.each("ab")) == ["a", "b"]
-        note(pulse, 3)
+    with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
+        heartbeat.at(ids(1, 2))
+        assert list(heartbeat.each("ab")) == ["a", "b"]
+        note(heartbeat, 3)
     assert heard.suspects() == ()
     failing(heard, 1, in_hand(4, 5))
     assert heard.suspects() == (4,)
@@ -189,13 +189,13 @@ def test_a_task_that_ended_well_is_no_suspect_and_one_that_failed_is(heard: Hear
 
 
 def test_nothing_is_noted_after_the_last_row_or_where_nothing_can_be_named(heard: Heard) -> None:
-    def to_the_end(pulse: Pulse) -> None:
-        pulse.at(ids(1, 2))
-        list(pulse.each("ab"))
+    def to_the_end(heartbeat: Heartbeat) -> None:
+        heartbeat.at(ids(1, 2))
+        list(heartbeat.each("ab"))
 
-    def nameless(pulse: Pulse) -> None:
-        pulse.at(None)
-        next(pulse.each("ab"))
+    def nameless(heartbeat: Heartbeat) -> None:
+        heartbeat.at(None)
+        next(heartbeat.each("ab"))
 
     failing(heard, 0, to_the_end)
     failing(heard, 1, nameless)
@@ -204,7 +204,7 @@ def test_nothing_is_noted_after_the_last_row_or_where_nothing_can_be_named(heard
 
 def test_without_careful_nothing_is_noted(heard: Heard) -> None:
     failing(heard, 0, in_hand(1, 2), careful=False)
-    failing(heard, 1, lambda pulse: note(pulse, 3), careful=False)
+    failing(heard, 1, lambda heartbeat: note(heartbeat, 3), careful=False)
     assert heard.suspects() == ()
 
 
@@ -227,9 +227,9 @@ def test_a_note_outlives_the_driver_that_dies_with_its_task(tmp_path: Path) -> N
     child = os.fork()
     if child == 0:
         with listening(tmp_path) as listener, listener.of_job(("life", 7, 2)) as heard:
-            pulse = Pulse(heard.place, 0, 0, careful=True)
-            pulse.at(ids(1, 2, 3))
-            for message in pulse.each((1, 2, 3)):
+            heartbeat = Heartbeat(heard.place, 0, 0, careful=True)
+            heartbeat.at(ids(1, 2, 3))
+            for message in heartbeat.each((1, 2, 3)):
                 if message == 2:
                     os._exit(9)  # nobody removes the folder
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -246,13 +246,13 @@ def test_a_jobs_folder_is_there_while_it_runs_and_empty_at_its_start(tmp_path: P
     (tmp_path / "life.7.1" / "old").touch()
     with listening(tmp_path) as listener, listener.of_job(("life", 7, 1)) as heard:
         assert list((tmp_path / "life.7.1").iterdir()) == []
-        with running(heard.place, 0, 0) as pulse:
-            assert pulse is not None
+        with running(heard.place, 0, 0) as heartbeat:
+            assert heartbeat is not None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_off_costs_and_makes_nothing() -> None:
-    with running(None, 0, 0) as pulse:
-        assert pulse is None
+    with running(None, 0, 0) as heartbeat:
+        assert heartbeat is None
     assert suspects_of_dead(None, "life", 7) == ()
     sweep(None, "life")
