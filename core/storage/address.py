@@ -19,10 +19,19 @@ SCHEMES: Final = ("s3", "s3a", "abfs", "abfss", "az", "gs")
 _KEY: Final = re.compile(r"[A-Za-z0-9!_.*'()=+,@ -]+(/[A-Za-z0-9!_.*'()=+,@ -]+)*")
 """Characters that every store and every reader spells alike; others are encoded by some of them."""
 
-_ENDPOINT: Final = re.compile(r"(?:(?:aws|azure|azure_storage|google)_)?endpoint(?:_url)?(?:_s3|_dynamodb)?")
-"""Options and variables by which clients of stores are told an endpoint."""
-_SECRET: Final = re.compile(r"(?:aws|azure|google)_(?!service_account)\w*(?:key|key_id|token|secret)")
-"""Likewise a key or a token; a service account's key is JSON, and may have lines."""
+_REFUSED: Final = {
+    r"endpoint(?:_url)?(?:_s3|_dynamodb)?=.*@": (
+        "holds a user or a password; give these by storage_options or variables of their own"
+    ),
+    r"(?:(?:secret_)?access_key(?:_id)?|(?:account|master|sas)_key|client_secret|(?:(?:fabric_)?session_|bearer_|sas_)?token)"
+    r"=.*[\r\n]": "has a line break, which no key or token has; take it out of the value",
+}
+"""Options and variables by which clients of stores are told an endpoint, a key or a token, with a value that is refused, and
+why. A service account's key is JSON, and may have lines.
+"""
+_UNFIT: Final = {
+    re.compile(rf"(?is)(?:(?:aws|azure|azure_storage|google)_)?{option}"): why for option, why in _REFUSED.items()
+}
 
 
 def is_url(address: str) -> bool:
@@ -92,12 +101,9 @@ def storage_options(address: str) -> StorageOptions:
     options = _options_for(address)
     if is_url(address):
         for name, value in {**os.environ, **options}.items():
-            if ("\n" in value or "\r" in value) and _SECRET.fullmatch(name.lower()):
-                raise UsageError(f"{name} has a line break, which no key or token has; take it out of the value")
-            if "@" in value and _ENDPOINT.fullmatch(name.lower()):
-                raise UsageError(
-                    f"{name} holds a user or a password; give these by storage_options or variables of their own"
-                )
+            for unfit, why in _UNFIT.items():
+                if unfit.match(f"{name}={value}"):
+                    raise UsageError(f"{name} {why}")
     return options
 
 

@@ -126,7 +126,12 @@ def test_a_reader_of_local_files_carries_no_options() -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\nx"])
 @pytest.mark.parametrize(
-    "name", ["aws_session_token", "AWS_ACCESS_KEY_ID", "aws_secret_access_key", "azure_storage_account_key"]
+    "name",
+    [
+        *("aws_session_token", "AWS_ACCESS_KEY_ID", "aws_secret_access_key", "azure_storage_account_key"),
+        *("session_token", "token", "access_key_id", "secret_access_key"),
+        *("azure_storage_sas_key", "account_key", "client_secret", "bearer_token", "sas_token", "azure_storage_token"),
+    ],
 )
 def test_a_key_or_token_with_a_line_break_is_refused_unseen(
     name: str, end: str, monkeypatch: pytest.MonkeyPatch
@@ -142,4 +147,5 @@ def test_a_key_or_token_with_a_line_break_is_refused_unseen(
 def test_other_values_may_have_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '{\n"a": 1\n}')
     monkeypatch.setenv("SSH_KEY", "a\nb")
+    monkeypatch.setenv("OTHER_TOKEN", "a\nb")
     assert storage_options("gs://lake/words") == {}
