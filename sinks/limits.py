@@ -151,8 +151,9 @@ class ColumnLimit:
     `no_nul`: text holds no NUL character. `path_bytes_max`: text and bytes name a folder, in so many bytes at most once they
     are percent-encoded; see `_path_violations`; and decimals with a scale are not below zero. `chars_max` bounds text,
     `bytes_max` text and bytes, `low` and `high` integers. `step_us` divides timestamps. `pattern`: a regular expression that
-    text has to match; `form` says what it asks beyond the type. All but `not_null`, `path_bytes_max`, `bytes_max` and
-    `step_us` are asked of the values inside a nested column, too.
+    text has to match; `form` says what it asks beyond the type; `may_grow`: it lists what the store takes now, and this may
+    come to be more. All but `not_null`, `path_bytes_max`, `bytes_max` and `step_us` are asked of the values inside a nested
+    column, too.
     """
 
     name: str
@@ -166,6 +167,7 @@ class ColumnLimit:
     high: int | None = None
     pattern: str | None = None
     form: str = ""
+    may_grow: bool = False
     step_us: int = 1
 
 

@@ -562,11 +562,14 @@ _NOT_FFFF: Final = "(?:[1-9a-f][0-9a-f]{0,2}|[1-9a-e][0-9a-f]{3}|f[0-9a-e][0-9a-
 
 @dataclass(frozen=True, slots=True)
 class MapKey:
-    """As what type a key is compared. Only text that matches `pattern` is the type's own; `form` says so, for messages."""
+    """As what type a key is compared. Only text that matches `pattern` is the type's own; `form` says so, for messages.
+    `may_grow`: the type may get more values.
+    """
 
     type: str
     pattern: str | None = None
     form: str = ""
+    may_grow: bool = False
 
     def own(self, keys: pa.Array) -> list[object]:
         """The keys, with None for each text that no row of the table can have as its key."""
@@ -605,7 +608,7 @@ def with_keys(limits: Limits, keys: dict[str, MapKey]) -> Limits:
         tuple(
             limit
             if (key := keys.get(limit.name)) is None or key.pattern is None
-            else replace(limit, pattern=key.pattern, form=key.form)
+            else replace(limit, pattern=key.pattern, form=key.form, may_grow=key.may_grow)
             for limit in limits.columns
         )
     )
@@ -619,7 +622,7 @@ def key_of_text(column: Column) -> MapKey | None:
     if (form := key_form(column.base)) is not None:
         return MapKey(kind, *form)
     if column.labels is not None:
-        return MapKey(kind, f"^(?:{'|'.join(map(re.escape, column.labels))})$")
+        return MapKey(kind, f"^(?:{'|'.join(map(re.escape, column.labels))})$", may_grow=True)
     return MapKey(kind, _inet(), ", as a key is written: as Postgres shows it") if column.base == "inet" else None
 
 

@@ -194,6 +194,21 @@ def test_a_lookup_of_text_that_is_no_key_finds_nothing_and_stops_nobody(operated
     assert {*operated.sql("select word, held from found")} == {(key, 7), ("none of it", None)}
 
 
+@pytest.mark.parametrize("mode", ["upsert", "fold", "map"])
+def test_a_label_that_an_enum_gets_while_a_topology_runs_is_a_key_at_once(operated: Operated, mode: str) -> None:
+    operated.sql(MOOD)
+    operated.sql(MAP.format("mood") if mode == "map" else "create table keyed (k mood primary key, v bigint)")
+    operated.put(json.dumps(["sad", 1]).encode())
+
+    def add(_: object) -> None:
+        if not operated.sql("select from pg_enum where enumlabel = 'new'"):
+            operated.sql("alter type mood add value 'new'")
+            operated.put(json.dumps(["new", 2]).encode())
+
+    operated.run(topology(operated, mode), on_batch=add)
+    assert dict(operated.sql(SHOWN)) == {"sad": 1, "new": 2}
+
+
 def test_the_pattern_of_addresses_takes_what_postgres_gives_back_and_no_other_text_of_them(
     operated: Operated, seed: int
 ) -> None:

@@ -64,7 +64,8 @@ class PostgresBacking(Backing):
     @property
     def limits(self) -> Limits:
         """What the table's columns can hold."""
-        return with_keys(self._hold.limits, self._compared_keys())
+        keys = self._compared_keys()
+        return with_keys(self._hold.limits, keys)
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Begin a database transaction, and lock fence and guard in it."""
@@ -83,6 +84,7 @@ class PostgresBacking(Backing):
                 raise
         schema, partitioned = wire_schema(table, self._input), table.kind == "p"
         rows = RowsByKey(connection, table.name, self._input, schema, hold.where, partitioned=partitioned)
+        self._map_keys = map_keys(table, self._input, hold.where)
         self._begun = _Begun(
             connection, transaction, table, rows, checked=checked, is_held=done, began_empty=began_empty
         )
@@ -115,9 +117,9 @@ class PostgresBacking(Backing):
         if self._map_keys is None:
             with self._hold.link.errors():
                 connection = self._hold.link.connection() if self._begun is None else self._begun.connection
-                self._map_keys = map_keys(
-                    self._hold.checked_table(connection, self._hold.where), self._input, self._hold.where
-                )
+                table = self._hold.checked_table(connection, self._hold.where)
+            self._hold.go_by(table)
+            self._map_keys = map_keys(table, self._input, self._hold.where)
         return self._map_keys
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -292,6 +292,31 @@ class StateReader:
         """Open the state, for reading only."""
         return self.factory.make(self.context.reading())
 
+    def limits(self, state: State) -> Limits:
+        """What the state can hold, as its store is now."""
+        keys = [ColumnLimit(f.name, str(f.type), not_null=True) for f in self.context.key_schema]
+        return Limits((*keys, *(state.backing.limits.columns if isinstance(state, SupportsBacking) else ())))
+
+
+@dataclass(frozen=True, slots=True)
+class StateWriter(FileWriter):
+    """The writer of a state's rows; bolts may use a `StateReader`. Where a row does not fit, and the state may have come to
+    take more since the run began, it is asked again.
+    """
+
+    for_bolts: StateReader | None = None
+
+    def check(self, rows: pa.RecordBatch) -> Sequence[tuple[int, str]]:
+        """See `FileWriter`."""
+        found = FileWriter.check(self, rows)
+        if not found or self.for_bolts is None or not any(limit.may_grow for limit in self.limits.columns):
+            return found
+        state = self.for_bolts.open()
+        try:
+            return self.for_bolts.limits(state).check(rows)
+        finally:
+            state.close()
+
 
 class StateSession(SinkSession):
     """A state opened by one driver. After an error the state is opened anew: nothing that it remembers is trusted."""
@@ -346,11 +371,8 @@ class StateSession(SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder; bolts may use a `StateReader`."""
-        backing = self._backing()
-        own = () if backing is None else backing.limits.columns
-        keys = [ColumnLimit(f.name, str(f.type), not_null=True) for f in self._context.key_schema]
         reader = StateReader(self._factory, self._context.reading())
-        return FileWriter(self.identity.sink, self._staging, Limits((*keys, *own)), for_bolts=reader)
+        return StateWriter(self.identity.sink, self._staging, reader.limits(self.state()), for_bolts=reader)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed to it, where the state remembers them."""
