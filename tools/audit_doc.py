@@ -30,7 +30,7 @@ Exit status:
 - 0: there is an answer, even an empty one
 - 1: `behind`: a sink is behind a blocked batch. `aborted`: a listed batch is blocked now. `verdicts`, `verify`: a violation
 - 2: the topology, filter or group is unknown
-- 4: `verdicts`, `verify`: cannot tell. `verdicts`: the topology has none
+- 4: `verdicts`, `verify`: cannot tell, or not all was compared. `verdicts`: the topology has none
 
 ## SQL
 
@@ -100,6 +100,17 @@ VERIFY: Final = """## Verify
 
 Each verdict is kept with its time and scope, and says nothing of other txids. A role that may only read, or a standby,
 keeps no verdict and says so; the exit status is the same. A driver may run meanwhile: each table is read at one instant.
+
+### As a gate of a deployment
+
+Of some tables `--deep` never compares all, such as an upsert without `lineage=True`: the status is 4 each time. A gate
+that takes this asks for the verdict:
+
+```sh
+stormproof audit verify orders --deep --json | jq -e '.verdict | IN("clean", "not_compared")'
+```
+
+With `lineage=True` from its first batch on, an upsert has [its values compared](#deep-verify), too.
 
 ### Incremental verify
 

@@ -22,6 +22,7 @@ from stormproof.trident.audit.verify import Since
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, finish, note, say
 from stormproof.trident.decisions.stores import Stores
+from stormproof.trident.terms.transaction_states import Verdict
 from stormproof.trident.terms.wording import counted, parse_time
 
 
@@ -105,6 +106,10 @@ def _verify_text(report: VerifyReport) -> None:
         say(f"source, compared: {report.kept.compared}")
     say(_scope_text(report))
     say(f"verdict: {report.reach}")
+    if report.verdict is Verdict.NOT_COMPARED:
+        say(
+            "to have an upsert's values compared: lineage=True; a gate that takes this verdict reads .verdict of --json"
+        )
     if not report.violations and not report.unknowns:
         say(f"proves: {report.proves}")
     if report.not_recorded is not None:
