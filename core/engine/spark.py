@@ -10,17 +10,20 @@ import gc
 import logging
 import math
 import os
+import shlex
 import socket
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from py4j.protocol import Py4JError
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 from pyspark.sql import SparkSession
 
 from stormproof.core.base import failpoint
@@ -109,6 +112,10 @@ log = logging.getLogger("stormproof.spark")
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """The variable by which `spark-submit` tells its Python process where the JVM listens."""
 
+_JVM_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
+"""The variable with options of the driver's JVM; what `spark.driver.extraJavaOptions` says goes before it."""
+_QUIET: Final = Path(__file__).with_name("log4j2.properties")
+
 START_TIMEOUT_S: Final = 300.0
 
 Between: TypeAlias = "Callable[[int, RDD[Any]], RDD[Any]]"
@@ -135,6 +142,7 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
         if java.options:
             known = os.environ.get("JAVA_TOOL_OPTIONS", "")
             os.environ["JAVA_TOOL_OPTIONS"] = " ".join([known, *(o for o in java.options if o not in known)]).strip()
+        _quieten_start()
     chosen = session_settings(settings, delta_jars(settings.delta_jars_dir), submitted)
     chosen |= {name.replace("__", "."): value for name, value in more.items()}
     master = chosen["spark.master"]
@@ -161,6 +169,17 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
         ) from error
     session.sparkContext.setLogLevel(chosen["spark.log.level"])
     return session
+
+
+def _quieten_start() -> None:
+    """Have the JVM log as Spark's defaults say, without the lines that it writes at each start; unless the user has a
+    configuration of log4j.
+    """
+    known = os.environ.get(_JVM_OPTIONS, "")
+    folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"))
+    if "log4j" not in known and not [*folder.glob("log4j2*.*")]:
+        option = f"-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties,{_QUIET}"
+        os.environ[_JVM_OPTIONS] = f"{known} {shlex.quote(option)}".strip()
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:

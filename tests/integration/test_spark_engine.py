@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -290,3 +293,37 @@ def test_a_query_refuses_a_session_that_believes_in_determinism_and_a_topology_t
     with pytest.raises(SettingsError, match=key) if spark_line().sees_repeated_tasks else nullcontext():
         require_settings(other)
     assert run_job(SparkEngine(other), word_count(tmp_path), LINES, tmp_path).mismatches == ()
+
+
+START = """
+import sys
+from pathlib import Path
+from stormproof.core.engine.spark import spark_session
+from stormproof.core.start.settings import Settings
+home, level = Path(sys.argv[1]), sys.argv[2]
+session = spark_session(Settings(master="local[1]", home=home, spark={"spark.log.level": level}))
+session._jvm.org.apache.logging.log4j.LogManager.getLogger("tests").warn("a word of warning")
+session.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "own", "said"),
+    [
+        ("OFF", "", ""),
+        ("WARN", "", r"[\d/]+ [\d:]+ WARN tests: a word of warning\n"),
+        ("WARN", "appender.a.layout.pattern = mine %m%n", r"(mine .*\n)*mine a word of warning\n"),
+    ],
+    ids=["by default", "control: a warning", "a configuration of the user's"],
+)
+def test_spark_starts_without_a_line_of_its_own(tmp_path: Path, level: str, own: str, said: str) -> None:
+    environment = dict(os.environ)
+    if own:
+        kind = "appender.a.type = Console\nappender.a.name = a\nappender.a.target = SYSTEM_ERR\n"
+        layout = f"appender.a.layout.type = PatternLayout\n{own}\nrootLogger = warn, a\n"
+        (tmp_path / "log4j2.properties").write_text(kind + layout)
+        environment["SPARK_CONF_DIR"] = str(tmp_path)
+    command = [sys.executable, "-c", START, str(tmp_path / "home"), level]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    written = done.stderr.replace("WARNING: Using incubator modules: jdk.incubator.vector\n", "")  # Java's own
+    assert re.fullmatch(said, written), written
