@@ -71,7 +71,7 @@ class WordCount(BasicBolt):
 def topology(lake: str) -> Topology:
     """The counts go to the Delta table `LAKE/basic_bolts_words` and to the Postgres table `basic_bolts_words`."""
     t = Topology("basic-bolts-word-count")
-    sentences = t.spout("sentences", PostgresQueue(QUEUE, schema="sentence string", max_attempts=2, backoff_base_s=0.1))
+    sentences = t.spout("sentences", PostgresQueue(QUEUE, schema="sentence string", max_attempts=2))
     words = t.bolt("split", SplitSentence(), sentences.shuffle())
     counts = t.bolt("count", WordCount(), words)  # no grouping: it runs in the task that made the word
     (

@@ -80,7 +80,7 @@ class WordCount(Bolt):
 def topology(lake: str) -> Topology:
     """The counts go to the Delta table `LAKE/bolts_words` and to the Postgres table `bolts_words`."""
     t = Topology("bolts-word-count")
-    sentences = t.spout("sentences", PostgresQueue(QUEUE, schema="sentence string", max_attempts=2, backoff_base_s=0.1))
+    sentences = t.spout("sentences", PostgresQueue(QUEUE, schema="sentence string", max_attempts=2))
     # shuffle: evenly over the tasks of the bolt.
     words = t.bolt("split", SplitSentence(), sentences.shuffle())
     # fields: the same word always to the same task. Without that two tasks would both count "the".

@@ -74,7 +74,7 @@ class Join(Bolt):
 
 def queue(name: str, schema: str) -> PostgresQueue:
     """A queue of JSON objects whose failed messages are tried twice, a tenth of a second apart."""
-    return PostgresQueue(name, schema=schema, max_attempts=2, backoff_base_s=0.1)
+    return PostgresQueue(name, schema=schema, max_attempts=2)
 
 
 def topology() -> Topology:

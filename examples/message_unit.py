@@ -39,7 +39,7 @@ def topology(lake: str) -> Topology:
     t = Topology("baskets")
     schema = "basket long, item string, pieces long"
     # unit="json": a message is an array of objects; unit="lines" would be one of lines.
-    source = PostgresQueue(QUEUE, schema=schema, unit="json", max_attempts=2, backoff_base_s=0.1)
+    source = PostgresQueue(QUEUE, schema=schema, unit="json", max_attempts=2)
     rows = t.spout("baskets", source)
     good = t.bolt("check", checked, rows.shuffle(), schema=schema)
     t.sink(DeltaSink(f"{lake}/rows"), good)

@@ -179,11 +179,6 @@ class SinkSpec(Protocol):
         """Whether its table gets the columns that its rows have, and wider ones, by itself."""
         return False
 
-    def how(self, input_: SinkInput) -> str | None:
-        """How its rows get into its table, in words for `explain`; None: as usual. No connection is made."""
-        del input_
-        return None
-
     def files_in(self, input_: SinkInput) -> str | None:
         """The folder in which executors write its files; None where it has none, or it is not known before it is opened.
         No connection is made.

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, ClassVar, Final, Self
 
-from stormproof.core.base.arguments import error_prefix, require_object, require_seconds, require_whole
+from stormproof.core.base.arguments import error_prefix, require_seconds, require_whole
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.cycle_collector import fewer_collections
 from stormproof.core.base.errors import Json, StoreUnavailable, UsageError
@@ -141,8 +141,6 @@ class RedeliveringSource(NumberedSource):
         where = f"{self.NOUN} {name}"
         require_whole(where, "prefetch", prefetch, 1)
         require_seconds(where, "horizon_s", horizon_s)
-        if backoff is not None:
-            require_object(where, "backoff", backoff, Backoff, "Backoff(1.0, 60.0)")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         super().__init__(

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from stormproof.core.base.arguments import require_text, require_whole
+from stormproof.core.base.arguments import require_object, require_text, require_whole
 from stormproof.core.base.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.base.message import MessageFailure, storable_text
 from stormproof.core.contract.backoff import Backoff
@@ -70,7 +70,10 @@ class PendingSource(Connector):
         rng: Random | None = None,
     ) -> None:
         require_text(self.NOUN, "name", name, "lines")
-        require_whole(f"{self.NOUN} {name}", "max_attempts", max_attempts, 1)
+        where = f"{self.NOUN} {name}"
+        require_whole(where, "max_attempts", max_attempts, 1)
+        if backoff is not None:
+            require_object(where, "backoff", backoff, Backoff, "Backoff(base_s=1.0)")
         self.name = name
         self._decoder = decoder
         self._store = store

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, ClassVar, Self, cast
 
-from stormproof.core.base.arguments import error_prefix, require_object, require_text, shown
+from stormproof.core.base.arguments import error_prefix, require_text, shown
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.backoff import Backoff
@@ -51,8 +51,6 @@ class InMemory(NumberedSource):
     ) -> None:
         where = f"{self.NOUN} {name}"
         require_text(self.NOUN, "name", name, "lines")
-        if backoff is not None:
-            require_object(where, "backoff", backoff, Backoff, "Backoff(base_s=1.0)")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         self._memory = MemoryPendingStore(where, clock or SystemClock())

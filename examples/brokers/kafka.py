@@ -65,7 +65,6 @@ def topology(servers: str, lake: str) -> Topology:
         schema="number long, cents long",
         metadata=("offset", "key"),
         max_attempts=2,
-        backoff_base_s=0.1,
     )
     orders = t.stream("orders", source)
     orders.flat_map(

@@ -1,9 +1,8 @@
 r"""Items of a Kestrel queue into Postgres, each exactly once from the moment when it is taken over.
 
-Kestrel itself is no longer to be had by a package manager. A server that speaks its protocol comes with Stormproof, for
-tests and for this example:
+Kestrel itself is no longer to be had by a package manager. A server that speaks its protocol is beside this example:
 
-python -m stormproof.testing.kestrel_server --port 22133 --dir /tmp/kestrel
+(cd examples && python -m kestrel_server.server --port 22133 --dir /tmp/kestrel)
 printf 'set orders 0 0 28\r\n{"id": 1, "customer": "ann"}\r\n' | nc -q1 127.0.0.1 22133
 stormproof run examples/brokers/kestrel.py:topology --until-idle
 
@@ -18,10 +17,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import psycopg
 
 from stormproof import KestrelSource, PostgresSink, Settings, Topology, count
+
+EXAMPLES = Path(__file__).parents[1]
 
 
 def topology(hosts: str = "127.0.0.1:22133", queue: str = "orders") -> Topology:
@@ -52,8 +54,8 @@ def put(port: int, queue: str, items: list[bytes]) -> None:
 def main() -> None:
     """Start a server, put items in, run the topology."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "stormproof.testing.kestrel_server", "--port", "0", "--dir", folder]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        command = [sys.executable, "-m", "kestrel_server.server", "--port", "0", "--dir", folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=EXAMPLES) as server:
             try:
                 port = int(server.stdout.readline()) if server.stdout else 0
                 put(

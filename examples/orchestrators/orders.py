@@ -24,7 +24,7 @@ def euros(cents: int) -> float:
 def topology() -> Topology:
     """The Delta table is in the folder that LAKE names."""
     t = Topology("orders")
-    source = PostgresQueue("orders", schema="number long, cents long", max_attempts=2, backoff_base_s=0.1)
+    source = PostgresQueue("orders", schema="number long, cents long", max_attempts=2)
     orders = t.stream("orders", source).each(euros, "cents", schema="euros double")
     orders.into(DeltaSink(f"{os.environ.get('LAKE', 'lake')}/orders"), PostgresSink("orders"))
     return t

@@ -50,7 +50,7 @@ from stormproof.sinks.postgres.refusals import (
     refers_to_itself,
     require_no_volatile,
 )
-from stormproof.sinks.postgres.rows import AppendedRows, Loads, RowsByKey, copy_rows, insert_rows
+from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
 from stormproof.sinks.protocol import (
     CommitDecision,
@@ -87,33 +87,26 @@ class PostgresSession(TableHold, SinkSession):
         identity: SinkIdentity,
         input_: SinkInput,
         epoch: int | None,
-        parallel_load_rows: int | None = None,
         contract: SchemaContract = SchemaContract.FREEZE,
         content_digests: bool = True,
     ) -> None:
         super().__init__(database, name, identity, input_, epoch, contract)
         self._staging = staging
         self._content_digests = content_digests
-        self._loads = Loads(identity, database, parallel_load_rows)
         self._known: Facts | None = None
         """The table as the last commit found it."""
 
     def take_over(self, *, create: bool) -> None:
-        """As `TableHold.take_over`; and see whether tasks may load."""
+        """As `TableHold.take_over`."""
         super().take_over(create=create)
         if self.input.mode is SinkMode.UPSERT:
             with self.link.transaction() as connection:
                 # Not with the first such row: a role that may make none would block a batch long after its start.
                 bookkeeping.make_superseded(connection)
-        if self.contract is SchemaContract.EVOLVE:
-            return  # the table may lack columns that only the first batch adds; such a sink has no loads of tasks
-        with self.link.transaction() as connection:
-            table = self.checked_table(connection, self.where)
-            self._loads = self._loads.prepared(connection, table, self.input, self.where)
 
     def writer(self) -> FileWriter:
-        """Parquet files in the staging folder; large ones are copied into staging tables, too, where the sink is told to."""
-        files = FileWriter(
+        """Parquet files in the staging folder."""
+        return FileWriter(
             *(self.identity.sink, self._staging, self.limits),
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
@@ -122,7 +115,6 @@ class PostgresSession(TableHold, SinkSession):
             undecided=self.undecided,
             hashed=self.hashed if self._content_digests else (),
         )
-        return self._loads.writer(files)
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         """Adopt one transaction, by the table of `decide`; see the protocol.
@@ -206,8 +198,8 @@ class PostgresSession(TableHold, SinkSession):
 
     @property
     def _goes_by_known(self) -> bool:
-        """Where a batch may change the table, or tasks load by it, each commit looks first."""
-        return self.contract is not SchemaContract.EVOLVE and self._loads.load is None
+        """Where a batch may change the table, each commit looks first."""
+        return self.contract is not SchemaContract.EVOLVE
 
     def _record(
         self,
@@ -341,10 +333,8 @@ class PostgresSession(TableHold, SinkSession):
         return CommitResult(CommitOutcome.ALREADY_HELD, superseded, refused, dropped, changed, at=at)
 
     def sweep(self, is_dead: IsDead) -> int:
-        """Remove prepared files and staging tables of dead attempts."""
-        swept = sweep_folder(self._staging, self.identity.incarnation, is_dead)
-        with self.link.transaction() as connection:
-            return swept + self._loads.sweep(connection, is_dead)
+        """Remove prepared files of dead attempts."""
+        return sweep_folder(self._staging, self.identity.incarnation, is_dead)
 
     def unreached(self, files: Sequence[PreparedFile]) -> Sequence[str]:
         """Of the prepared files in the staging folder."""
@@ -355,11 +345,8 @@ class PostgresSession(TableHold, SinkSession):
         return compare(self, self.database, read, (first, last), progress)
 
     def finished(self, transaction: PreparedTransaction) -> None:
-        """The rows are in the table: the files may go, and what tasks of other attempts loaded."""
+        """The rows are in the table: the files may go."""
         remove_staged(self._staging, self.identity.incarnation, transaction.txid)
-        if self._loads.load is not None:
-            with self.link.transaction() as connection:
-                self._loads.sweep(connection, lambda txid, _attempt, _file: txid == transaction.txid)
 
     def _begin(
         self,
@@ -383,10 +370,7 @@ class PostgresSession(TableHold, SinkSession):
                 raise self.guard.gone()
             require_table(facts.table, self.input, where)
             require_no_volatile(facts.volatile, where)
-        # Those that a task loaded were compared when it did.
-        staged, others = self._loads.split(connection, transaction.files, facts.table, self.input)
-        require_files(self._staging, staged, where=where)
-        require_files(self._staging, others, where=where, digests=True)
+        require_files(self._staging, transaction.files, where=where, digests=True)
         failpoint("postgres.after_guard")
         return facts
 
@@ -410,19 +394,17 @@ class PostgresSession(TableHold, SinkSession):
             keys = self.input.keys
             read = partial(prepared_batches, self._staging, transaction.files, keys)
             require_unique_keys(read, transaction.rows, keys, where)
-        staged, others = self._loads.split(connection, transaction.files, facts.table, self.input)
-        taken, sent = self._loads.move(connection, facts.table, staged, self.input.schema.names)
+        sent = 0
 
         def counted() -> Generator[pa.RecordBatch]:
             nonlocal sent
-            for batch in prepared_batches(self._staging, others, self.input.schema.names):
+            for batch in prepared_batches(self._staging, transaction.files, self.input.schema.names):
                 before, sent = sent, sent + batch.num_rows
                 yield batch
                 if before // PROGRESS_ROWS < sent // PROGRESS_ROWS:
                     log.info("%s: %s of %s rows sent", where, f"{sent:,}", f"{transaction.rows:,}")
 
-        if others:
-            taken += rows.put(counted())
+        taken = rows.put(counted())
         may_drop = taken < sent and bool(facts.dropping)
         _require_all(sent if may_drop else taken, sent, transaction.rows, where)
         if may_drop:

@@ -6,9 +6,9 @@ import copy
 import os
 from pathlib import Path
 
-from stormproof.core.base.arguments import require_flag, require_path, require_whole
+from stormproof.core.base.arguments import require_flag, require_path
 from stormproof.core.base.dataset import DatasetName
-from stormproof.core.base.errors import Json, SettingsError, TopologyError
+from stormproof.core.base.errors import Json, SettingsError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.lineage import Lineage
 from stormproof.core.contract.sink import SinkInput, SinkMode, TableKey
@@ -39,10 +39,6 @@ class PostgresSink(TableSink):
     `content_digests`: appended rows are hashed as they are written, in the tasks. Without it `audit verify --deep` compares
     no appended row.
 
-    `parallel_load_rows`: a task that has at least this many rows to append copies them into a staging table itself, and the
-    commit moves them inside the server, so that the driver's own work does not grow with the batch. By default no task
-    does: the driver's COPY takes less time at every size that was measured.
-
     `database` and `staging` may be left to the run's settings (`placed`). Guard and evidence are in the schema
     `stormproof_sink` of the same database, and are written in the same transaction as the rows.
 
@@ -68,21 +64,12 @@ class PostgresSink(TableSink):
         name: str | None = None,
         database: Database | str | None = None,
         staging: str | Path | None = None,
-        parallel_load_rows: int | None = None,
         content_digests: bool = True,
     ) -> None:
         where = f"PostgresSink({table!r})"
-        if parallel_load_rows is not None:
-            require_whole(where, "parallel_load_rows", parallel_load_rows, 1)
-        self._parallel_load_rows = parallel_load_rows
         self._table = TableName.parse(table)
         self._rule = RowRule.given(where, mode, key, order_by, delete_when, keep, lineage)
         self._contract = SchemaContract.given(where, schema_contract)
-        if parallel_load_rows is not None and self._contract is not SchemaContract.FREEZE:
-            raise TopologyError(
-                f"{where}: parallel_load_rows goes with schema_contract='freeze' alone: tasks load rows before the table is "
-                "changed, and as they are; leave one of the two out"
-            )
         if staging is not None:
             require_path(where, "staging", staging)
         self._name = fitting_name(f"postgres.{self._table}") if name is None else name
@@ -141,14 +128,6 @@ class PostgresSink(TableSink):
         with asked(database, f"sink {self._name!r} ({self.target})") as connection:
             oid = find_oid(connection, self._table)
             return [] if oid is None else what_can_refuse(connection, oid, input_)
-
-    def how(self, input_: SinkInput) -> str | None:
-        """Where tasks load by themselves: from how many rows on."""
-        if self._parallel_load_rows is None:
-            return None
-        if input_.is_by_key:
-            return "copied by the driver, since parallel loads serve appends alone"
-        return f"loaded by tasks of {self._parallel_load_rows:,} rows or more, other rows by the driver"
 
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
@@ -212,7 +191,6 @@ class PostgresSink(TableSink):
             identity=identity,
             input_=input_,
             epoch=epoch,
-            parallel_load_rows=self._parallel_load_rows,
             contract=self._contract,
             content_digests=self._content_digests,
         )

@@ -29,6 +29,7 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import use_storage
 from stormproof.core.storage.files import files_at
+from stormproof.source import Backoff
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -161,7 +162,12 @@ def build(cell: Cell) -> Topology:
     told = json.loads((cell.folder / PLACE).read_text())
     use_storage(told["url"], told["options"])
     source = FileSource(
-        f"{told['url']}/input/*.txt", "text", name="lines", database=cell.database, max_attempts=3, backoff_base_s=0.001
+        f"{told['url']}/input/*.txt",
+        "text",
+        name="lines",
+        database=cell.database,
+        max_attempts=3,
+        backoff=Backoff(0.001),
     )
     t = Topology(cell.name)
     words = t.stream("lines", source).flat_map(Split(cell.folder), "line", schema="word string")

@@ -22,6 +22,7 @@ from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.base.errors import Fenced, PositionMismatch
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.source import Backoff
 
 pytestmark = pytest.mark.postgres
 
@@ -70,8 +71,7 @@ def words(
         source,
         database=operated.cell.database,
         max_attempts=MAX_ATTEMPTS,
-        backoff_base_s=0.001,
-        backoff_max_s=0.001,
+        backoff=Backoff(0.001, 0.001),
     )
     stream = t.stream("lines", queue).flat_map(str.split, "line", schema=f"{key} string")
     grouped = stream.group_by(key)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.brokers import running
-from support.brokers.kestrel_broker import KestrelClient, KestrelServer
+from support.brokers.kestrel_broker import EXAMPLES, KestrelClient, KestrelServer
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_kill_and_a_restart_keep_what_was_answered(tmp_path_factory: pytest.Te
 
 
 def test_it_prints_its_port_and_ends_on_sigterm(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stormproof.testing.kestrel_server", "--port", "0", "--dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "kestrel_server.server", "--port", "0", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=EXAMPLES) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         with KestrelClient(port) as client:

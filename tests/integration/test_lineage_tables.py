@@ -133,8 +133,8 @@ def test_a_table_without_the_columns_is_refused_or_gets_them(operated: Operated)
     operated.verify()
 
 
-def test_rows_that_tasks_load_or_keep_or_cut_have_them(operated: Operated) -> None:
-    """Parallel loads, kept columns, partitions, and values that are discarded."""
+def test_rows_that_are_appended_or_kept_or_cut_have_them(operated: Operated) -> None:
+    """Plain appends, kept columns, partitions, and values that are discarded."""
     folder, database = operated.cell.folder, operated.cell.database
     keep: dict[str, Any] = {**UPSERT, "keep": "made", "lineage": True}
     operated.sql("create table discarded (k varchar(1), at bigint, made text, _txid bigint, _message_id text)")
@@ -142,16 +142,16 @@ def test_rows_that_tasks_load_or_keep_or_cut_have_them(operated: Operated) -> No
     operated.run(
         rows_from(
             operated,
-            PostgresSink("loaded", database=database, lineage=True, parallel_load_rows=1),
+            PostgresSink("appended", database=database, lineage=True),
             PostgresSink("kept", database=database, **keep),
             DeltaSink(folder / "lake" / "kept", **keep),
             DeltaSink(folder / "lake" / "cut", partition_by=["k"], lineage=True),
             PostgresSink("discarded", database=database, lineage=True, schema_contract="discard_value"),
         )
     )
-    ids = dict(operated.sql("select made, _message_id from loaded"))
+    ids = dict(operated.sql("select made, _message_id from appended"))
     assert sorted(ids) == ["0", "1", "2"]
-    for found in (postgres(operated, "loaded"), delta(folder, "cut"), postgres(operated, "discarded")):
+    for found in (postgres(operated, "appended"), delta(folder, "cut"), postgres(operated, "discarded")):
         assert len(found) == 5
         assert all((r["_txid"], r["_message_id"]) == (1, ids[r["made"]]) for r in found)
     for found in (delta(folder, "kept"), postgres(operated, "kept")):

@@ -368,7 +368,7 @@ class Stores:
     def run(self, guarantee: Guarantee, max_batches: int | None = None) -> tuple[int, int]:
         """One driver; the number of failures, and of messages that were merely returned."""
         self.sources += [
-            PostgresQueue(f"q{n}", database=self.database, max_attempts=2, backoff_base_s=0.0)
+            PostgresQueue(f"q{n}", database=self.database, max_attempts=2, backoff=Backoff(base_s=0.0))
             for n in range(self.queues)
         ]
         topology = build(

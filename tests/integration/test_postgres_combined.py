@@ -1,8 +1,7 @@
-"""Where two abilities of a Postgres sink meet: rejects, parallel loads, upserts, triggers, weaker guarantees."""
+"""Where two abilities of a Postgres sink meet: rejects, upserts, triggers, weaker guarantees."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -11,8 +10,6 @@ import pyarrow as pa
 import pytest
 from support.sink_harness import SinkHarness
 
-from stormproof import PostgresSink
-from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.protocol import Evidence, PreparedTransaction, SinkSession
@@ -70,28 +67,6 @@ def test_a_txid_written_again_has_the_superseded_rows_of_the_last_time_alone(ups
         assert session.commit(upsert.prepare(session, 2, 1, {"a": 1}), checked=False).superseded == 1
         assert session.commit(upsert.prepare(session, 2, 1, {"b": 1}, attempt=2), checked=False).superseded == 0
         assert [entry.superseded for entry in entries(session)] == [0, 0]
-
-
-def test_a_damaged_file_that_a_task_loaded_is_not_read_where_a_row_is_refused(
-    tmp_path: Path, database: Database
-) -> None:
-    """What a task loaded is whole, and without one of its rows it has to come from the file."""
-    harness = SinkHarness("postgres-append", tmp_path, database)
-    harness.sink = PostgresSink(
-        "counts", name="counts", database=database, staging=harness.staging, parallel_load_rows=1
-    )
-    with closing(harness.open()) as session:
-        transaction = named(harness, session, 1, [("aaaa", 1), ("bbbb", -1)])
-        (file,) = transaction.files
-        path = harness.staging / file.path
-        path.chmod(0o600)
-        path.write_bytes(path.read_bytes().replace(b"aaaa", b"xxxx"))
-        harness.sql(POSITIVE)
-        with pytest.raises(SinkRefused, match="digest"):
-            session.commit(transaction, checked=True)
-        harness.sql("alter table counts drop constraint positive")
-        session.commit(transaction, checked=True)
-    assert harness.rows() == Counter([("aaaa", 1), ("bbbb", -1)])
 
 
 def test_the_record_of_superseded_rows_is_made_at_the_start(upsert: SinkHarness) -> None:

@@ -8,9 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-
-from stormproof.testing.kestrel_queue import Item, Queue, QueueLimits
-from stormproof.testing.kestrel_server import Queues
+from kestrel_server.queue import Item, Queue, QueueLimits
+from kestrel_server.server import Queues
 
 
 class Shop:

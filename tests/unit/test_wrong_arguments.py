@@ -330,7 +330,7 @@ def of_state(keep: Callable[..., object]) -> Mapping[str, Sequence[Case]]:
 
 
 LETTERS = r"it must be (a list with one for each message|an iterable of payloads)"
-BACKOFFS = [(name, wrong) for name in ("backoff_base_s", "backoff_max_s") for wrong in (-1, "1", float("nan"))]
+BACKOFF = "backoff is 1.0; it must be an object such as Backoff"
 ATTEMPTS = "max_attempts is .*; it must be a whole number, at least 1"
 
 TOPOLOGY: Final[Mapping[str, Mapping[str, Sequence[Case]]]] = {
@@ -904,10 +904,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda: PostgresQueue("q", start="first"), "queue q: start is 'first'; it is 'earliest' or 'latest'")
         ],
         "max_attempts": [(lambda w=w: PostgresQueue("q", max_attempts=w), f"queue q: {ATTEMPTS}") for w in (0, "5")],
-        **{
-            name: [(lambda n=name, w=w: PostgresQueue("q", **{n: w}), f"queue q: {name} is .*{SECONDS}")]
-            for name, w in BACKOFFS
-        },
+        "backoff": [(lambda: PostgresQueue("q", backoff=1.0), f"queue q: {BACKOFF}")],
         "partition_messages": [
             (lambda: PostgresQueue("q", partition_messages=1), "queue q: partition_messages is 1; .*at least 2")
         ],
@@ -980,8 +977,9 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                 (lambda n=name, w=w: KafkaSource("t", servers="x:1", **{n: w}), f"source t: {name} is .*{SECONDS}")
                 for w in (-1, "1")
             ]
-            for name in ("backoff_base_s", "backoff_max_s", "look_interval_s", "answer_s")
+            for name in ("look_interval_s", "answer_s")
         },
+        "backoff": [(lambda: KafkaSource("t", servers="x:1", backoff=1.0), f"source t: {BACKOFF}")],
     },
     **{
         kind: {
@@ -1124,10 +1122,8 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda: FileSource("x", database="x"), "source x: database is not a Postgres URL: it must begin with")
         ],
         "max_attempts": [(lambda: FileSource("x", max_attempts=0), f"source x: {ATTEMPTS}")],
-        **{
-            name: [(lambda n=name, w=w: FileSource("x", **{n: w}), f"source x: {name} is .*{SECONDS}")]
-            for name, w in [*BACKOFFS, ("look_interval_s", -1)]
-        },
+        "backoff": [(lambda: FileSource("x", backoff=1.0), f"source x: {BACKOFF}")],
+        "look_interval_s": [(lambda: FileSource("x", look_interval_s=-1), f"source x: look_interval_s is .*{SECONDS}")],
     },
     MicroBatches: {
         "name": [
@@ -1143,10 +1139,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda: MicroBatches("s", "a int", column="v", unit="x"), "source s: no message unit 'x'; it is"),
         ],
         "max_attempts": [(lambda: MicroBatches("s", "a int", max_attempts=0), f"source s: {ATTEMPTS}")],
-        **{
-            name: [(lambda n=name, w=w: MicroBatches("s", "a int", **{n: w}), f"source s: {name} is .*{SECONDS}")]
-            for name, w in BACKOFFS
-        },
+        "backoff": [(lambda: MicroBatches("s", "a int", backoff=1.0), f"source s: {BACKOFF}")],
     },
     MemorySink: {
         "name": [(lambda: words().into(MemorySink("")), f"sink {A_NAME}")],
@@ -1229,13 +1222,6 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
         "staging": [(lambda: PostgresSink("x", staging=3), r"PostgresSink\('x'\): staging is 3; it must be a path")],
         **rules(PostgresSink),
         "schema_contract": contracts(PostgresSink),
-        "parallel_load_rows": [
-            (
-                lambda w=w: PostgresSink("x", parallel_load_rows=w),
-                "parallel_load_rows is .*; it must be a whole number, at",
-            )
-            for w in ("", 0, -1, "9", 1.5, True, len)
-        ],
     },
     StateSink: {
         "name": [

@@ -70,7 +70,7 @@ class ExplainedExchange:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSink:
-    """A sink, and how it takes its rows: by appending them, or by keys; `how` says more where a setting decides."""
+    """A sink, and how it takes its rows: by appending them, or by keys."""
 
     name: str
     target: str
@@ -78,7 +78,6 @@ class ExplainedSink:
     component: str
     mode: str
     keys: tuple[str, ...]
-    how: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +238,6 @@ def explain(
             component.subscription.component,
             component.input.mode.value,
             component.input.keys,
-            component.spec.how(component.input),
         )
         for component in topology.components
         if isinstance(component, SinkComponent)
@@ -359,8 +357,7 @@ def _exchange_text(exchange: ExplainedExchange) -> str:
 
 
 def _mode_text(sink: ExplainedSink) -> str:
-    mode = f"{sink.mode} by {', '.join(sink.keys)}" if sink.keys else sink.mode
-    return mode if sink.how is None else f"{mode}, {sink.how}"
+    return f"{sink.mode} by {', '.join(sink.keys)}" if sink.keys else sink.mode
 
 
 def _quoted(text: str) -> str:

@@ -94,8 +94,7 @@ class FileSource(NumberedSource):
         storage_options: Mapping[str, str] | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
+        backoff: Backoff | None = None,
         look_interval_s: float = LOOK_INTERVAL_S,
         clock: Clock | None = None,
         rng: Random | None = None,
@@ -114,8 +113,6 @@ class FileSource(NumberedSource):
             use_storage(fixed.rpartition("/")[0] if star else fixed, checked_options(where, storage_options))
         if format not in FORMATS:
             raise UsageError(f"source {name}: no format {format!r}; known: {', '.join(FORMATS)}")
-        require_seconds(where, "backoff_base_s", backoff_base_s)
-        require_seconds(where, "backoff_max_s", backoff_max_s)
         require_seconds(where, "look_interval_s", look_interval_s)
         self._format: Format = format
         with error_prefix(where):
@@ -126,7 +123,7 @@ class FileSource(NumberedSource):
             decoder=decoder,
             store=PostgresPendingStore("source", name, database=given),
             max_attempts=max_attempts,
-            backoff=Backoff(backoff_base_s, backoff_max_s),
+            backoff=backoff,
             rng=rng,
         )
         self._columns = tuple(self._schema.names) if format == "parquet" else None

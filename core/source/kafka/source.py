@@ -115,8 +115,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
         name: str | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
+        backoff: Backoff | None = None,
         look_interval_s: float = LOOK_INTERVAL_S,
         answer_s: float = ANSWER_S,
         clock: Clock | None = None,
@@ -129,8 +128,6 @@ class KafkaSource(KeepsMetadata, PendingSource):
         where = f"source {name}"
         require_text(where, "servers", servers, "localhost:9092")
         for argument, seconds in (
-            ("backoff_base_s", backoff_base_s),
-            ("backoff_max_s", backoff_max_s),
             ("look_interval_s", look_interval_s),
             ("answer_s", answer_s),
         ):
@@ -147,7 +144,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
             decoder=self._metadata.decoder(decoder),
             store=PostgresPendingStore("source", name, database=Database.given(where, database)),
             max_attempts=max_attempts,
-            backoff=Backoff(backoff_base_s, backoff_max_s),
+            backoff=backoff,
             rng=rng,
         )
         self._start: Start = checked_start(where, start, self._topics)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, ClassVar, Final, Literal, Self
 import psycopg
 from psycopg.rows import tuple_row
 
-from stormproof.core.base.arguments import error_prefix, require_seconds, require_text, require_whole
+from stormproof.core.base.arguments import error_prefix, require_text, require_whole
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
@@ -117,8 +117,7 @@ class PostgresQueue(PendingSource):
         database: Database | str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
+        backoff: Backoff | None = None,
         partition_messages: int = PARTITION_MESSAGES,
         clock: Clock | None = None,
         rng: Random | None = None,
@@ -127,8 +126,6 @@ class PostgresQueue(PendingSource):
         self.table = MessageTable(queue)
         require_whole(where, "max_attempts", max_attempts, 1)
         require_whole(where, "partition_messages", partition_messages, 2)
-        require_seconds(where, "backoff_base_s", backoff_base_s)
-        require_seconds(where, "backoff_max_s", backoff_max_s)
         if start not in ("earliest", "latest"):
             raise UsageError(f"queue {queue}: start is {start!r}; it is 'earliest' or 'latest'")
         if name is not None:
@@ -147,7 +144,7 @@ class PostgresQueue(PendingSource):
             decoder=decoder,
             store=self._tables,
             max_attempts=max_attempts,
-            backoff=Backoff(backoff_base_s, backoff_max_s),
+            backoff=backoff,
             rng=rng,
         )
         self._start = start

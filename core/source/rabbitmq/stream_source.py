@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal, Self, cast
 
 import numpy as np
 
-from stormproof.core.base.arguments import error_prefix, require_object, require_text, shown
+from stormproof.core.base.arguments import error_prefix, require_text, shown
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
 from stormproof.core.contract.backoff import Backoff
@@ -100,8 +100,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
             require_text(where, "name", name, stream)
         if on_gap not in _ON_GAP:
             raise UsageError(f"{where}: on_gap is {shown(on_gap)}; it is 'fail' or 'record'", argument="on_gap")
-        if backoff is not None:
-            require_object(where, "backoff", backoff, Backoff, "Backoff(1.0, 60.0)")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
             self._metadata = Metadata.chosen(where, metadata, STREAM, decoder.schema)

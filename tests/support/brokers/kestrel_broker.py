@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ import pytest
 from stormproof import KestrelSource
 from support.brokers import Broker, listens, running
 from support.brokers.harness import BrokerHarness
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 class KestrelClient:
@@ -79,10 +81,10 @@ class KestrelClient:
 
 
 class KestrelServer(Broker):
-    """``python -m stormproof.testing.kestrel_server``."""
+    """The server of the examples: ``examples/kestrel_server/server.py``."""
 
     NAME: ClassVar[str] = "Kestrel"
-    INSTALL: ClassVar[str] = "nothing: it is part of stormproof.testing"
+    INSTALL: ClassVar[str] = "nothing: it is among the examples"
 
     def __init__(self, folder: Path, *options: str) -> None:
         super().__init__(folder)
@@ -92,8 +94,11 @@ class KestrelServer(Broker):
     def missing(cls) -> str | None:
         return None
 
+    def environment(self) -> Mapping[str, str]:
+        return {"PYTHONPATH": str(EXAMPLES)}
+
     def command(self) -> Sequence[str]:
-        module = ["-m", "stormproof.testing.kestrel_server"]
+        module = ["-m", "kestrel_server.server"]
         return [sys.executable, *module, "--port", str(self.port), "--dir", str(self.folder / "queues"), *self.options]
 
     def answers(self) -> bool:

@@ -1,6 +1,6 @@
 """A server that speaks Kestrel's memcache protocol, for tests and examples: it is not meant for production.
 
-    python -m stormproof.testing.kestrel_server --port 22133 --dir /tmp/kestrel
+    (cd examples && python -m kestrel_server.server --port 22133 --dir /tmp/kestrel)
 
 prints its port (with ``--port 0`` a free one) and serves until SIGTERM. Queues are kept in DIR, and are there again after a
 restart, also after a kill: reads that were open then are back at the head of their queue.
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from stormproof.testing.kestrel_queue import Item, Queue, QueueLimits, limits_for
+from kestrel_server.queue import Item, Queue, QueueLimits, limits_for
 
 VERSION: Final = "stormproof-kestrel-test-server"
 LINE_MAX: Final = 4_096
@@ -351,7 +351,7 @@ async def _main(arguments: argparse.Namespace) -> None:
 def main(given: Sequence[str] | None = None) -> int:
     """Run the server; see the module's text."""
     parser = argparse.ArgumentParser(
-        prog="python -m stormproof.testing.kestrel_server", description=str(__doc__).partition("\n")[0]
+        prog="python -m kestrel_server.server", description=str(__doc__).partition("\n")[0]
     )
     parser.add_argument("--port", type=int, default=22133, help="0: a free one")
     parser.add_argument("--dir", type=Path, required=True, help="where queues are kept")
