@@ -5,6 +5,7 @@ A job goes by Spark's core, not by Spark SQL: see `stormproof.core.engine.byte_r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
@@ -16,12 +17,12 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from py4j.protocol import Py4JError
-from pyspark import RDD, SparkConf, SparkContext
+from pyspark import RDD, Broadcast, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 from pyspark.sql import SparkSession
@@ -207,12 +208,28 @@ def drop_answer() -> None:
         connection.close()
 
 
+_Packed: TypeAlias = "bytes | Broadcast[bytes]"
+
+PACKED_MAX: Final = 1 << 19
+"""What is packed for a task's function may be so long, in bytes, to go with each task; what is longer is broadcast.
+
+PySpark does that by itself from 1 MiB on, and keeps the file of its broadcast until the process ends.
+"""
+
+
 @dataclass(slots=True)
 class _Running:
-    """A running job, and its tag on Spark."""
+    """A running job, its tag on Spark, and what was broadcast for it."""
 
     tag: str
     cancelled: bool = False
+    broadcast: list[Broadcast[bytes]] = field(default_factory=list["Broadcast[bytes]"])
+
+    def release(self) -> None:
+        """Remove what was broadcast, here and on the executors."""
+        for sent in self.broadcast:
+            with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, and its files with this process
+                sent.destroy()
 
 
 class SparkEngine:
@@ -293,10 +310,11 @@ class SparkEngine:
         with self._lock:
             self._running[job.key] = running
         try:
-            rows = self._collect(self._planned(lambda: plan(job.plan, parts)), running)
+            rows = self._collect(self._planned(lambda: plan(job.plan, parts, running)), running)
         finally:
             with self._lock:
                 del self._running[job.key]
+            running.release()
         elapsed_ms = (self._clock.monotonic_s() - started_s) * 1_000
         report = job_report(map(WireRow.from_bytes, rows), parts[0].tasks, {"job": elapsed_ms})
         self._small.ran(job, report)
@@ -351,16 +369,33 @@ class SparkEngine:
                 "JVM's end in the machine's log (was it killed for its memory?)"
             ) from error
 
-    def _plan(self, plan: Plan, parts: tuple[StageJob, ...]) -> RDD[Any]:
+    def _plan(self, plan: Plan, parts: tuple[StageJob, ...], running: _Running) -> RDD[Any]:
         rdd = self._tasks(parts[0].tasks[0])
         for part in parts:
             rdd = exchanged(rdd, part.tasks[part.stage]) if part.stage else rdd
             rdd = self._between(part.stage, rdd) if self._between and part.stage else rdd
-            rdd = run_by(rdd, _shipped(plan, part, _run, self._worker_memory_mb))
+            rdd = run_by(rdd, self._shipped(plan, part, _run, running))
         return rdd
 
-    def _plan_of_small(self, plan: Plan, parts: tuple[StageJob, ...]) -> RDD[Any]:
-        return run_by(self._tasks(1), _shipped(plan, parts, _run_small, self._worker_memory_mb))
+    def _plan_of_small(self, plan: Plan, parts: tuple[StageJob, ...], running: _Running) -> RDD[Any]:
+        return run_by(self._tasks(1), self._shipped(plan, parts, _run_small, running))
+
+    def _shipped(
+        self,
+        plan: Plan,
+        parts: StageJob | tuple[StageJob, ...],
+        run: Callable[[_Packed, int | None, int, Iterable[bytes]], Iterator[bytes]],
+        running: _Running,
+    ) -> Task:
+        """The function that Spark runs."""
+        try:
+            data = packed(parts)
+        except Exception as error:
+            raise unshippable(plan, error) from error
+        if len(data) <= PACKED_MAX:
+            return functools.partial(run, data, self._worker_memory_mb)
+        running.broadcast.append(self._session.sparkContext.broadcast(data))
+        return functools.partial(run, running.broadcast[-1], self._worker_memory_mb)
 
     def _collect(self, rdd: RDD[Any], running: _Running) -> list[bytes]:
         context = self._session.sparkContext
@@ -378,20 +413,6 @@ class SparkEngine:
             raise raised_by_job(error) from error
 
 
-def _shipped(
-    plan: Plan,
-    parts: StageJob | tuple[StageJob, ...],
-    run: Callable[[bytes, int | None, int, Iterable[bytes]], Iterator[bytes]],
-    memory_mb: int | None,
-) -> Task:
-    """The function that Spark runs."""
-    try:
-        data = packed(parts)
-    except Exception as error:
-        raise unshippable(plan, error) from error
-    return functools.partial(run, data, memory_mb)
-
-
 def _answer(data: bytes, memory_mb: int | None, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
     """One slot's answer to a preflight, inside a worker."""
     end_in_silence_when_idle()
@@ -406,15 +427,19 @@ def _answer(data: bytes, memory_mb: int | None, task: int, incoming: Iterable[by
     _loaded.freeze()
 
 
-def _run(data: bytes, memory_mb: int | None, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
+def _run(data: _Packed, memory_mb: int | None, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
     """One task, inside a worker."""
-    yield from _in_worker(memory_mb, lambda: _run_part(unpickled(data), task, incoming))
+    yield from _in_worker(memory_mb, lambda: _run_part(_unpacked(data), task, incoming))
 
 
-def _run_small(data: bytes, memory_mb: int | None, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
+def _run_small(data: _Packed, memory_mb: int | None, task: int, incoming: Iterable[bytes]) -> Iterator[bytes]:
     """All tasks of a small job, inside a worker."""
     yield from incoming
-    yield from _in_worker(memory_mb, lambda: (row.to_bytes() for row in run_in_turn(unpickled(data))))
+    yield from _in_worker(memory_mb, lambda: (row.to_bytes() for row in run_in_turn(_unpacked(data))))
+
+
+def _unpacked(data: _Packed) -> Any:
+    return unpickled(data if isinstance(data, bytes) else data.value)
 
 
 def _in_worker(memory_mb: int | None, run: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark import RDD, TaskContext
 from pyspark.sql import SparkSession
-from support.jobs import FIRST_ID, Ran, run_job, source
+from support import jvm
+from support.jobs import FIRST_ID, Ran, readers_of, run_job, source
 
 from stormproof.core.base.errors import (
     JobFailed,
@@ -30,6 +32,7 @@ from stormproof.core.base.errors import (
     StormproofError,
     TopologyError,
 )
+from stormproof.core.contract.source import SliceReader
 from stormproof.core.engine.frame import require_settings
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
@@ -260,6 +263,27 @@ def test_a_small_job_is_one_task_of_sparks(spark: SparkSession, tmp_path: Path) 
     assert len(before) == len(behind) == 2
 
 
+LONG = [b"w" * (1 << 21)] * 2
+"""More than PySpark sends with each task."""
+
+
+@pytest.mark.parametrize("small_job_ms", [0, math.inf])
+@pytest.mark.parametrize("fails", [True, False])
+def test_of_what_is_too_long_to_go_with_each_task_nothing_is_left(
+    spark: SparkSession, tmp_path: Path, small_job_ms: float, fails: bool
+) -> None:
+    context: Any = spark.sparkContext
+    kept = Path(context._temp_dir)
+    before = set(kept.iterdir())
+    engine = SparkEngine(spark, 2, small_job_ms=small_job_ms)
+    readers: tuple[SliceReader, ...] = readers_of(LONG)
+    if fails:
+        readers = (*readers, Breaking((), (), LookupError("no such page")))
+    with pytest.raises(JobFailed, match="no such page") if fails else nullcontext():
+        assert run_job(engine, word_count(tmp_path), LONG, tmp_path, readers=readers).sorted("counts") == truth(LONG)
+    assert set(kept.iterdir()) == before
+
+
 def test_a_running_job_is_cancelled(engine: SparkEngine, tmp_path: Path) -> None:
     started, fifo = tmp_path / "started", tmp_path / "fifo"
     os.mkfifo(started)
@@ -317,7 +341,7 @@ session.stop()
     ids=["by default", "control: a warning", "a configuration of the user's"],
 )
 def test_spark_starts_without_a_line_of_its_own(tmp_path: Path, level: str, own: str, said: str) -> None:
-    environment = dict(os.environ)
+    environment = {**os.environ, jvm.VARIABLE: jvm.options()}  # without what a session of this process added
     if own:
         kind = "appender.a.type = Console\nappender.a.name = a\nappender.a.target = SYSTEM_ERR\n"
         layout = f"appender.a.layout.type = PatternLayout\n{own}\nrootLogger = warn, a\n"
