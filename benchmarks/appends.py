@@ -29,9 +29,9 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres import embedded
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 
 JDBC: Final = "org.postgresql:postgresql:42.7.8"
 """Postgres's driver for Spark's JDBC writer, by its Maven name."""

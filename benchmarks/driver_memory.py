@@ -20,9 +20,9 @@ from benchmarks.workbench import Workbench
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, SinkWriter, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.protocol import PreparedTransaction, Sink, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity
 
 ROWS: Final = 10_000_000
 ROWS_AT_ONCE: Final = 64 * 1024

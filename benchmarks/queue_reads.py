@@ -25,7 +25,7 @@ from stormproof.core.task.job import Job, JobKey
 from stormproof.core.task.task import BATCH_ROWS
 from stormproof.core.tracking.share import as_words, xor_reduce, xor_signed
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.stream import Topology
 
 GOALS: Final = {10_000: Goal(ratio=6, own=800_000), 100_000: Goal(ratio=10, own=1_000_000)}

@@ -162,7 +162,7 @@ def require_sink(sink: SinkSpec, where: str) -> None:
     if not lacks(sink, "name", "target", "check", "open", "placed"):
         if not lacks(sink, "modes", "table_key", "check_sources", "description"):
             return
-        instead = "let its class inherit stormproof.sinks.protocol.Sink, which has the methods that it lacks"
+        instead = "let its class inherit stormproof.sinks.contract.protocol.Sink, which has the methods that it lacks"
         raise TopologyError(f"{where}: {shown(sink)} is no sink; {instead}", argument="sinks")
     if isinstance(sink, (list, tuple)):
         instead = "give them one by one: .into(one, other)"

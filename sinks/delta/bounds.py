@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.limits import is_string
-from stormproof.sinks.statistics import COLUMNS_MAX, FileStatistics
+from stormproof.sinks.prepare.statistics import COLUMNS_MAX, FileStatistics
+from stormproof.sinks.rows.limits import is_string
 
 WITH_STATISTICS: Final = "delta.dataSkippingStatsColumns"
 """The property that names the columns with statistics; without it they are the first ones, `_FIRST` in number."""

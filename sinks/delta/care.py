@@ -25,13 +25,13 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.base.errors import Fenced, SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import SinkMode
+from stormproof.sinks.contract.protocol import Compaction, SinkProblem
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.evidence import lost_files
 from stormproof.sinks.delta.features import NO_ZONE, Committer, TableFacts, choose, refusal
 from stormproof.sinks.delta.log import COMPACTS, live_files
 from stormproof.sinks.delta.rewrite import COMPACTED, LEFT_OVER_S, rewrite
-from stormproof.sinks.protocol import Compaction, SinkProblem
 
 if TYPE_CHECKING:
     from stormproof.sinks.delta.hold import TableHold

@@ -14,13 +14,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from stormproof.core.base.errors import StoreUnavailable
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.delta_rs import shown
 from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.newest_version import NewestTable, entry_of
-from stormproof.sinks.protocol import SinkIdentity
 
 CLAIM_TRIES_MAX: Final = 20
 """How often we look again because another writer changed the table's properties between our look and our change."""

@@ -33,7 +33,7 @@ from stormproof.core.storage.files import files_at
 from stormproof.core.task.keyhash import hash_keys, is_hashable
 from stormproof.sinks.delta.log import SUPERSEDED
 from stormproof.sinks.delta.power_loss import written_for
-from stormproof.sinks.merge_sql import DATAFUSION, assignments, later_condition, quoted, same_key
+from stormproof.sinks.rows.merge_sql import DATAFUSION, assignments, later_condition, quoted, same_key
 
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)")
 _NO_MEMORY: Final = "Resources exhausted"

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from stormproof.core.base.errors import Fenced
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.content import NOTHING, Content, Totals, summed_columns, sums_of_files
+from stormproof.sinks.contract.protocol import Evidence, EvidenceReport, Held, PreparedTransaction
 from stormproof.sinks.delta.log import (
     APPLICATION,
     OF_TIME,
@@ -31,7 +31,7 @@ from stormproof.sinks.delta.log import (
 )
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.power_loss import lost_block, unreadable
-from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction
+from stormproof.sinks.rows.content import NOTHING, Content, Totals, summed_columns, sums_of_files
 
 
 class Reach:

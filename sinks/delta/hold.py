@@ -15,7 +15,18 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.base.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.content import Content
+from stormproof.sinks.contract.protocol import (
+    ALREADY_HELD,
+    APPLIED,
+    CommitDecision,
+    CommitResult,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    SinkProblem,
+    decide,
+)
+from stormproof.sinks.contract.row_rule import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, by_spark, narrowed
 from stormproof.sinks.delta.claims import Claims
@@ -47,19 +58,8 @@ from stormproof.sinks.delta.power_loss import put_torn_aside
 from stormproof.sinks.delta.record import TableRecord
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
-from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import (
-    ALREADY_HELD,
-    APPLIED,
-    CommitDecision,
-    CommitResult,
-    Held,
-    PreparedTransaction,
-    SinkIdentity,
-    SinkProblem,
-    decide,
-)
-from stormproof.sinks.row_rule import BY_DELTA_RS, SchemaContract
+from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.rows.content import Content
 
 log = logging.getLogger("stormproof.sink")
 

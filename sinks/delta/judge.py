@@ -39,13 +39,18 @@ from stormproof.core.base.message import storable_text
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, TaskContext
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.content import summed_columns
+from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.delta.delta_rs import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import DEFAULT, GENERATED, IDENTITY
 from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
-from stormproof.sinks.merge_sql import (
+from stormproof.sinks.judge.rejected_messages import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
+from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.staging import parse_prepared_name
+from stormproof.sinks.prepare.writer import ParquetTaskWriter, partition_values
+from stormproof.sinks.rows.content import summed_columns
+from stormproof.sinks.rows.merge_sql import (
     DATAFUSION,
     FITS,
     HELD,
@@ -57,11 +62,6 @@ from stormproof.sinks.merge_sql import (
     same_key,
     spark_quoted,
 )
-from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
-from stormproof.sinks.rejects import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
-from stormproof.sinks.staging import parse_prepared_name
-from stormproof.sinks.writer import ParquetTaskWriter, partition_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

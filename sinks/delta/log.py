@@ -28,8 +28,8 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import PreparedFile
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import Files
-from stormproof.sinks.content import Totals
-from stormproof.sinks.protocol import PreparedTransaction
+from stormproof.sinks.contract.protocol import PreparedTransaction
+from stormproof.sinks.rows.content import Totals
 
 APPLICATION: Final = "stormproof.application"
 TXID: Final = "stormproof.txid"

@@ -26,9 +26,9 @@ from deltalake.transaction import AddAction
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.storage.protocol import FileState
+from stormproof.sinks.contract.protocol import SinkProblem
 from stormproof.sinks.delta.delta_rs import load_table, panics_as_errors, shown
 from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, Label, now_ms
-from stormproof.sinks.protocol import SinkProblem
 
 
 class TableHead(Protocol):

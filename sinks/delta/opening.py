@@ -17,6 +17,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
+from stormproof.sinks.contract.protocol import SinkIdentity, SinkProblem
+from stormproof.sinks.contract.row_rule import Change
 from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, narrowed
 from stormproof.sinks.delta.claims import properties_of
 from stormproof.sinks.delta.delta_rs import is_table, may_pass, panics_as_errors, require_conditional_put, shown
@@ -25,8 +27,6 @@ from stormproof.sinks.delta.log import DeltaLog, LogEntry
 from stormproof.sinks.delta.newest_version import entry_of
 from stormproof.sinks.delta.power_loss import put_torn_aside
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
-from stormproof.sinks.protocol import SinkIdentity, SinkProblem
-from stormproof.sinks.row_rule import Change
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.storage.files import files_at
+from stormproof.sinks.contract.protocol import SinkProblem
 from stormproof.sinks.delta.log import (
     APPLICATION,
     COMPACTS,
@@ -35,7 +36,6 @@ from stormproof.sinks.delta.log import (
     live_files,
     with_user_metadata,
 )
-from stormproof.sinks.protocol import SinkProblem
 
 log = logging.getLogger("stormproof.sink")
 

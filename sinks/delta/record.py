@@ -9,10 +9,17 @@ from deltalake import DeltaTable
 
 from stormproof.core.base.errors import PositionMismatch, SinkRefused
 from stormproof.core.contract.sink import SinkInput
+from stormproof.sinks.contract.protocol import (
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    SinkProblem,
+    StoreRecord,
+)
 from stormproof.sinks.delta.evidence import Position, evidence_of, find_position, lost_files, tail_since
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, live_files
 from stormproof.sinks.delta.newest_version import NewestTable, TableHead
-from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, SinkIdentity, SinkProblem, StoreRecord
 
 
 class TableRecord(StoreRecord):

@@ -29,7 +29,7 @@ from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput, SinkMode
-from stormproof.sinks.by_key import compared_columns, latest_of
+from stormproof.sinks.contract.protocol import Repair
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics
 from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, merge_rows, shown
@@ -37,9 +37,9 @@ from stormproof.sinks.delta.evidence import find_position, totals_at
 from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, live_adds, now_ms, removal_of
 from stormproof.sinks.delta.newest_version import entry_of, other_features
 from stormproof.sinks.delta.rewrite import COMPACTED, new_files, put_entry
-from stormproof.sinks.merge_sql import quoted, written_where_held
-from stormproof.sinks.protocol import Repair
-from stormproof.sinks.writer import indexed
+from stormproof.sinks.prepare.writer import indexed
+from stormproof.sinks.rows.by_key import compared_columns, latest_of
+from stormproof.sinks.rows.merge_sql import quoted, written_where_held
 
 if TYPE_CHECKING:
     from stormproof.sinks.delta.hold import TableHold

@@ -31,7 +31,7 @@ from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED, is_conflict, panics_
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog, LogEntry, live_adds, now_ms, removal_of
 from stormproof.sinks.delta.newest_version import entry_of
 from stormproof.sinks.delta.power_loss import written_for
-from stormproof.sinks.writer import as_text
+from stormproof.sinks.prepare.writer import as_text
 
 FOLDER: Final = "_stormproof-compact-"
 """Prefix of the folders in which files are rewritten; readers and VACUUM pass over such names."""

@@ -20,9 +20,17 @@ from stormproof.core.base.errors import PositionMismatch, SinkRefused, StoreUnav
 from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
-from stormproof.sinks.by_key import fold_tables, put_rows, require_unique_keys
-from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
-from stormproof.sinks.content import NOTHING, Content, content_of, kinds_of
+from stormproof.sinks.contract.protocol import (
+    PROBLEM,
+    CommitResult,
+    Compaction,
+    PreparedTransaction,
+    Repair,
+    SinkIdentity,
+    SinkProblem,
+    SinkSession,
+)
+from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.care import commits_since_compaction, compact, settle_compactions, vacuum
 from stormproof.sinks.delta.compare import compare
@@ -45,18 +53,7 @@ from stormproof.sinks.delta.newest_version import TableHead, put_next
 from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
-from stormproof.sinks.protocol import (
-    PROBLEM,
-    CommitResult,
-    Compaction,
-    PreparedTransaction,
-    Repair,
-    SinkIdentity,
-    SinkProblem,
-    SinkSession,
-)
-from stormproof.sinks.row_rule import SchemaContract
-from stormproof.sinks.staging import (
+from stormproof.sinks.prepare.staging import (
     IsDead,
     guard_of,
     prepared_batches,
@@ -70,7 +67,10 @@ from stormproof.sinks.staging import (
     sweep_guards,
     unreached,
 )
-from stormproof.sinks.writer import FileWriter, partition_values
+from stormproof.sinks.prepare.writer import FileWriter, partition_values
+from stormproof.sinks.rows.by_key import fold_tables, put_rows, require_unique_keys
+from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
+from stormproof.sinks.rows.content import NOTHING, Content, content_of, kinds_of
 
 log = logging.getLogger("stormproof.sink")
 

@@ -25,7 +25,17 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.local_files import NOWHERE
-from stormproof.sinks.by_key import check_fold_input
+from stormproof.sinks.contract.preview import TableAction, TablePreview
+from stormproof.sinks.contract.protocol import SinkIdentity
+from stormproof.sinks.contract.registry import SinkAddress
+from stormproof.sinks.contract.row_rule import (
+    Columns,
+    RowRule,
+    SchemaContract,
+    TableSink,
+    check_upsert_input,
+    column_names,
+)
 from stormproof.sinks.delta.catalog import CatalogTable
 from stormproof.sinks.delta.claims import other_claims
 from stormproof.sinks.delta.delta_rs import check_store, is_table, load_table, panics_as_errors
@@ -37,11 +47,8 @@ from stormproof.sinks.delta.power_loss import put_torn_aside, require_whole
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.spark import spark_runs
 from stormproof.sinks.delta.table import check_types, key_of_path, limits_of_new, locate
-from stormproof.sinks.preview import TableAction, TablePreview
-from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input, column_names
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.prepare.writer import FileWriter
+from stormproof.sinks.rows.by_key import check_fold_input
 
 
 class DeltaPreview:

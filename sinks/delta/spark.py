@@ -30,9 +30,9 @@ from stormproof.core.engine.spark_error import condition_of, fault_told_by_spark
 from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED
 from stormproof.sinks.delta.features import GENERATED
 from stormproof.sinks.delta.log import COMMIT_RETRIES_MAX, DeltaLog, Label
-from stormproof.sinks.merge_sql import SPARK, assignments, later_condition, same_key, spark_quoted
-from stormproof.sinks.staging import open_prepared
-from stormproof.sinks.writer import partition_values
+from stormproof.sinks.prepare.staging import open_prepared
+from stormproof.sinks.prepare.writer import partition_values
+from stormproof.sinks.rows.merge_sql import SPARK, assignments, later_condition, same_key, spark_quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, Field, Schema
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.storage.address import is_url
+from stormproof.sinks.contract.row_rule import require_lineage_takes_null
 from stormproof.sinks.delta.features import (
     DEFAULT,
     GENERATED,
@@ -29,8 +30,7 @@ from stormproof.sinks.delta.features import (
 )
 from stormproof.sinks.delta.judge import dividing
 from stormproof.sinks.delta.newest_version import TableHead
-from stormproof.sinks.limits import ColumnLimit, Limits, is_list, is_string
-from stormproof.sinks.row_rule import require_lineage_takes_null
+from stormproof.sinks.rows.limits import ColumnLimit, Limits, is_list, is_string
 
 FOLDER_NAME_BYTES_MAX: Final = 255
 PATH_BYTES_MAX: Final = 4_096

@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 
 from stormproof.core.base.errors import SettingsError
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.contract.protocol import SinkIdentity
 
 SCHEMA: Final = "stormproof_sink"
 _LOCK: Final = 0x53746F726D  # "Storm"

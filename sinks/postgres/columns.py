@@ -20,8 +20,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from stormproof.core.base.arrow_compute import pc
-from stormproof.sinks.content import Content, Totals, kind_of
-from stormproof.sinks.limits import as_list, is_bytes, is_list, is_string, lengths_of, parents_of, plain
+from stormproof.sinks.rows.content import Content, Totals, kind_of
+from stormproof.sinks.rows.limits import as_list, is_bytes, is_list, is_string, lengths_of, parents_of, plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,12 @@ from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.sink import SinkMode
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.session import started
-from stormproof.sinks.by_key import SUSPECTS_MAX
-from stormproof.sinks.comparison import (
+from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.columns import Column, Kinds, is_by_server, keeps, row_hash
+from stormproof.sinks.postgres.refusals import why_uncounted
+from stormproof.sinks.postgres.table import find_oid, read_table
+from stormproof.sinks.rows.by_key import SUSPECTS_MAX
+from stormproof.sinks.rows.comparison import (
     Compared,
     Comparison,
     Progress,
@@ -38,7 +42,7 @@ from stormproof.sinks.comparison import (
     spans,
     within,
 )
-from stormproof.sinks.content import (
+from stormproof.sinks.rows.content import (
     MODULUS,
     NOTHING,
     Content,
@@ -50,10 +54,6 @@ from stormproof.sinks.content import (
     kinds_of,
     summed_columns,
 )
-from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.columns import Column, Kinds, is_by_server, keeps, row_hash
-from stormproof.sinks.postgres.refusals import why_uncounted
-from stormproof.sinks.postgres.table import find_oid, read_table
 
 if TYPE_CHECKING:
     from stormproof.sinks.postgres.hold import TableHold

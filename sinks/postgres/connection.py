@@ -18,11 +18,11 @@ from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import TableKey
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.refusals import is_of_a_row
 from stormproof.sinks.postgres.table import TableName
-from stormproof.sinks.protocol import SinkIdentity
 
 LOCK_TIMEOUT_MS: Final = 30_000
 """How long a commit waits for another session's lock on the table before it gives up."""

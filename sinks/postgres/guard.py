@@ -16,10 +16,7 @@ import psycopg
 
 from stormproof.core.base.errors import PositionMismatch, SinkRefused
 from stormproof.core.base.failpoint import failpoint
-from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.bookkeeping import MINE
-from stormproof.sinks.postgres.table import TableName, find_oid
-from stormproof.sinks.protocol import (
+from stormproof.sinks.contract.protocol import (
     Evidence,
     EvidenceReport,
     Held,
@@ -28,6 +25,9 @@ from stormproof.sinks.protocol import (
     SinkIdentity,
     SinkProblem,
 )
+from stormproof.sinks.postgres import bookkeeping
+from stormproof.sinks.postgres.bookkeeping import MINE
+from stormproof.sinks.postgres.table import TableName, find_oid
 
 # Unchecked, a later attempt may write a txid again: the ledger names the last one.
 _LATER_WINS: Final = (

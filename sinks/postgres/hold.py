@@ -16,7 +16,18 @@ from psycopg import sql
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.limits import Limits
+from stormproof.sinks.contract.protocol import (
+    CommitDecision,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    StoreRecord,
+    decide,
+    least_rows,
+    warning_of,
+)
+from stormproof.sinks.contract.row_rule import Change, SchemaContract
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.bookkeeping import MINE
 from stormproof.sinks.postgres.columns import Column, column_type, hashed_columns
@@ -40,18 +51,7 @@ from stormproof.sinks.postgres.table import (
     read_table,
     require_table,
 )
-from stormproof.sinks.protocol import (
-    CommitDecision,
-    EvidenceReport,
-    Held,
-    PreparedTransaction,
-    SinkIdentity,
-    StoreRecord,
-    decide,
-    least_rows,
-    warning_of,
-)
-from stormproof.sinks.row_rule import Change, SchemaContract
+from stormproof.sinks.rows.limits import Limits
 
 log = logging.getLogger("stormproof.sink")
 

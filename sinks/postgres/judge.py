@@ -23,6 +23,7 @@ from psycopg import sql
 
 from stormproof.core.base.arrays import Rows
 from stormproof.core.base.errors import SinkRefused
+from stormproof.sinks.judge.rejected_messages import Part, Rejects
 from stormproof.sinks.postgres.refusals import Facts, is_of_a_row, only_checks
 from stormproof.sinks.postgres.rows import (
     ADDED,
@@ -34,7 +35,6 @@ from stormproof.sinks.postgres.rows import (
     make_added,
     same_columns,
 )
-from stormproof.sinks.rejects import Part, Rejects
 
 
 @dataclass(frozen=True, slots=True)

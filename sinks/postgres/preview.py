@@ -10,6 +10,8 @@ from psycopg import sql
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.preview import TableAction, TablePreview
+from stormproof.sinks.contract.row_rule import Change
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import cast_of, column_type
 from stormproof.sinks.postgres.connection import asked
@@ -17,8 +19,6 @@ from stormproof.sinks.postgres.hold import as_changed
 from stormproof.sinks.postgres.refusals import has_row_security, what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import Table, find_oid, wire_schema
-from stormproof.sinks.preview import TableAction, TablePreview
-from stormproof.sinks.row_rule import Change
 
 _MAY_CREATE: Final = """
     select coalesce(has_schema_privilege(coalesce(%(schema)s::text, current_schema()::text), 'CREATE'), false),

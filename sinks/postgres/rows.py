@@ -15,9 +15,9 @@ from psycopg import sql
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.merge_sql import POSTGRES, assignments, later_condition, written_where_held
 from stormproof.sinks.postgres.columns import cast_of, sent_type, to_wire
 from stormproof.sinks.postgres.table import TableName
+from stormproof.sinks.rows.merge_sql import POSTGRES, assignments, later_condition, written_where_held
 
 ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
 """With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""

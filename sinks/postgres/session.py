@@ -16,20 +16,17 @@ from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.by_key import require_unique_keys
-from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, content_of_files
-from stormproof.sinks.content import (
-    MODULUS,
-    Content,
-    ContentSum,
-    Sum,
-    Totals,
-    added_up,
-    summed_columns,
-    sums_of,
-    sums_of_files,
+from stormproof.sinks.contract.protocol import (
+    CommitDecision,
+    CommitOutcome,
+    CommitResult,
+    PreparedTransaction,
+    RefusedRow,
+    SinkIdentity,
+    SinkSession,
 )
-from stormproof.sinks.misfits import Misfits
+from stormproof.sinks.contract.row_rule import SchemaContract
+from stormproof.sinks.judge.rejected_messages import NO_PARENT, REFUSED_MAX, Rejects
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.compare import compare
@@ -52,19 +49,29 @@ from stormproof.sinks.postgres.refusals import (
 )
 from stormproof.sinks.postgres.rows import AppendedRows, RowsByKey, copy_rows, insert_rows
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
-from stormproof.sinks.protocol import (
-    CommitDecision,
-    CommitOutcome,
-    CommitResult,
-    PreparedTransaction,
-    RefusedRow,
-    SinkIdentity,
-    SinkSession,
+from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.staging import (
+    IsDead,
+    prepared_batches,
+    remove_staged,
+    require_files,
+    sweep_folder,
+    unreached,
 )
-from stormproof.sinks.rejects import NO_PARENT, REFUSED_MAX, Rejects
-from stormproof.sinks.row_rule import SchemaContract
-from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder, unreached
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.prepare.writer import FileWriter
+from stormproof.sinks.rows.by_key import require_unique_keys
+from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord, content_of_files
+from stormproof.sinks.rows.content import (
+    MODULUS,
+    Content,
+    ContentSum,
+    Sum,
+    Totals,
+    added_up,
+    summed_columns,
+    sums_of,
+    sums_of_files,
+)
 
 log = logging.getLogger("stormproof.sink")
 

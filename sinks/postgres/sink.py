@@ -16,16 +16,16 @@ from stormproof.core.graph.checks import fitting_name
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute
 from stormproof.core.storage.local_files import NOWHERE
-from stormproof.sinks.by_key import check_fold_input
+from stormproof.sinks.contract.preview import TablePreview
+from stormproof.sinks.contract.protocol import SinkIdentity
+from stormproof.sinks.contract.registry import SinkAddress
+from stormproof.sinks.contract.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input
 from stormproof.sinks.postgres.connection import asked, key_of_name, locate
 from stormproof.sinks.postgres.preview import PostgresPreview
 from stormproof.sinks.postgres.refusals import what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import TableName, check_types, find_oid
-from stormproof.sinks.preview import TablePreview
-from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input
+from stormproof.sinks.rows.by_key import check_fold_input
 
 STAGING_FOLDER = Path(".stormproof", "staging")
 

@@ -22,7 +22,7 @@ from stormproof.core.contract.folds import ByOrder, SetUnion
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
-from stormproof.sinks.limits import ColumnLimit, Limits, is_list, is_string, plain
+from stormproof.sinks.contract.row_rule import require_lineage_takes_null
 from stormproof.sinks.postgres.columns import (
     UUID_KEY_PATTERN,
     UUID_PATTERN,
@@ -39,7 +39,7 @@ from stormproof.sinks.postgres.columns import (
     text_form,
     why_not,
 )
-from stormproof.sinks.row_rule import require_lineage_takes_null
+from stormproof.sinks.rows.limits import ColumnLimit, Limits, is_list, is_string, plain
 
 # From the catalog alone: `pg_partition_tree` would lock every partition.
 TREE: Final = """

@@ -46,7 +46,7 @@ from .sinks.delta import (
     CatalogTable as CatalogTable,
     DeltaSink as DeltaSink,
 )
-from .sinks.memory import MemorySink as MemorySink
+from .sinks.stores.memory import MemorySink as MemorySink
 from .sinks.postgres import PostgresSink as PostgresSink
 from .trident.topology.aggregate import (
     collect_set as collect_set,

@@ -10,12 +10,12 @@ from .core.contract.sink import (
     TaskContext as TaskContext,
     TaskWriter as TaskWriter,
 )
-from .sinks.preview import (
+from .sinks.contract.preview import (
     RowsPreview as RowsPreview,
     TableAction as TableAction,
     TablePreview as TablePreview,
 )
-from .sinks.protocol import (
+from .sinks.contract.protocol import (
     CommitDecision as CommitDecision,
     CommitOutcome as CommitOutcome,
     CommitResult as CommitResult,
@@ -29,11 +29,11 @@ from .sinks.protocol import (
     SinkSession as SinkSession,
     decide as decide,
 )
-from .sinks.registry import (
+from .sinks.contract.registry import (
     SinkAddress as SinkAddress,
     register_sink as register_sink,
 )
-from .sinks.transactional import (
+from .sinks.stores.transactional import (
     TransactionalSession as TransactionalSession,
     TransactionalSink as TransactionalSink,
 )

@@ -18,9 +18,9 @@ from stormproof.core.contract.schema import parse_schema
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres.columns import column_type, json_text
+from stormproof.sinks.stores.memory import MemorySink
 
 ROWS = edge_table()
 

@@ -22,11 +22,11 @@ from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.sinks.contract.registry import describe_sink
 from stormproof.sinks.delta.sink import DeltaSink
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.merge_sql import Dialect
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.registry import describe_sink
+from stormproof.sinks.rows.merge_sql import Dialect
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding
 
@@ -234,7 +234,7 @@ def plainly_folded(name: str, schema: pa.Schema, fold: Fold, dialect: Dialect, *
 def test_control_a_database_s_own_order_of_nan_is_seen(
     store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stormproof.sinks.merge_sql.folded", plainly_folded)
+    monkeypatch.setattr("stormproof.sinks.rows.merge_sql.folded", plainly_folded)
     floats = Folded({"most": ("float64", Fold.MAX)})
     database = request.getfixturevalue("database") if store == "postgres" else None
     harness = FoldHarness(f"{store}-fold", tmp_path, database).take(floats)
@@ -243,6 +243,6 @@ def test_control_a_database_s_own_order_of_nan_is_seen(
 
 
 def test_control_a_database_s_own_order_of_text_is_seen(central: FoldHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stormproof.sinks.merge_sql.folded", plainly_folded)
+    monkeypatch.setattr("stormproof.sinks.rows.merge_sql.folded", plainly_folded)
     with pytest.raises(AssertionError):
         require_any_cut(central, CENTRAL_ROWS, WORDS)

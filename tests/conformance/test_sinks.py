@@ -17,10 +17,8 @@ from support.sink_harness import KINDS, SCHEMA, SinkHarness
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import CannotTell, PositionMismatch
 from stormproof.core.contract.folds import End, Fold
-from stormproof.sinks import by_key, protocol
-from stormproof.sinks.memory import MemorySession, MemorySink
-from stormproof.sinks.misfits import LeavingOutWriter
-from stormproof.sinks.protocol import (
+from stormproof.sinks.contract import protocol
+from stormproof.sinks.contract.protocol import (
     CommitDecision,
     CommitOutcome,
     CommitResult,
@@ -28,7 +26,10 @@ from stormproof.sinks.protocol import (
     PreparedTransaction,
     SinkSession,
 )
-from stormproof.sinks.rejects import Rejects
+from stormproof.sinks.judge.rejected_messages import Rejects
+from stormproof.sinks.prepare.misfits import LeavingOutWriter
+from stormproof.sinks.rows import by_key
+from stormproof.sinks.stores.memory import MemorySession, MemorySink
 from stormproof.testing import FoldCases, MisfitCases, RefuseCases, SinkConformance, UpsertCases
 from stormproof.testing.sinks.harness import A, B
 

@@ -19,7 +19,7 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.schema import KNOWN_TYPES, parse_schema
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.contract.protocol import SinkIdentity
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
 IDENTITY = SinkIdentity("topology", "inc-1", "t")

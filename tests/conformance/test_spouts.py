@@ -21,9 +21,9 @@ from stormproof.core.source.group import SourceGroup, SpoutReader
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import mismatches
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.staging import prepared_batches
+from stormproof.sinks.contract.protocol import SinkIdentity
+from stormproof.sinks.prepare.staging import prepared_batches
+from stormproof.sinks.stores.memory import MemorySink
 
 LINES = [b"a b\nc", b"", b"d\nfail e\nf", b"g\n\xff", b"a\n"]
 CLICKS = [b'[{"n": 1, "at": "x"}, {"n": 2, "at": "a"}]', b"[]", b'[{"n": -1, "at": "y"}, {"n": 3, "at": "z"}]', b"[1]"]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from support.state_suite import failing
 
-from stormproof.sinks.protocol import PreparedTransaction
+from stormproof.sinks.contract.protocol import PreparedTransaction
 from stormproof.trident.state.key_value import (
     CachedStore,
     KeyValueBacking,

@@ -11,7 +11,7 @@ import pytest
 
 from stormproof.core.base.errors import PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import PreparedTransaction
+from stormproof.sinks.contract.protocol import PreparedTransaction
 from stormproof.testing import MapStateConformance
 from stormproof.testing.states import A, B, batch, folded
 from stormproof.trident.state.delta import DeltaMap

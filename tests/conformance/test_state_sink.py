@@ -25,7 +25,7 @@ from stormproof.core.base.errors import (
 from stormproof.core.base.failpoint import FailpointError, armed
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import TaskContext, transaction_digest
-from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkIdentity
+from stormproof.sinks.contract.protocol import CommitOutcome, Held, PreparedTransaction, SinkIdentity
 from stormproof.trident.state.key_value import MemoryMap
 from stormproof.trident.state.map import newest, total
 from stormproof.trident.state.protocol import SourceKind, State, StateContext, StateKind

@@ -11,7 +11,7 @@ from support.sink_harness import SinkHarness
 
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.base.failpoint import FailpointError, armed
-from stormproof.sinks.protocol import CommitOutcome
+from stormproof.sinks.contract.protocol import CommitOutcome
 
 POINTS = {
     "delta": ("delta.after_check", "delta.after_log_entry", "delta.after_sync"),

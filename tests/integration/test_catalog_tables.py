@@ -34,10 +34,10 @@ from stormproof.core.base.errors import (
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.preview import TableAction
+from stormproof.sinks.contract.protocol import Sink, SinkIdentity, SinkProblem
 from stormproof.sinks.delta.features import FEATURES, Committer
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.preview import TableAction
-from stormproof.sinks.protocol import Sink, SinkIdentity, SinkProblem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,10 +23,10 @@ from stormproof.core.contract.folds import ByOrder, End, Fold
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
 from stormproof.sink import Lineage
-from stormproof.sinks.comparison import Comparison, RowsOnRecord, SupportsCompareRows
+from stormproof.sinks.contract.protocol import Sink, SinkIdentity
+from stormproof.sinks.contract.row_rule import with_lineage
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.protocol import Sink, SinkIdentity
-from stormproof.sinks.row_rule import with_lineage
+from stormproof.sinks.rows.comparison import Comparison, RowsOnRecord, SupportsCompareRows
 
 pytestmark = pytest.mark.postgres
 TRACED: Final = Lineage(message=None)

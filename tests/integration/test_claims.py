@@ -20,9 +20,9 @@ from support.sink_harness import SinkHarness
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.postgres.session import PostgresSession
-from stormproof.sinks.protocol import SinkIdentity
 from stormproof.trident.driver import opening
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap

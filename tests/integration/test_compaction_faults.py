@@ -25,11 +25,11 @@ from support.lossy_store import Loss, LossyStore
 from support.sink_harness import SCHEMA, ObjectStoreHarness, SinkHarness
 
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
+from stormproof.sinks.contract.protocol import Compaction
 from stormproof.sinks.delta import DeltaSink, rewrite
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rewrite import COMPACTED
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import Compaction
 
 MODULES: Final = ("rewrite.py", "compaction.py", "durable.py", "local_files.py", "entries.py")
 

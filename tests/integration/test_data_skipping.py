@@ -25,8 +25,8 @@ from support.typed_rows import EDGES, IDENTITY, decimals, put
 
 from stormproof.core.contract.folds import ByOrder, End
 from stormproof.core.contract.sink import SinkInput
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.protocol import SinkIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,10 +26,10 @@ from stormproof.core.base.errors import SinkRefused, StormproofError
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.engine.spark_lines import spark_line
+from stormproof.sinks.contract.protocol import ALREADY_HELD, APPLIED, Held, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import FEATURES, Committer
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import ALREADY_HELD, APPLIED, Held, SinkIdentity
 
 if TYPE_CHECKING:
     pass

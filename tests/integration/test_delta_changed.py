@@ -20,10 +20,10 @@ from support.operated import Operated
 from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.base.errors import CannotTell, PositionMismatch, SinkRefused
+from stormproof.sinks.contract.protocol import CommitOutcome, Held, SinkSession
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import CommitOutcome, Held, SinkSession
 
 pytestmark = pytest.mark.sampled(0.25)
 

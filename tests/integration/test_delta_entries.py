@@ -19,11 +19,11 @@ from support.sink_harness import SCHEMA, SinkHarness
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.storage.local_files import LocalFiles
+from stormproof.sinks.contract.protocol import CommitOutcome, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.delta_rs import HOOKS, adopt_files
 from stormproof.sinks.delta.log import DeltaLog, Label
 from stormproof.sinks.delta.newest_version import put_next
-from stormproof.sinks.protocol import CommitOutcome, SinkIdentity
 
 ROWS = pa.table({"word": ["a"], "n": [1]})
 LABEL = Label("ours", 7, {"stormproof.application": "ours"})

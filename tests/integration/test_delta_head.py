@@ -22,10 +22,10 @@ from support.sink_harness import SCHEMA, SinkHarness
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.storage.local_files import LocalFiles
+from stormproof.sinks.contract.protocol import CommitOutcome, SinkSession
 from stormproof.sinks.delta.delta_rs import adopt_files
 from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, Label
 from stormproof.sinks.delta.newest_version import SEEN_MAX_S, NewestTable, TableAhead, TableHead, put_next
-from stormproof.sinks.protocol import CommitOutcome, SinkSession
 
 ROWS = pa.table({"word": ["a"], "n": [1]})
 APPLICATIONS = ("ours", "theirs")

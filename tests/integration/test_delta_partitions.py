@@ -24,10 +24,10 @@ from support.sink_harness import SCHEMA, SinkHarness
 from stormproof.core.base.errors import SinkRefused, TopologyError, UsageError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
-from stormproof.sinks import writer
+from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.delta import DeltaSink, judge
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.prepare import writer
 
 IDENTITY = SinkIdentity("topology", "inc-1", "t")
 A = dt.datetime.fromisoformat("2024-02-29T01:02:03.000004")

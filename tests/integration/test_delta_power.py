@@ -16,11 +16,11 @@ from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.storage.local_files import LocalFiles
+from stormproof.sinks.contract.protocol import CommitOutcome, Held, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.sinks.delta import opening
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.power_loss import lost_block, tear, unreadable
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.sink import StateSink
 

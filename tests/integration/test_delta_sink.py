@@ -29,10 +29,10 @@ from stormproof.core.base.failpoint import watched
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.hold import CONFLICT_TRIES_MAX
 from stormproof.sinks.delta.log import Label
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 
 A, B, C = {"a": 1}, {"a": 10, "b": 2}, {"c": 3}
 

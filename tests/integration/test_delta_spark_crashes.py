@@ -16,8 +16,8 @@ from support.processes import Child
 from support.sink_harness import SinkHarness
 from support.spark_committer import second_of
 
+from stormproof.sinks.contract.protocol import CommitOutcome
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import CommitOutcome
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

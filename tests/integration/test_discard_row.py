@@ -24,9 +24,9 @@ from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.sinks import misfits
-from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
+from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
+from stormproof.sinks.prepare import misfits
+from stormproof.sinks.prepare.misfits import Misfits
 
 pytestmark = pytest.mark.sampled(0.5)
 

@@ -20,8 +20,8 @@ from stormproof import DeltaSink, MemorySink, PostgresSink, exactly_once
 from stormproof.core.postgres.database import Database
 from stormproof.errors import JobFailed, PositionMismatch, SinkRefused, UsageError
 from stormproof.sink import Sink, TableAction
-from stormproof.sinks.staging import parse_prepared_name
-from stormproof.sinks.writer import FileWriter, Rehearsal
+from stormproof.sinks.prepare.staging import parse_prepared_name
+from stormproof.sinks.prepare.writer import FileWriter, Rehearsal
 from stormproof.topology import DryRun, DryRunOutcome, ExactlyOnce, StreamOutcome
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]

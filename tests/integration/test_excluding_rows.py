@@ -18,8 +18,8 @@ from support.verdicts import verified
 from stormproof import PostgresQueue, PostgresSink, Settings, Topology
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.protocol import ALREADY_HELD, SinkSession
+from stormproof.sinks.contract.protocol import ALREADY_HELD, SinkSession
+from stormproof.sinks.stores.memory import MemorySink
 
 pytestmark = pytest.mark.postgres
 

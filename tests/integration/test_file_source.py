@@ -27,7 +27,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.rows import RowDecoder, shown_payload
 from stormproof.core.tracking.verdict import mismatches
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.source import Backoff
 from stormproof.testing import Message, messages_of
 from stormproof.trident.topology.aggregate import sum_

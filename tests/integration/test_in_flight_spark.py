@@ -24,9 +24,9 @@ from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.memory import MemorySession
-from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.writer import FileWriter, ParquetTaskWriter
+from stormproof.sinks.contract.protocol import SinkIdentity
+from stormproof.sinks.prepare.writer import FileWriter, ParquetTaskWriter
+from stormproof.sinks.stores.memory import MemorySession
 from stormproof.trident.driver.job_runners import JobsOnThreads
 from stormproof.trident.terms.observers import BatchResult
 

@@ -19,10 +19,10 @@ from support.sink_harness import SinkHarness
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.protocol import APPLIED, PreparedTransaction, SinkIdentity
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres import session as session_module
 from stormproof.sinks.postgres.session import PostgresSession
-from stormproof.sinks.protocol import APPLIED, PreparedTransaction, SinkIdentity
 
 pytestmark = pytest.mark.postgres
 

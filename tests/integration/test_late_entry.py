@@ -12,9 +12,9 @@ from support.sink_harness import SinkHarness
 
 from stormproof.core.base.errors import Fenced, PositionMismatch
 from stormproof.core.base.failpoint import watched
+from stormproof.sinks.contract.protocol import CommitOutcome, SinkSession
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import CommitOutcome, SinkSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.start.settings import Settings
 from stormproof.sink import Lineage
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.sink import Lineage
-from stormproof.sinks.protocol import Sink
+from stormproof.sinks.contract.protocol import Sink
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 NAME = "traced"

@@ -19,10 +19,10 @@ from support.sink_harness import SinkHarness
 from stormproof import DeltaSink, MemorySource, Topology
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.features import Committer
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -106,7 +106,7 @@ def test_without_the_plugin_the_sinks_evidence_is_said_to_be_out_of_reach(
     done: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: it is the registration that makes the sink known."""
-    from stormproof.sinks import registry
+    from stormproof.sinks.contract import registry
 
     monkeypatch.delenv("STORMPROOF_PLUGINS")
     monkeypatch.delitem(registry._KINDS, "SqliteSink")  # pyright: ignore[reportPrivateUsage]

@@ -31,7 +31,7 @@ from stormproof.core.source.rabbitmq.broker import BrokerQueue
 from stormproof.core.source.rabbitmq.management import limits_said
 from stormproof.core.source.redis_streams.group import Group
 from stormproof.core.storage.address import use_storage
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.trident.openlineage.exported import lineage_transport
 from stormproof.trident.web.people import WebOptions
 

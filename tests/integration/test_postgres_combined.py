@@ -12,7 +12,7 @@ from support.sink_harness import SinkHarness
 
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import Evidence, PreparedTransaction, SinkSession
+from stormproof.sinks.contract.protocol import Evidence, PreparedTransaction, SinkSession
 
 pytestmark = pytest.mark.postgres
 

@@ -21,12 +21,12 @@ from support.topologies import source_of
 from stormproof import PostgresSink, Topology
 from stormproof.core.base.errors import MissingRight, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.protocol import CommitOutcome, SinkIdentity, SupportsSkipRows
 from stormproof.sinks.postgres import connection as connection_module
 from stormproof.sinks.postgres import session as session_module
 from stormproof.sinks.postgres.rows import copy_rows
 from stormproof.sinks.postgres.table import TableName
-from stormproof.sinks.protocol import CommitOutcome, SinkIdentity, SupportsSkipRows
-from stormproof.sinks.staging import prepared_batches
+from stormproof.sinks.prepare.staging import prepared_batches
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 

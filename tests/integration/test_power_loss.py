@@ -27,8 +27,8 @@ from support.verdicts import require_exact
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.protocol import SinkProblem
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.protocol import SinkProblem
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 

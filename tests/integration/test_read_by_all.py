@@ -19,11 +19,11 @@ from support.typed_rows import IDENTITY, put
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.bounds import WITH_STATISTICS
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import SinkIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,9 +14,9 @@ from support.sink_harness import SinkHarness
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.failpoint import FailpointError, armed
+from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, RefusedRow, SinkSession
 from stormproof.sinks.delta import judge
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, RefusedRow, SinkSession
-from stormproof.sinks.rejects import GroupsRefused
+from stormproof.sinks.judge.rejected_messages import GroupsRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

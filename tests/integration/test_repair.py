@@ -30,11 +30,11 @@ from support.typed_rows import EDGES, IDENTITY, decimals, put
 from stormproof.core.contract.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.contract.sink import SinkInput
 from stormproof.sink import Lineage
-from stormproof.sinks.comparison import RowProblem
+from stormproof.sinks.contract.protocol import Repair, SinkIdentity
+from stormproof.sinks.contract.row_rule import with_lineage
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.log import live_adds
-from stormproof.sinks.protocol import Repair, SinkIdentity
-from stormproof.sinks.row_rule import with_lineage
+from stormproof.sinks.rows.comparison import RowProblem
 
 
 @pytest.mark.parametrize("behind_checkpoint", [False, True])

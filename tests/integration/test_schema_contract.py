@@ -22,12 +22,12 @@ from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
+from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import add_columns
-from stormproof.sinks.limits import discarded_in
 from stormproof.sinks.postgres.hold import changes_for
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
-from stormproof.sinks.row_rule import SchemaContract
+from stormproof.sinks.rows.limits import discarded_in
 from stormproof.source import Backoff
 
 OLD = pa.table({"word": ["a"], "n": pa.array([1], pa.int32())})

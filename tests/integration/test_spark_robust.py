@@ -21,7 +21,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.task import report
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 
 pytestmark = pytest.mark.spark
 

@@ -15,7 +15,7 @@ from support.operated import Operated
 from stormproof.core.base.errors import FatalError, PositionMismatch, SinkRefused
 from stormproof.core.base.failpoint import FailpointError, armed
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.protocol import Sink, SinkIdentity, SinkSession
+from stormproof.sinks.contract.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident.decisions import adopt_table as adopt_module
 from stormproof.trident.driver import opening
 from stormproof.trident.ledger import bindings

@@ -13,8 +13,8 @@ from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.contract.sink import SinkInput
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.postgres.columns import FORMS
-from stormproof.sinks.protocol import SinkIdentity
 
 pytestmark = pytest.mark.postgres
 

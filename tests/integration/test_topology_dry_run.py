@@ -33,7 +33,7 @@ from stormproof.core.contract.source import Source
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.sink import TableAction
-from stormproof.sinks.preview import RowsPreview
+from stormproof.sinks.contract.preview import RowsPreview
 from stormproof.source import MicroBatches
 from stormproof.topology import DryRunOutcome, TopologyDryRun
 from stormproof.trident.driver import dry_run

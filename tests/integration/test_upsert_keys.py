@@ -19,7 +19,7 @@ from stormproof import DeltaSink, PostgresSink
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.contract.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
 
 pytestmark = pytest.mark.postgres
 

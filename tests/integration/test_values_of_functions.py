@@ -18,7 +18,7 @@ from support.jobs import Ran, run_job, source
 
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.stream import Topology
 
 if TYPE_CHECKING:

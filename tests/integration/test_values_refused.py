@@ -17,8 +17,8 @@ from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.limits import Limits
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.rows.limits import Limits
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.source import Backoff
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.map import newest
@@ -102,7 +102,7 @@ def test_a_merge_that_would_store_39_digits_is_refused(tmp_path: Any) -> None:
     harness.input = SinkInput.for_fold(schema, ("word",), {"n": Fold.SUM})
     session = harness.open()
     from stormproof.core.contract.sink import TaskContext, transaction_digest
-    from stormproof.sinks.protocol import PreparedTransaction
+    from stormproof.sinks.contract.protocol import PreparedTransaction
 
     def prepared(txid: int, n: int) -> PreparedTransaction:
         writer = session.writer().open_task(TaskContext("inc-1", txid, 1, 0), schema)

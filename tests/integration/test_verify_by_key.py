@@ -17,7 +17,7 @@ from support.topologies import source_of
 
 from stormproof import DeltaSink, PostgresSink, Topology, count, sum_
 from stormproof.core.base.arrow_compute import pc
-from stormproof.sinks.comparison import Compared
+from stormproof.sinks.rows.comparison import Compared
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap
 

@@ -23,11 +23,11 @@ from support.web import READER, client, page_of
 from stormproof import DeltaSink, MemorySource, PostgresSink, Topology
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import use_storage
-from stormproof.sinks.comparison import Compared, RowProblem
-from stormproof.sinks.content import Content
+from stormproof.sinks.contract.protocol import Sink
 from stormproof.sinks.delta import compare
-from stormproof.sinks.protocol import Sink
-from stormproof.sinks.staging import file_digest
+from stormproof.sinks.prepare.staging import file_digest
+from stormproof.sinks.rows.comparison import Compared, RowProblem
+from stormproof.sinks.rows.content import Content
 from stormproof.trident.web.people import WebOptions
 
 pytestmark = [pytest.mark.postgres]

@@ -19,8 +19,8 @@ from stormproof import MemorySink, Topology
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task import row_messages
 from stormproof.sink import Lineage
-from stormproof.sinks import by_key
-from stormproof.sinks.memory import FaultPoint
+from stormproof.sinks.rows import by_key
+from stormproof.sinks.stores.memory import FaultPoint
 
 
 class Row(NamedTuple):

@@ -23,7 +23,7 @@ from stormproof.core.graph.join import JoinOn
 from stormproof.core.task.combine import Combiner, combine, finish
 from stormproof.core.task.groups import rows_with_keys
 from stormproof.core.task.nodes import joined_rows, matches
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.stream import Topology
 
 Row = tuple[Any, ...]

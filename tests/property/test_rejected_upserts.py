@@ -19,10 +19,10 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.tracking.anchors import Anchors, MessageTable
-from stormproof.sinks import rejects
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.judge import rejected_messages as rejects
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.stores.memory import MemorySink
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("x", pa.int64())])
 INPUT = SinkInput.for_upsert(SCHEMA, ("k",), ("v",))

@@ -26,10 +26,10 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.tracking.anchors import Anchors, MessageTable
-from stormproof.sinks import rejects
+from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.judge import rejected_messages as rejects
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres.judge import RowsInOrder
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkIdentity, SinkSession
 
 pytestmark = pytest.mark.postgres
 

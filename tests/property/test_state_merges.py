@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.trident.state.key_value import MemoryMap
 from stormproof.trident.state.map import RowMerge, maximum, minimum, newest, one_row_a_key, total
 from stormproof.trident.state.protocol import Merge, StateContext, StateKind

@@ -17,10 +17,10 @@ from support.typed_rows import IDENTITY, put
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.contract.folds import ByOrder, End
 from stormproof.core.contract.sink import SinkInput
+from stormproof.sinks.contract.protocol import Repair, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.table import check_types
-from stormproof.sinks.protocol import Repair, SinkIdentity
 
 HOW: Final = ("append", "merge", "fold", "compact")
 

@@ -29,8 +29,8 @@ from support.memory_run import World
 from stormproof.core.base.errors import FatalError, TransientError
 from stormproof.core.base.failpoint import FAILPOINTS, FailpointError, armed
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.sinks import memory as memory_sink
-from stormproof.sinks.protocol import CommitDecision
+from stormproof.sinks.contract.protocol import CommitDecision
+from stormproof.sinks.stores import memory as memory_sink
 from stormproof.trident.driver import recovery
 from stormproof.trident.driver.batch_records import Finished, Prepared, SinkAnswers
 from stormproof.trident.driver.steps import Steps

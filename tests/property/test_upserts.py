@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.sinks.by_key import LatestWriter
+from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.memory import MemorySink
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.rows.by_key import LatestWriter
+from stormproof.sinks.stores.memory import MemorySink
 
 SCHEMA = pa.schema(
     [
@@ -282,7 +282,7 @@ def test_a_task_that_compacts_keeps_what_the_first_message_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row that was first is gone by then, and the one that was last may be superseded in its turn."""
-    monkeypatch.setattr("stormproof.sinks.by_key.COMPACTED_ROWS_MIN", 2)
+    monkeypatch.setattr("stormproof.sinks.rows.by_key.COMPACTED_ROWS_MIN", 2)
     sink = MemorySink("memory", staging=tmp_path)
     rows: list[Row] = [(1, v, 0.0, f"row {v}", [v], None) for v in (3, 1, 5, 2, 4, 9, 0, 7)]
     for seed in range(8):
@@ -331,12 +331,12 @@ def test_control_no_condition_on_the_order_is_caught(
 def test_control_a_deletion_that_leaves_nothing_behind_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stormproof.sinks import by_key
+    from stormproof.sinks.rows import by_key
 
     def removing(held: pa.Table, added: pa.Table, input_: SinkInput) -> tuple[pa.Table, int]:
         made, superseded = by_key.put_rows(held, added, input_)
         return made.filter(pa.array([not gone for gone in made.column("gone").to_pylist()])), superseded
 
-    monkeypatch.setattr("stormproof.sinks.memory.put_rows", removing)
+    monkeypatch.setattr("stormproof.sinks.stores.memory.put_rows", removing)
     with pytest.raises(AssertionError):
         in_memory(DEAD, tmp_path)

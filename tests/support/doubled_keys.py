@@ -15,10 +15,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.comparison import Comparison, RowProblem, RowsOnRecord
+from stormproof.sinks.contract.protocol import Repair, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.protocol import Repair, SinkIdentity
+from stormproof.sinks.rows.comparison import Comparison, RowProblem, RowsOnRecord
 from support import duck
 from support.typed_rows import IDENTITY
 

@@ -18,7 +18,7 @@ from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_di
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.checks import fold_of
 from stormproof.core.task.combine import combine, finish, merge
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.trident.topology.aggregate import ReadyAggregate, kept_across_batches
 from support.sink_harness import SinkHarness
 

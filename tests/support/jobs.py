@@ -18,9 +18,9 @@ from stormproof.core.pending.slice_position import expectation_of
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport, mismatches
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.protocol import SinkIdentity
-from stormproof.sinks.staging import prepared_batches
+from stormproof.sinks.contract.protocol import SinkIdentity
+from stormproof.sinks.prepare.staging import prepared_batches
+from stormproof.sinks.stores.memory import MemorySink
 
 SEED = 42
 FIRST_ID = 100

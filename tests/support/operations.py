@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, distinct_count, max_, mean, min_, sum_
 from stormproof.trident.topology.stream import Stream, Topology
 

@@ -34,12 +34,12 @@ from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.core.graph.aggregation import has_extremes
 from stormproof.core.graph.fields import can_be_key
+from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.delta_rs import panics_as_errors
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
-from stormproof.sinks.merge_sql import quoted, spark_quoted
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
+from stormproof.sinks.rows.merge_sql import quoted, spark_quoted
 from support import duck
 from support.random_tables import shown
 from support.typed_rows import EDGES

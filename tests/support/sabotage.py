@@ -16,14 +16,14 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.storage.local_files import LocalFiles
-from stormproof.sinks import writer
+from stormproof.sinks.contract.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.delta import hold as delta
 from stormproof.sinks.delta import opening, power_loss
 from stormproof.sinks.delta.log import Label
 from stormproof.sinks.postgres import hold as postgres
 from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.connection import Fence
-from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity, SinkSession
+from stormproof.sinks.prepare import writer
 from stormproof.trident.driver import recovery
 from stormproof.trident.driver.batch_records import Finished, Prepared, SinkAnswers
 from stormproof.trident.driver.steps import Steps

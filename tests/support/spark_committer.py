@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from stormproof.core.contract.sink import PreparedFile, files_to_json
-from stormproof.sinks.protocol import PreparedTransaction
+from stormproof.sinks.contract.protocol import PreparedTransaction
 from support.sink_harness import SinkHarness
 
 DESCRIPTION = "second.json"

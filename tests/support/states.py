@@ -15,7 +15,7 @@ import pyarrow as pa
 from stormproof import DeltaMap, PostgresMap, PostgresSink, Topology, count
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import SinkIdentity, SinkSession
+from stormproof.sinks.contract.protocol import SinkIdentity, SinkSession
 from stormproof.state import OpaqueMap, StateFactory, StateSink, TransactionalMap
 from stormproof.trident.audit import SinkOpener, opener_for
 from stormproof.trident.audit.ledger import SinkBinding

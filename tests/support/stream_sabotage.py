@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from stormproof.core.contract.sink import TaskContext, files_of, transaction_digest
+from stormproof.sinks.contract.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta import hold as delta_hold
-from stormproof.sinks.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity
-from stormproof.sinks.staging import prepared_batches
+from stormproof.sinks.prepare.staging import prepared_batches
 from stormproof.trident.driver import recovery
 from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger.handed_in import HandedIn, Standing, micro_batch

@@ -21,7 +21,7 @@ from deltalake.schema import PrimitiveType
 from stormproof import DeltaSink, PostgresSink, Topology
 from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
-from stormproof.sinks.protocol import Sink
+from stormproof.sinks.contract.protocol import Sink
 from support.crashes import Cell, run_driver
 from support.operated import Operated
 from support.queues import prepared_database

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
-from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity
+from stormproof.sinks.contract.protocol import PreparedTransaction, Sink, SinkIdentity
 
 IDENTITY: Final = SinkIdentity("topology", "inc-1", "t")
 

@@ -17,8 +17,8 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.rows import SliceRow, Subscriber
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, SinkSession
+from stormproof.sinks.contract.protocol import Evidence, EvidenceReport, SinkIdentity, SinkSession
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.audit import AuditLedger, NoticeKind, VerifyReport, ViolationKind, message, replays, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.message import EndKind

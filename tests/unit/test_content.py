@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stormproof.sinks.content import BLOCK_ROWS, Content, ContentSum, content_by, kind_of, kinds_of
+from stormproof.sinks.rows.content import BLOCK_ROWS, Content, ContentSum, content_by, kind_of, kinds_of
 
 SCHEMA = pa.schema(
     [

@@ -23,7 +23,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task.job import Job
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.memory import FaultPoint
+from stormproof.sinks.stores.memory import FaultPoint
 from stormproof.trident.ledger import other_lives, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run

@@ -28,7 +28,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task.job import Job
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.protocol import SinkIdentity, SinkSession
+from stormproof.sinks.contract.protocol import SinkIdentity, SinkSession
 from stormproof.trident.audit import AuditLedger, message, replays, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.message import EndKind

@@ -16,7 +16,7 @@ from support.operations import OPERATIONS, Greatest, add_all, words_of
 from typer.testing import CliRunner
 
 from stormproof.core.base.errors import TopologyError
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.testing import simulate
 from stormproof.trident.cli.app import app
 from stormproof.trident.state.key_value import MemoryMap

@@ -38,8 +38,8 @@ from stormproof.core.source.memory import MemorySource
 from stormproof.core.task.job import Job
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.memory import FaultPoint, MemorySession
-from stormproof.sinks.protocol import CommitResult, PreparedTransaction
+from stormproof.sinks.contract.protocol import CommitResult, PreparedTransaction
+from stormproof.sinks.stores.memory import FaultPoint, MemorySession
 from stormproof.trident.driver.batch_records import SinkAnswers
 from stormproof.trident.driver.job_runners import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
 from stormproof.trident.driver.opening import attached

@@ -22,7 +22,7 @@ from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.task.wire import CONTROL, WireRow
 from stormproof.core.tracking import anchors as tracking
 from stormproof.core.tracking.share import split_runs
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, sum_
 from stormproof.trident.topology.stream import Topology
 

@@ -30,7 +30,7 @@ from stormproof.core.contract.folds import (
     fold_to_json,
 )
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.by_key import check_fold_input
+from stormproof.sinks.rows.by_key import check_fold_input
 from stormproof.testing import simulate
 
 LINES = ["van 7 Bonn", "van 9 Ulm", "bus 3 Kiel", "van 8 Kiel", "van 9 Aue", "van - Xanten"]

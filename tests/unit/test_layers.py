@@ -125,12 +125,12 @@ def folder_in(name: str, part: str) -> str:
     return name.removeprefix(f"{part}.").partition(".")[0]
 
 
-@pytest.mark.parametrize("part", ["stormproof.core", "stormproof.trident"])
+@pytest.mark.parametrize("part", ["stormproof.core", "stormproof.sinks", "stormproof.trident"])
 def test_no_folders_of_a_part_import_one_another(part: str) -> None:
     assert circle(folders_of(imports_of(product()), part)) == []
 
 
-@pytest.mark.parametrize("part", ["core", "trident"])
+@pytest.mark.parametrize("part", ["core", "sinks", "trident"])
 def test_no_module_of_a_part_lies_loose(part: str) -> None:
     assert [path.name for path in (ROOT / part).glob("*.py")] == ["__init__.py"]
 

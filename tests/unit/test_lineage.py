@@ -23,9 +23,9 @@ from stormproof.core.source.spouts import key_of
 from stormproof.core.task.row_messages import message_columns, single_messages
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
 from stormproof.sink import Lineage
-from stormproof.sinks.by_key import compared_columns
-from stormproof.sinks.memory import MemoryTable
-from stormproof.sinks.registry import describe_sink, described_sink, register_sink
+from stormproof.sinks.contract.registry import describe_sink, described_sink, register_sink
+from stormproof.sinks.rows.by_key import compared_columns
+from stormproof.sinks.stores.memory import MemoryTable
 
 KEYS = [0, 1, 7, 123_456, 2**40]
 UPSERT: dict[str, Any] = {"mode": "upsert", "key": "k", "order_by": "at"}

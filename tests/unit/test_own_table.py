@@ -18,10 +18,10 @@ from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
 from stormproof.core.postgres.database import Database
+from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.memory import MemorySink, MemoryTable
 from stormproof.sinks.postgres import PostgresSink
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
+from stormproof.sinks.stores.memory import MemorySink, MemoryTable
 from stormproof.trident.driver.opening import require_own_stores, require_own_tables
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.key_value import (

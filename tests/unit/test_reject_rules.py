@@ -15,11 +15,11 @@ from support.named_rows import with_messages
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
 from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
-from stormproof.sinks.memory import FaultPoint
-from stormproof.sinks.protocol import PreparedTransaction, RefusedRow
-from stormproof.sinks.rejects import Rejects, RowMessages
-from stormproof.sinks.staging import prepared_batches
-from stormproof.sinks.writer import FileWriter, WritesNothing
+from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow
+from stormproof.sinks.judge.rejected_messages import Rejects, RowMessages
+from stormproof.sinks.prepare.staging import prepared_batches
+from stormproof.sinks.prepare.writer import FileWriter, WritesNothing
+from stormproof.sinks.stores.memory import FaultPoint
 from stormproof.trident.driver.batch_records import ALWAYS, WINDOW, RejectLimit
 from stormproof.trident.ledger import tables as t
 

@@ -10,8 +10,8 @@ import pytest
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.by_key import check_fold_input, fold_tables
-from stormproof.sinks.limits import ColumnLimit, Limits
+from stormproof.sinks.rows.by_key import check_fold_input, fold_tables
+from stormproof.sinks.rows.limits import ColumnLimit, Limits
 from stormproof.trident.state.map import merge_columns, total
 
 

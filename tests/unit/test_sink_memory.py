@@ -9,8 +9,8 @@ import pytest
 from support.sink_harness import SinkHarness
 
 from stormproof.core.base.errors import StoreUnavailable
-from stormproof.sinks.memory import FaultPoint, MemorySink, MemoryTable
-from stormproof.sinks.protocol import CommitOutcome
+from stormproof.sinks.contract.protocol import CommitOutcome
+from stormproof.sinks.stores.memory import FaultPoint, MemorySink, MemoryTable
 
 
 @pytest.mark.parametrize("at", list(FaultPoint))

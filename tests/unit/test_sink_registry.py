@@ -12,9 +12,9 @@ from stormproof.core.base.errors import CannotTell, Json, TopologyError, UsageEr
 from stormproof.core.contract.folds import AnyFold, ByOrder, End, Fold, SetUnion
 from stormproof.core.contract.sink import SinkInput, SinkMode, require_mode
 from stormproof.core.postgres.database import Database
-from stormproof.sinks import registry
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.registry import SinkAddress, describe_sink, described_sink, register_sink
+from stormproof.sinks.contract import registry
+from stormproof.sinks.contract.registry import SinkAddress, describe_sink, described_sink, register_sink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.cli.loading import import_plugins
 
 LEDGER = Database.from_url("postgresql://me:secret@here/ledger")
@@ -77,8 +77,8 @@ def test_a_description_that_cannot_be_read_says_whose_it_is() -> None:
 def test_a_plugin_registers_its_kind(tmp_path: Path) -> None:
     plugin = tmp_path / "kept_on_a_shelf.py"
     plugin.write_text(
-        "from stormproof.sinks.memory import MemorySink\n"
-        "from stormproof.sinks.registry import register_sink\n"
+        "from stormproof.sinks.stores.memory import MemorySink\n"
+        "from stormproof.sinks.contract.registry import register_sink\n"
         "register_sink('kept', lambda address: MemorySink(address.text('shelf')))\n"
     )
     import_plugins(f" {plugin}, json ,")

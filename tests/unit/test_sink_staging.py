@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import PreparedFile, TaskContext
-from stormproof.sinks import writer as writer_module
-from stormproof.sinks.staging import (
+from stormproof.sinks.prepare import writer as writer_module
+from stormproof.sinks.prepare.staging import (
     PreparedName,
     file_digest,
     parse_prepared_name,
@@ -28,8 +28,8 @@ from stormproof.sinks.staging import (
     require_files,
     sweep_folder,
 )
-from stormproof.sinks.statistics import FileStatistics
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.prepare.statistics import FileStatistics
+from stormproof.sinks.prepare.writer import FileWriter
 
 CONTEXT = TaskContext("inc-1", 7, 2, 3)
 SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])

@@ -13,7 +13,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.task.wire import WireRow
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count
 from stormproof.trident.topology.stream import Topology
 

@@ -16,7 +16,7 @@ from stormproof.core.base.failpoint import watched
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.memory import FaultPoint
+from stormproof.sinks.stores.memory import FaultPoint
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.source import PendingEvidence, evidence_of

@@ -25,7 +25,7 @@ from stormproof.core.task import nodes as join_module
 from stormproof.core.task.gather import evaluate as evaluate_rightly
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.anchors import Anchors, overlaid
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, distinct_count, max_, mean, min_, sum_
 from stormproof.trident.topology.stream import Stream, Topology
 

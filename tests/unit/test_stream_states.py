@@ -19,7 +19,7 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
 from stormproof.core.source.memory import MemorySource
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.state.key_value import MemoryMap, MemoryStore
 from stormproof.trident.state.protocol import MapState, State
 from stormproof.trident.topology.aggregate import count, distinct_count, max_, min_, sum_

@@ -13,7 +13,7 @@ from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode
-from stormproof.sinks.memory import MemorySink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.ledger.graphs import Graph, changes, graph_of
 from stormproof.trident.topology.aggregate import ReadyAggregate, count, max_, min_, sum_
 from stormproof.trident.topology.stream import Stream, Topology

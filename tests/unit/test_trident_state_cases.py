@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import PositionMismatch
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.trident.state.key_value import MemoryMap
 from stormproof.trident.state.map import StoredMap, total
 from stormproof.trident.state.protocol import StateContext, StateKind

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.sinks import by_key
-from stormproof.sinks.by_key import require_unique_keys
+from stormproof.sinks.rows import by_key
+from stormproof.sinks.rows.by_key import require_unique_keys
 
 VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),

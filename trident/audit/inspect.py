@@ -17,10 +17,10 @@ from typing import TypeAlias
 from stormproof.core.base.errors import CannotTell, StormproofError
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.sinks import registry
-from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import Held, Sink, SinkIdentity, SinkSession
-from stormproof.sinks.registry import register_sink
+from stormproof.sinks.contract import registry
+from stormproof.sinks.contract.protocol import Held, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.contract.registry import register_sink
+from stormproof.sinks.prepare.misfits import Misfits
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.ledger.rows import SinkWork, Txn
 from stormproof.trident.terms.transaction_states import SinkOutcome, TxnState

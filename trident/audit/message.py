@@ -12,7 +12,7 @@ from types import MappingProxyType
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal
-from stormproof.sinks.registry import lineage_of
+from stormproof.sinks.contract.registry import lineage_of
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.inspect import Has, Holding, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, Skipped

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from stormproof.core.base.errors import Json, StormproofError
 from stormproof.core.pending.audit import Kept
-from stormproof.sinks import comparison
+from stormproof.sinks.rows import comparison
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.message import EndKind, Records, end_of, traces
 from stormproof.trident.ledger import tables as t
@@ -90,7 +90,7 @@ class ViolationKind(StrEnum):
     ROWS_ADDED = "rows_added"
     FILE_CHANGED = "file_changed"
     STATISTICS_WRONG = "statistics_wrong"
-    """These five by ``--deep``, as in `stormproof.sinks.comparison.RowProblem`."""
+    """These five by ``--deep``, as in `stormproof.sinks.rows.comparison.RowProblem`."""
     PAYLOAD_CHANGED = "payload_changed"
     """The payload, or the refused row, of a message that was set aside is not what it was then; by ``--deep`` also of one
     that was committed, and that its source still keeps.

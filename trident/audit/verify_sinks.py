@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from stormproof.core.base.errors import CannotTell, FatalError, StormproofError, TransientError, UsageError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import SinkMode
-from stormproof.sinks.comparison import Comparison, RowsOnRecord, SupportsCompareRows
-from stormproof.sinks.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
+from stormproof.sinks.contract.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
+from stormproof.sinks.rows.comparison import Comparison, RowsOnRecord, SupportsCompareRows
 from stormproof.trident.audit.inspect import SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding
 from stormproof.trident.audit.report import (

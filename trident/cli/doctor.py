@@ -40,8 +40,8 @@ from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, 
 from stormproof.core.start.settings import Settings
 from stormproof.core.storage.address import options_to_send, use_storage
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.preview import TableAction
-from stormproof.sinks.protocol import SinkIdentity, warning_of
+from stormproof.sinks.contract.preview import TableAction
+from stormproof.sinks.contract.protocol import SinkIdentity, warning_of
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.options import opened, spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say

@@ -10,7 +10,7 @@ from stormproof.core.base.errors import StormproofError, UsageError
 from stormproof.core.graph.components import SinkComponent
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.start.settings import Settings
-from stormproof.sinks.protocol import Sink, warning_of
+from stormproof.sinks.contract.protocol import Sink, warning_of
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.output import emit, note, say
 from stormproof.trident.topology.explain import explain

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from stormproof.core.base.errors import PositionMismatch, SinkRefused, UsageError
 from stormproof.core.contract.sink import SinkMode
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import (
+from stormproof.sinks.contract.protocol import (
     PROBLEM,
     Held,
     PreparedTransaction,

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Final
 from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StormproofError, UsageError
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import PreparedFile, SinkInput
-from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkIdentity, SinkSession, SupportsOperate
-from stormproof.sinks.staging import open_prepared
+from stormproof.sinks.contract.protocol import (
+    PreparedTransaction,
+    RefusedRow,
+    SinkIdentity,
+    SinkSession,
+    SupportsOperate,
+)
+from stormproof.sinks.prepare.staging import open_prepared
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.decisions.stores import Stores

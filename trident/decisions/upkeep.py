@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
 from stormproof.core.storage.address import is_url
-from stormproof.sinks.protocol import SinkIdentity, SupportsUpkeep
+from stormproof.sinks.contract.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.decisions.stores import Stores

@@ -31,9 +31,7 @@ from stormproof.core.graph.plan import (
 from stormproof.core.source.spouts import unshown
 from stormproof.core.tracking.component_counts import ACKER, ComponentCounts, Counts, Edge
 from stormproof.core.tracking.outcome import Complete, FailedIn
-from stormproof.sinks.limits import discarded_in
-from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import (
+from stormproof.sinks.contract.protocol import (
     PROBLEM,
     CommitResult,
     PreparedTransaction,
@@ -41,7 +39,9 @@ from stormproof.sinks.protocol import (
     SinkProblem,
     SupportsSkipRows,
 )
-from stormproof.sinks.rejects import REFUSED_MAX
+from stormproof.sinks.judge.rejected_messages import REFUSED_MAX
+from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.rows.limits import discarded_in
 from stormproof.trident.driver.tuning import Step
 from stormproof.trident.ledger import rejects
 from stormproof.trident.ledger.rows import BatchCounts, ComponentRow, EdgeRow, Event, Reject, SinkWork

@@ -33,7 +33,7 @@ from stormproof.core.task.job import Job
 from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.writer import WritesNothing
+from stormproof.sinks.prepare.writer import WritesNothing
 from stormproof.trident.driver.batch_records import Accounts, CountedGraph, Prepared, SinkAnswers
 from stormproof.trident.driver.control_line import BY_SIGNAL, Orders
 from stormproof.trident.driver.job_runners import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases

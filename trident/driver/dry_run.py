@@ -33,10 +33,10 @@ from stormproof.core.storage.kept_files import kept_folder
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.together import touched_by
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview, TableAction, TablePreview
-from stormproof.sinks.protocol import PROBLEM, RefusedRow, Sink, SinkIdentity, SinkProblem
-from stormproof.sinks.rejects import GroupsRefused, examples_of, rows_without_misfits
-from stormproof.sinks.writer import FileWriter, WritesNothing
+from stormproof.sinks.contract.preview import EXAMPLES_MAX, RowsPreview, TableAction, TablePreview
+from stormproof.sinks.contract.protocol import PROBLEM, RefusedRow, Sink, SinkIdentity, SinkProblem
+from stormproof.sinks.judge.rejected_messages import GroupsRefused, examples_of, rows_without_misfits
+from stormproof.sinks.prepare.writer import FileWriter, WritesNothing
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.driver.batch_records import RejectLimit
 from stormproof.trident.driver.opening import placed, require_own_tables, sinks_of

@@ -36,9 +36,9 @@ from stormproof.core.start.preflight import HeartbeatProbe, PackageProbe, Unpick
 from stormproof.core.start.settings import Settings
 from stormproof.core.storage.address import default_storage
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.preview import TableAction, TablePreview
-from stormproof.sinks.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession
-from stormproof.sinks.registry import describe_sink
+from stormproof.sinks.contract.preview import TableAction, TablePreview
+from stormproof.sinks.contract.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession
+from stormproof.sinks.contract.registry import describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.driver.sessions import Sessions, machine_errors

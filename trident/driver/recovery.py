@@ -30,8 +30,8 @@ from stormproof.core.contract.source import Expectation, Resolution, Slice, Sour
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.together import touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches
-from stormproof.sinks.protocol import PROBLEM, CommitResult, Held, RefusedRow, SinkProblem, SinkSession
-from stormproof.sinks.rejects import GroupsRefused
+from stormproof.sinks.contract.protocol import PROBLEM, CommitResult, Held, RefusedRow, SinkProblem, SinkSession
+from stormproof.sinks.judge.rejected_messages import GroupsRefused
 from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, blocked, to_prepared
 from stormproof.trident.driver.sessions import machine_errors
 from stormproof.trident.driver.steps import MovedLate, Steps

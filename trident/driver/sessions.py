@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from stormproof.core.base.errors import StoreUnavailable, TransientError
-from stormproof.sinks.protocol import SinkSession
+from stormproof.sinks.contract.protocol import SinkSession
 
 
 @contextmanager

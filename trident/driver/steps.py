@@ -32,7 +32,7 @@ from stormproof.core.contract.source import Expectation, Lease, Limit, Resolutio
 from stormproof.core.heartbeat.heard import suspects_of_dead, sweep
 from stormproof.core.tracking.attempts import Journal
 from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
-from stormproof.sinks.protocol import CommitResult, RefusedRow
+from stormproof.sinks.contract.protocol import CommitResult, RefusedRow
 from stormproof.trident.driver.batch_records import (
     Finished,
     Prepared,

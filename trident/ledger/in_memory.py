@@ -14,8 +14,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from stormproof.core.contract.source import Source
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.memory import MemorySource
-from stormproof.sinks.memory import MemorySink
-from stormproof.sinks.protocol import Sink
+from stormproof.sinks.contract.protocol import Sink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.ledger import tables
 
 _STATEMENTS: Final[dict[object, object]] = {}

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import sqlalchemy as sa
 
 from stormproof.core.base.errors import Json
-from stormproof.sinks.protocol import RefusedRow
+from stormproof.sinks.contract.protocol import RefusedRow
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Event, Reject, to_reject

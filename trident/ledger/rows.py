@@ -10,7 +10,7 @@ from stormproof.core.base.errors import Json
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.contract.sink import PreparedFile
-from stormproof.sinks.protocol import RefusedRow
+from stormproof.sinks.contract.protocol import RefusedRow
 from stormproof.trident.terms.transaction_states import (
     ComponentKind,
     EventKind,

@@ -19,7 +19,7 @@ from stormproof.core.base.errors import Fenced, Json, UsageError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import files_to_json
 from stormproof.core.contract.source import Expectation, Slice
-from stormproof.sinks.protocol import CommitResult, Held
+from stormproof.sinks.contract.protocol import CommitResult, Held
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import BatchCounts, Event, SinkWork, Txn, to_txn, to_work

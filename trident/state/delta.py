@@ -16,8 +16,8 @@ from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import Json, SinkRefused, TopologyError
 from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
-from stormproof.sinks.content import NOTHING, Content
+from stormproof.sinks.contract.protocol import PreparedTransaction
+from stormproof.sinks.contract.registry import SinkAddress
 from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.delta_rs import adopt_files, merge_rows
 from stormproof.sinks.delta.hold import TableHold
@@ -26,9 +26,9 @@ from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.power_loss import require_whole
 from stormproof.sinks.delta.table import check_types, key_of_path, locate, require_plain_files, require_table
-from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import PreparedTransaction
-from stormproof.sinks.registry import SinkAddress
+from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
+from stormproof.sinks.rows.content import NOTHING, Content
+from stormproof.sinks.rows.limits import Limits
 from stormproof.trident.state.map import Backing, StoredMap, change_of, make_map, stored_schema
 from stormproof.trident.state.matrix import as_state_kind
 from stormproof.trident.state.protocol import StateContext, StateKind

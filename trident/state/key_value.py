@@ -23,8 +23,15 @@ from stormproof.core.base.forks import OneProcess
 from stormproof.core.contract.sink import TableKey, shared_table
 from stormproof.core.postgres.database import Database
 from stormproof.core.user_code.functions import refuse_unfit_call
-from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import Evidence, EvidenceReport, Held, PreparedTransaction, SinkIdentity, StoreRecord
+from stormproof.sinks.contract.protocol import (
+    Evidence,
+    EvidenceReport,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    StoreRecord,
+)
+from stormproof.sinks.rows.limits import Limits
 from stormproof.trident.state.map import Backing, StoredMap, make_map, stored_schema
 from stormproof.trident.state.matrix import SupportsStoreIdentity, as_state_kind
 from stormproof.trident.state.protocol import StateContext, StateKind

@@ -16,9 +16,9 @@ from stormproof.core.base.arguments import require_function
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
 from stormproof.core.user_code.functions import refuse_unfit_call
-from stormproof.sinks.content import Content, ContentSum, kinds_of
-from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction, StoreRecord
+from stormproof.sinks.contract.protocol import EvidenceReport, Held, PreparedTransaction, StoreRecord
+from stormproof.sinks.rows.content import Content, ContentSum, kinds_of
+from stormproof.sinks.rows.limits import Limits
 from stormproof.trident.state.protocol import Merge, StateContext, StateKind
 
 

@@ -22,7 +22,7 @@ from stormproof.core.contract.sink import TableKey
 from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.core.user_code.functions import refuse_unfit_call
-from stormproof.sinks.protocol import EvidenceReport, Held, PreparedTransaction
+from stormproof.sinks.contract.protocol import EvidenceReport, Held, PreparedTransaction
 from stormproof.trident.state.protocol import Merge, StateFactory, StateKind, StateUpdater
 
 if TYPE_CHECKING:

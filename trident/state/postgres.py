@@ -11,9 +11,8 @@ from psycopg import sql
 from stormproof.core.base.errors import Json, SettingsError, SinkRefused, TopologyError
 from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.comparison import Comparison, Progress, ReadRecord
-from stormproof.sinks.content import NOTHING, Content, Totals
-from stormproof.sinks.limits import Limits
+from stormproof.sinks.contract.protocol import CommitDecision, PreparedTransaction
+from stormproof.sinks.contract.registry import SinkAddress
 from stormproof.sinks.postgres.columns import known_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.connection import key_of_name, locate
@@ -30,8 +29,9 @@ from stormproof.sinks.postgres.table import (
     wire_schema,
     with_keys,
 )
-from stormproof.sinks.protocol import CommitDecision, PreparedTransaction
-from stormproof.sinks.registry import SinkAddress
+from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
+from stormproof.sinks.rows.content import NOTHING, Content, Totals
+from stormproof.sinks.rows.limits import Limits
 from stormproof.trident.state.map import Backing, StoredMap, change_of, make_map, stored_schema
 from stormproof.trident.state.matrix import as_state_kind
 from stormproof.trident.state.protocol import StateContext, StateKind

@@ -12,7 +12,7 @@ import pyarrow as pa
 from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import SinkIdentity
+from stormproof.sinks.contract.protocol import SinkIdentity
 
 __all__ = [
     "MapState",

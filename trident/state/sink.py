@@ -23,10 +23,7 @@ from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.graph.fields import can_be_key
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute
-from stormproof.sinks.by_key import require_unique_keys
-from stormproof.sinks.comparison import Comparison, Progress, ReadRecord, SupportsCompareRows
-from stormproof.sinks.limits import ColumnLimit, Limits
-from stormproof.sinks.protocol import (
+from stormproof.sinks.contract.protocol import (
     ALREADY_HELD,
     APPLIED,
     CommitDecision,
@@ -40,9 +37,12 @@ from stormproof.sinks.protocol import (
     SupportsTakeTable,
     decide,
 )
-from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.contract.registry import SinkAddress
+from stormproof.sinks.prepare.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.prepare.writer import FileWriter
+from stormproof.sinks.rows.by_key import require_unique_keys
+from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord, SupportsCompareRows
+from stormproof.sinks.rows.limits import ColumnLimit, Limits
 from stormproof.trident.state.map import MERGES, Backing, check_map_columns
 from stormproof.trident.state.matrix import (
     SupportsBacking,

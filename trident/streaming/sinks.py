@@ -42,8 +42,8 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.start.settings import Settings
 from stormproof.core.tracking.share import tokens, xor_reduce
-from stormproof.sinks.preview import RowsPreview
-from stormproof.sinks.writer import Rehearsal, one_message_writer
+from stormproof.sinks.contract.preview import RowsPreview
+from stormproof.sinks.prepare.writer import Rehearsal, one_message_writer
 from stormproof.trident.driver.coordinator import SEED_BITS
 from stormproof.trident.driver.dry_run import DryRun, DryRunOutcome, look, notes_of, outcome_of, sinks_told, table_of
 from stormproof.trident.driver.opening import placed, require_own_tables, sinks_of

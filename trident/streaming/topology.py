@@ -18,7 +18,7 @@ from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.start.settings import Settings
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
 from stormproof.trident.ledger import events

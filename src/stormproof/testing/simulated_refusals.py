@@ -9,10 +9,10 @@ from typing import Final
 import pyarrow as pa
 
 from stormproof.core.contract.sink import TaskContext, TaskWriter
-from stormproof.sinks.limits import Limits
-from stormproof.sinks.misfits import LeavingOutWriter, pairs_of
-from stormproof.sinks.protocol import PreparedTransaction
-from stormproof.sinks.rejects import Part, RowMessages
+from stormproof.sinks.contract.protocol import PreparedTransaction
+from stormproof.sinks.judge.rejected_messages import Part, RowMessages
+from stormproof.sinks.prepare.misfits import LeavingOutWriter, pairs_of
+from stormproof.sinks.rows.limits import Limits
 from stormproof.testing.faults import Chance, FaultKind
 
 GROUPS_MAX: Final = 3

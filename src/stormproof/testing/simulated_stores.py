@@ -21,12 +21,12 @@ from stormproof.core.contract.source import Lease, Limit, Resolution, Slice
 from stormproof.core.pending.numbered import range_of
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.storage.kept_files import IN_MEMORY, kept_folder
-from stormproof.sinks.by_key import LatestWriter
-from stormproof.sinks.memory import MemorySession, MemorySink, Next, limits_of
-from stormproof.sinks.protocol import PreparedTransaction, SinkIdentity
-from stormproof.sinks.rejects import Part
-from stormproof.sinks.staging import parse_prepared_name, prepared_name
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
+from stormproof.sinks.judge.rejected_messages import Part
+from stormproof.sinks.prepare.staging import parse_prepared_name, prepared_name
+from stormproof.sinks.prepare.writer import FileWriter
+from stormproof.sinks.rows.by_key import LatestWriter
+from stormproof.sinks.stores.memory import MemorySession, MemorySink, Next, limits_of
 from stormproof.testing.faults import Chance, FaultKind
 from stormproof.testing.simulated_refusals import GroupRules, Refusals
 

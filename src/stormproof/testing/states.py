@@ -25,7 +25,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import Fenced, PositionMismatch, SinkRefused, StoreUnavailable, UsageError
-from stormproof.sinks.protocol import Held, PreparedTransaction, SinkIdentity
+from stormproof.sinks.contract.protocol import Held, PreparedTransaction, SinkIdentity
 from stormproof.trident.state.key_value import POSITION_KEY, KeyValueMap, KeyValueStore, OpenStore
 from stormproof.trident.state.map import maximum, minimum, total
 from stormproof.trident.state.matrix import SupportsEvidence, SupportsLastTxid

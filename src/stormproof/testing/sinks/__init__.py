@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from stormproof.sinks.protocol import SinkSession
+from stormproof.sinks.contract.protocol import SinkSession
 from stormproof.testing.sinks.by_key import FoldCases, UpsertCases
 from stormproof.testing.sinks.commits import CommitCases
 from stormproof.testing.sinks.files import FileCases

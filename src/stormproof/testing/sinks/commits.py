@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from stormproof.core.base.errors import Fenced, PositionMismatch, StoreUnavailable, StormproofError
-from stormproof.sinks.protocol import CommitOutcome, Held, PreparedTransaction, SinkSession
+from stormproof.sinks.contract.protocol import CommitOutcome, Held, PreparedTransaction, SinkSession
 from stormproof.testing.sinks.harness import A, B, SinkHarness
 
 

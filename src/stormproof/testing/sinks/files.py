@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.sinks.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
+from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.testing.sinks.harness import A, B, SinkHarness
 
 

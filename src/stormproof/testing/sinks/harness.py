@@ -23,8 +23,8 @@ from stormproof.core.contract.sink import (
     transaction_digest,
 )
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
-from stormproof.sinks.staging import guard_of
+from stormproof.sinks.contract.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
+from stormproof.sinks.prepare.staging import guard_of
 
 SCHEMA: Final = pa.schema([pa.field("word", pa.string()), pa.field("n", pa.int64())])
 """The suite's rows."""

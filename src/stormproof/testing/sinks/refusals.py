@@ -9,8 +9,7 @@ from typing import TypeAlias
 import pytest
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.protocol import (
+from stormproof.sinks.contract.protocol import (
     CommitOutcome,
     CommitResult,
     Held,
@@ -18,7 +17,8 @@ from stormproof.sinks.protocol import (
     SinkProblem,
     SinkSession,
 )
-from stormproof.sinks.rejects import GroupsRefused
+from stormproof.sinks.judge.rejected_messages import GroupsRefused
+from stormproof.sinks.prepare.misfits import Misfits
 from stormproof.testing.sinks.harness import A, SinkHarness
 
 Told = set[tuple[int, bool]]
@@ -130,7 +130,7 @@ class RefuseCases:
 
 class MisfitCases:
     """Mix this in for a sink that `rejects_misfits`: a task leaves out a row that does not fit, its file's description names
-    the row's message (`stormproof.sinks.misfits`), and the commit leaves out what else the message has there.
+    the row's message (`stormproof.sinks.prepare.misfits`), and the commit leaves out what else the message has there.
 
     The harness says which row does not fit: `discard_row`.
     """

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from stormproof.core.base.errors import FatalError, Fenced, PositionMismatch, SinkRefused, StoreUnavailable
-from stormproof.sinks.protocol import SinkIdentity, SinkProblem, SinkSession
+from stormproof.sinks.contract.protocol import SinkIdentity, SinkProblem, SinkSession
 from stormproof.testing.sinks.harness import A, B, SinkHarness
 
 

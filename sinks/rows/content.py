@@ -37,7 +37,7 @@ from stormproof.core.base.arrow_compute import pc
 from stormproof.core.contract.folds import AnyFold, Fold
 from stormproof.core.contract.sink import PreparedFile
 from stormproof.core.tracking.share import GAMMA, mix64
-from stormproof.sinks.limits import is_bytes, is_string, plain
+from stormproof.sinks.rows.limits import is_bytes, is_string, plain
 
 MODULUS: Final = 1 << 64
 _FACTOR: Final = np.uint64(0xD1B54A32D192ED03)

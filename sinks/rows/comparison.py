@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from stormproof.core.contract.sink import PreparedFile, SinkInput
-from stormproof.sinks.content import Content, Totals, summed_columns
+from stormproof.sinks.rows.content import Content, Totals, summed_columns
 
 Progress: TypeAlias = Callable[[int, int | None], None]
 """Told how many rows of how many were looked at by now; None: their number is not known."""

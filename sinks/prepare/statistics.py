@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.base.arrow_compute import pc
-from stormproof.sinks.limits import is_string, plain
+from stormproof.sinks.rows.limits import is_string, plain
 
 COLUMNS_MAX: Final = 32
 """Delta's own default for the number of leading columns with statistics; a field of a struct counts as a column."""

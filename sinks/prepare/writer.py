@@ -35,13 +35,13 @@ from stormproof.core.contract.sink import (
 from stormproof.core.storage.address import StorageOptions, options_to_send, use_storage
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import NewFile
-from stormproof.sinks.by_key import FileTaskWriter, LatestWriter
-from stormproof.sinks.content import ContentSum, Sum, Totals, added_up, kinds_of, summed_columns, sums_of
-from stormproof.sinks.limits import DiscardingWriter, Limits
-from stormproof.sinks.misfits import LeavingOutWriter
-from stormproof.sinks.preview import EXAMPLES_MAX, example_of
-from stormproof.sinks.staging import guard_of, prepared_name
-from stormproof.sinks.statistics import FileStatistics
+from stormproof.sinks.contract.preview import EXAMPLES_MAX, example_of
+from stormproof.sinks.prepare.misfits import LeavingOutWriter
+from stormproof.sinks.prepare.staging import guard_of, prepared_name
+from stormproof.sinks.prepare.statistics import FileStatistics
+from stormproof.sinks.rows.by_key import FileTaskWriter, LatestWriter
+from stormproof.sinks.rows.content import ContentSum, Sum, Totals, added_up, kinds_of, summed_columns, sums_of
+from stormproof.sinks.rows.limits import DiscardingWriter, Limits
 
 ROW_GROUP_ROWS_MAX: Final = 256 * 1024
 ROW_GROUP_BYTES_MAX: Final = 64 * 1024 * 1024

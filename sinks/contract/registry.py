@@ -24,7 +24,7 @@ from stormproof.core.contract.folds import fold_from_json
 from stormproof.core.contract.lineage import Lineage
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.protocol import Sink
+from stormproof.sinks.contract.protocol import Sink
 
 OTHER: Final = "other"
 """The kind of a sink that does not describe itself."""

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from stormproof.core.contract.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.by_key import compared_columns
-from stormproof.sinks.limits import is_string
+from stormproof.sinks.rows.by_key import compared_columns
+from stormproof.sinks.rows.limits import is_string
 
 Quoted: TypeAlias = Callable[[str], str]
 """Quotes a name as the engine does that reads the SQL."""

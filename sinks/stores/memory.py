@@ -24,11 +24,8 @@ from stormproof.core.contract.sink import SinkInput, SinkMode, TableKey
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute
 from stormproof.core.storage.local_files import NOWHERE
-from stormproof.sinks.by_key import check_fold_input, fold_tables, put_rows, require_unique_keys
-from stormproof.sinks.limits import ColumnLimit, Limits
-from stormproof.sinks.misfits import Misfits
-from stormproof.sinks.preview import TableAction, TablePreview
-from stormproof.sinks.protocol import (
+from stormproof.sinks.contract.preview import TableAction, TablePreview
+from stormproof.sinks.contract.protocol import (
     ALREADY_HELD,
     APPLIED,
     CommitDecision,
@@ -43,10 +40,13 @@ from stormproof.sinks.protocol import (
     SinkSession,
     decide,
 )
-from stormproof.sinks.rejects import Part, Rejects
-from stormproof.sinks.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input
-from stormproof.sinks.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.contract.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input
+from stormproof.sinks.judge.rejected_messages import Part, Rejects
+from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.prepare.writer import FileWriter
+from stormproof.sinks.rows.by_key import check_fold_input, fold_tables, put_rows, require_unique_keys
+from stormproof.sinks.rows.limits import ColumnLimit, Limits
 
 
 class FaultPoint(StrEnum):
@@ -163,7 +163,7 @@ class MemorySink(TableSink):
     ) -> None:
         where = f"sink {name!r}"
         if store is not None:
-            require_object(where, "store", store, MemoryTable, "stormproof.sinks.memory.MemoryTable()")
+            require_object(where, "store", store, MemoryTable, "stormproof.sinks.stores.memory.MemoryTable()")
         if staging is not None:
             require_path(where, "staging", staging)
         if refuse is not None:

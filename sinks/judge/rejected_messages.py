@@ -25,12 +25,12 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput
 from stormproof.core.storage.files import files_at
-from stormproof.sinks.by_key import compared_columns, queues_of
-from stormproof.sinks.misfits import Misfits, pairs_of
-from stormproof.sinks.preview import EXAMPLES_MAX, RowsPreview, example_of
-from stormproof.sinks.protocol import PreparedTransaction, RefusedRow, SinkProblem
-from stormproof.sinks.staging import open_prepared
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.contract.preview import EXAMPLES_MAX, RowsPreview, example_of
+from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow, SinkProblem
+from stormproof.sinks.prepare.misfits import Misfits, pairs_of
+from stormproof.sinks.prepare.staging import open_prepared
+from stormproof.sinks.prepare.writer import FileWriter
+from stormproof.sinks.rows.by_key import compared_columns, queues_of
 
 REFUSED_MAX: Final = 1_000
 """Messages that one commit may reject. More than that is no exception any more, and each one costs some 40 statements."""

@@ -1,7 +1,7 @@
 """Rows that their columns cannot hold, left out and named: what ``schema_contract="discard_row"`` does in a task.
 
 A task cannot know which other rows its message has. So the row is kept apart, in the description of the file, and the
-commit leaves out what else the message has there (`stormproof.sinks.rejects`).
+commit leaves out what else the message has there (`stormproof.sinks.judge.rejected_messages`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, TaskWriter
 from stormproof.core.task.passage import shown_row
 from stormproof.core.tracking.anchors import MANY_ORIGIN
-from stormproof.sinks.limits import Limits
-from stormproof.sinks.protocol import RefusedRow
+from stormproof.sinks.contract.protocol import RefusedRow
+from stormproof.sinks.rows.limits import Limits
 
 
 def pairs_of(batch: pa.RecordBatch) -> tuple[Rows, Rows, Rows, npt.NDArray[np.bool_]]:

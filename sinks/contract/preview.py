@@ -10,7 +10,7 @@ from typing import Final
 
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import PreparedFile, SinkWriter
-from stormproof.sinks.limits import discarded_in
+from stormproof.sinks.rows.limits import discarded_in
 
 EXAMPLES_MAX: Final = 5
 """Refused rows that are named for each sink; all of them are counted."""

@@ -22,8 +22,7 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute
-from stormproof.sinks.limits import ColumnLimit, Limits
-from stormproof.sinks.protocol import (
+from stormproof.sinks.contract.protocol import (
     ALREADY_HELD,
     APPLIED,
     CommitDecision,
@@ -38,9 +37,10 @@ from stormproof.sinks.protocol import (
     SinkSession,
     decide,
 )
-from stormproof.sinks.registry import SinkAddress
-from stormproof.sinks.staging import prepared_batches, remove_staged, require_files, sweep_folder
-from stormproof.sinks.writer import FileWriter
+from stormproof.sinks.contract.registry import SinkAddress
+from stormproof.sinks.prepare.staging import prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.prepare.writer import FileWriter
+from stormproof.sinks.rows.limits import ColumnLimit, Limits
 
 C = TypeVar("C")
 """The store's connection, inside a transaction."""

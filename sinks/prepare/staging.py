@@ -21,7 +21,7 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
-from stormproof.sinks.protocol import SinkProblem
+from stormproof.sinks.contract.protocol import SinkProblem
 
 log = logging.getLogger("stormproof.sink")
 

@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 from stormproof.core.base.errors import CannotTell, Json, PositionMismatch
 from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.preview import TableAction, TablePreview
+from stormproof.sinks.contract.preview import TableAction, TablePreview
 
 PROBLEM: Final = "problem"
 """Name of the detail of a `SinkRefused` that has a `SinkProblem`."""

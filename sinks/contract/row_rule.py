@@ -18,8 +18,8 @@ from stormproof.core.contract.lineage import Lineage
 from stormproof.core.contract.sink import EVERY_FOLD, EVERY_MODE, SinkInput, SinkMode
 from stormproof.core.graph.fields import require_key
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.by_key import has_order
-from stormproof.sinks.protocol import Sink
+from stormproof.sinks.contract.protocol import Sink
+from stormproof.sinks.rows.by_key import has_order
 
 
 class SchemaContract(StrEnum):
