@@ -66,6 +66,9 @@ REPAIRS: Final = "stormproof.repairs"
 REMOVED: Final = "stormproof.removed"
 """Key of a version of ours that removed rows of a table by key, which were there twice: their number."""
 
+IN_COMMIT: Final = "inCommitTimestamp"
+"""Key of an entry's own time, which grows from version to version where a table asks for it."""
+
 _METRICS: Final = (
     ("num_source_rows", ("num_target_rows_inserted", "num_target_rows_updated")),
     ("numSourceRows", ("numTargetRowsInserted", "numTargetRowsUpdated")),
@@ -171,7 +174,7 @@ class LogEntry:
 
     @property
     def _at(self) -> datetime | None:
-        ms = self.info.get("inCommitTimestamp") or self.info.get("timestamp")
+        ms = self.info.get(IN_COMMIT) or self.info.get("timestamp")
         return datetime.fromtimestamp(ms / 1000, UTC) if isinstance(ms, int) else None
 
     @property
@@ -407,6 +410,9 @@ def checksum_of(path: str) -> str:
     return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.crc")
 
 
+_OURS: Final = frozenset({APPLICATION, UNDOES, COMPACTS, REPAIRS})
+
+
 def with_user_metadata(info: dict[str, Any]) -> dict[str, Any]:
     """A `commitInfo` with our metadata beside the rest, where delta-rs writes it. Spark has it as a text, `userMetadata`."""
     text = info.get("userMetadata")
@@ -416,7 +422,7 @@ def with_user_metadata(info: dict[str, Any]) -> dict[str, Any]:
         ours = json.loads(text)
     except ValueError:
         return info
-    return {**info, **ours} if isinstance(ours, dict) and not {APPLICATION, UNDOES, COMPACTS}.isdisjoint(ours) else info
+    return {**info, **ours} if isinstance(ours, dict) and not _OURS.isdisjoint(ours) else info
 
 
 def _added(action: dict[str, Any]) -> AddedFile:

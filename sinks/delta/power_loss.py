@@ -29,6 +29,7 @@ from stormproof.sinks.delta.log import (
     APPLICATION,
     COMPACTS,
     LAST_CHECKPOINT,
+    REPAIRS,
     ROWS,
     SUPERSEDED,
     DeltaLog,
@@ -62,10 +63,12 @@ def tear(entry: bytes) -> str | None:
     info: dict[str, Any] = with_user_metadata(next((a["commitInfo"] for a in actions if "commitInfo" in a), {}))
     if COMPACTS in info:
         return _tear_of_compaction(info, actions)
-    if APPLICATION not in info:
+    if APPLICATION not in info and REPAIRS not in info:
         return None
     if "userMetadata" in info:
         return _tear_of_spark(info, [a["add"] for a in actions if "add" in a])
+    if APPLICATION not in info:
+        return None  # a repair, which was synced before it had its name
     if not any(a["txn"].get("appId") == info[APPLICATION] for a in actions if "txn" in a):
         return "it ends before its transaction identifier"
     added = [a["add"] for a in actions if "add" in a]

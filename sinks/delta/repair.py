@@ -1,10 +1,11 @@
 """Repair of a Delta table: statistics that exclude rows are replaced by exact ones, and a key is left with one row.
 
-Files are read, and the log is changed in one version; no file is changed in place. Of a key that an upsert has twice, the
-newest row by `order_by` stays. Rows of a fold are merged as a MERGE does; sums, where each message was added once, which the
-log has to tell. What cannot be told is named and left.
+Files are read, and the log is changed in one version, or in two where Spark commits: one for the statistics, one for the
+keys. No file is changed in place. Of a key that an upsert has twice, the newest row by `order_by` stays. Rows of a fold are
+merged as a MERGE does; sums, where each message was added once, which the log has to tell. What cannot be told is named and
+left.
 
-A crash leaves the table as it was, or repaired: files that no entry has are left to a VACUUM.
+A crash leaves the table as it was before a version, or behind it: files that no entry has are left to a VACUUM.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -34,9 +35,21 @@ from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics
 from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, merge_rows, shown
 from stormproof.sinks.delta.evidence import find_position, totals_at
-from stormproof.sinks.delta.log import APPLICATION, REMOVED, REPAIRS, DeltaLog, LogEntry, live_adds, now_ms, removal_of
+from stormproof.sinks.delta.features import Committer
+from stormproof.sinks.delta.log import (
+    APPLICATION,
+    IN_COMMIT,
+    REMOVED,
+    REPAIRS,
+    DeltaLog,
+    LogEntry,
+    live_adds,
+    now_ms,
+    removal_of,
+)
 from stormproof.sinks.delta.newest_version import entry_of, other_features
-from stormproof.sinks.delta.rewrite import COMPACTED, new_files, put_entry
+from stormproof.sinks.delta.rewrite import COMPACTED, folder_in, new_files, put_entry
+from stormproof.sinks.delta.spark import KEPT, SparkCommitter
 from stormproof.sinks.prepare.writer import indexed
 from stormproof.sinks.rows.by_key import compared_columns, latest_of
 from stormproof.sinks.rows.merge_sql import quoted, written_where_held
@@ -47,17 +60,24 @@ if TYPE_CHECKING:
 TRIES_MAX: Final = 5
 _FILE: Final = "_stormproof_file"
 _ROW: Final = "_stormproof_row"
-_TAKES_STATISTICS: Final = frozenset({"columnMapping"})
-"""Further features of tables whose files may get other statistics, and nothing else."""
+_TAKES_STATISTICS: Final = frozenset(
+    {"allowColumnDefaults", "checkpointProtection", "clustering", "columnMapping", "domainMetadata", "icebergCompatV1"}
+    | {"icebergCompatV2", "identityColumns", "inCommitTimestamp", "inCommitTimestamp-preview", "rowTracking"}
+    | {"materializePartitionColumns", "typeWidening", "typeWidening-preview", "v2Checkpoint"}
+    | {"variantType", "variantType-preview", "variantShredding", "variantShredding-preview"}
+)
+"""Further features that ask nothing of an `add` that has other statistics than before, and is the same otherwise."""
 
 
 def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
     """See `SupportsUpkeep`."""
+    mended = dict[str, int]()
     for left in reversed(range(TRIES_MAX)):
         committer = hold.committers.of_files(hold.load())
+        spark = hold.committers.spark if committer is Committer.SPARK else None
         try:
             with hold.committers.alone_with_lock(committer):
-                return _repair_once(hold, application, dry_run=dry_run)
+                return _repair_once(hold, application, spark, mended, dry_run=dry_run)
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             hold.close()
             if not (left and is_conflict(error)):
@@ -69,51 +89,86 @@ def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
     raise AssertionError("unreachable")
 
 
-def _repair_once(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
+def _repair_once(
+    hold: TableHold, application: str, spark: SparkCommitter | None, mended: dict[str, int], *, dry_run: bool
+) -> Repair:
+    """`mended`: the files that have got right statistics already, and those that get them here, with the version."""
     table, log = hold.load(), hold.log
     adds = live_adds(log, table.version())
     wrong, unread = wrong_statistics(log, adds)
     left = [f"{len(unread)} files, such as {unread[0]}: their statistics are not read here"] if unread else []
-    plan, others = _Doubled(hold.input, log), other_features(table)
-    unlooked = _why_unlooked(others, adds)
-    if hold.input.is_by_key and unlooked is None:
+    plan = _Doubled(hold.input, log, spark)
+    if hold.input.is_by_key:
         plan.look(table)
-    elif hold.input.is_by_key:
-        left.append(
-            f"keys that come more than once are not looked for: {unlooked}. audit verify --deep says whether there are any; "
-            "have Spark remove the rows that are too many (DELETE)"
-        )
-    done = Repair(None, sorted(wrong), plan.kept.num_rows, plan.rows_gone, [*left, *plan.left])
+    version, files = max(mended.values(), default=None), sorted({*wrong, *mended})
+    done = Repair(version, files, plan.kept.num_rows, plan.rows_gone, [*left, *plan.left])
     if dry_run or not (wrong or plan.rows_gone):
         return done
-    if unserved := {*others} - _TAKES_STATISTICS:
+    if wrong and (unserved := {*other_features(table)} - _TAKES_STATISTICS):
         raise SinkRefused(
             f"{hold.where}: the table has features ({', '.join(sorted(unserved))}) of which an entry of ours may not know "
-            "what to write; nothing was written. Have Spark write these files again (OPTIMIZE, or REORG): "
+            "what to write; nothing was written. Have a writer that knows them write these files again: "
             f"{', '.join(sorted(wrong)[:5])}"
         )
     failpoint("repair.before")
-    names = list[str]()
+    more = {REPAIRS: application}
+    removed = {REMOVED: _off_the_record(log, table, adds, application, plan.rows_gone)} if plan.rows_gone else {}
+    if wrong or spark is None:
+        version = _put(hold, table, adds, wrong, plan, more if spark else more | removed)
+        mended.update(dict.fromkeys(wrong, version))
+    if plan.rows_gone and spark is not None:
+        version = _put_by_spark(hold, spark, plan, more | removed)
+    return replace(done, version=version)
+
+
+def _put(
+    hold: TableHold,
+    table: DeltaTable,
+    adds: Mapping[str, Mapping[str, Any]],
+    wrong: Mapping[str, Any],
+    plan: _Doubled,
+    more: Mapping[str, str],
+) -> int:
+    """Put right statistics, and files that are written anew, by an entry of our own."""
+    log, names = hold.log, list[str]()
     with new_files(log, table.version(), names):
         written = {name: plan.rewritten(name, adds[name], names) for name in plan.files}
         log.files.sync_folder(log.table)
         failpoint("repair.after_files")
-        more = {REPAIRS: application}
-        if written:
-            more[REMOVED] = _off_the_record(log, table, application, plan.rows_gone)
         actions = _actions(log, adds, written, wrong.keys() - written.keys())
-        entry = entry_of("WRITE" if written else "COMPUTE STATS", {}, actions, more)
+        entry = entry_of("WRITE" if written else "COMPUTE STATS", {}, actions, {**more, **_timed(log, table.version())})
         paths = {unquote(action["add"]["path"]) for action in actions if "add" in action}
 
         def is_it(there: LogEntry) -> bool:
             return REPAIRS in there.info and paths == {file.path for file in there.added}
 
         version = put_entry(log, table.version(), entry, {*wrong, *written}, is_it)
+    _sync(hold, version)
+    return version
+
+
+def _timed(log: DeltaLog, behind: int) -> dict[str, int]:
+    """The time that an entry has to have behind one that has it (in-commit timestamps)."""
+    before = log.entry(behind)
+    at_ms = None if before is None else before.info.get(IN_COMMIT)
+    return {} if at_ms is None else {IN_COMMIT: max(now_ms(), at_ms + 1)}
+
+
+def _put_by_spark(hold: TableHold, spark: SparkCommitter, plan: _Doubled, more: Mapping[str, str]) -> int:
+    """Have Spark leave the kept row of each key; it knows what the table's features ask for."""
+    hold.close()
+    before = hold.narrowed(hold.load(), Committer.SPARK, hold.where).version()
+    plan.put(spark, more)
+    version = next(entry.version for entry in hold.log.on_from(before + 1) if REPAIRS in entry.info)
+    _sync(hold, version)
+    return version
+
+
+def _sync(hold: TableHold, version: int) -> None:
     failpoint("repair.after_log_entry")
     hold.close()
-    power_loss.sync_version(log, version)
+    power_loss.sync_version(hold.log, version)
     failpoint("repair.after_sync")
-    return replace(done, version=version)
 
 
 def _actions(
@@ -141,15 +196,9 @@ def _actions(
     return actions
 
 
-def _why_unlooked(features: Sequence[str], adds: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why the rows of such files are not read; None: they are."""
-    if features:
-        return f"the table has {', '.join(features)}"
-    with_vectors = [name for name, add in adds.items() if add.get("deletionVector")]
-    return f"{len(with_vectors)} files have deletion vectors, such as {with_vectors[0]}" if with_vectors else None
-
-
-def _off_the_record(log: DeltaLog, table: DeltaTable, application: str, gone: int) -> str:
+def _off_the_record(
+    log: DeltaLog, table: DeltaTable, adds: Mapping[str, Mapping[str, Any]], application: str, gone: int
+) -> str:
     """How many of the rows that go the record of the commits has: all, where their keys were inserted twice; none, where a
     commit replaced a row whose file stayed. Empty: it has neither number, so how many rows there must be cannot be told.
     """
@@ -157,15 +206,15 @@ def _off_the_record(log: DeltaLog, table: DeltaTable, application: str, gone: in
     counted = table.get_add_actions(flatten=True).column("num_records").to_pylist()
     if known is None or known.rows is None or None in counted:
         return ""
-    there = sum(counted)
+    there = sum(counted) - sum((add.get("deletionVector") or {}).get("cardinality", 0) for add in adds.values())
     return {there: str(gone), there - gone: "0"}.get(known.rows, "")
 
 
 class _Doubled:
     """The rows of keys that a table has more than once, and what becomes of them."""
 
-    def __init__(self, input_: SinkInput, log: DeltaLog) -> None:
-        self._input, self._log = input_, log
+    def __init__(self, input_: SinkInput, log: DeltaLog, spark: SparkCommitter | None) -> None:
+        self._input, self._log, self._spark = input_, log, spark
         self.left: list[str] = []
         self._fields: Mapping[str, pa.Field] = {}
         self._rows = self.kept = pa.table({_FILE: pa.array([], pa.string()), _ROW: pa.array([], pa.int64())})
@@ -177,13 +226,15 @@ class _Doubled:
 
     @property
     def files(self) -> list[str]:
-        """Those that are written anew."""
-        return sorted(set(self._rows.column(_FILE).to_pylist())) if self.rows_gone else []
+        """Those that are written anew here."""
+        is_here = self.rows_gone and self._spark is None
+        return sorted(set(self._rows.column(_FILE).to_pylist())) if is_here else []
 
     def look(self, table: DeltaTable) -> None:
         """Find them, and decide which stay."""
         self._fields = {field.name: field for field in pa.schema(table.schema().to_arrow())}
-        rows, input_ = self._of_doubled_keys(table), self._input
+        input_ = self._input
+        rows = self._of_doubled_keys(table) if self._spark is None else self._asked_of(self._spark)
         if not rows.num_rows:
             return
         is_fold = input_.mode is SinkMode.FOLD
@@ -215,6 +266,32 @@ class _Doubled:
             files = pa.array([fragment.path] * len(chosen), pa.string())
             found.append(rows.take(chosen).append_column(_FILE, files).append_column(_ROW, chosen))
         return pa.concat_tables(found)
+
+    def _asked_of(self, spark: SparkCommitter) -> pa.Table:
+        """The same as Spark reads it; the numbers are those of the rows among these."""
+        schema = self._input.schema
+        with folder_in(self._log) as folder:
+            spark.write_doubled(self._input, _FILE, os.path.join(folder, "rows"))
+            read = pq.read_table(os.path.join(folder, "rows"))
+        columns = [pc.cast(read.column(field.name), field.type) for field in schema]
+        numbers = pa.array(range(read.num_rows), pa.int64())
+        return pa.table([*columns, read.column(_FILE), numbers], names=[*schema.names, _FILE, _ROW])
+
+    def put(self, spark: SparkCommitter, metadata: Mapping[str, str]) -> None:
+        """Have Spark put the rows that are kept in the place of all of them, in one version.
+
+        Raises:
+            OSError: another writer changed some of them meanwhile (see `delta_rs.is_conflict`); nothing was written.
+        """
+        is_kept = pc.is_in(self._rows.column(_ROW), self.kept.column(_ROW).combine_chunks())
+        told = [
+            rows.append_column(KEPT, pa.array([kept] * rows.num_rows, pa.bool_()))
+            for rows, kept in ((self.kept, True), (self._rows.filter(pc.invert(is_kept)), False))
+        ]
+        with folder_in(self._log) as folder:
+            known = os.path.join(folder, "known.parquet")
+            pq.write_table(pa.concat_tables(told), known)
+            spark.leave_kept(self._input, _FILE, known, metadata)
 
     def _untold(self, table: DeltaTable) -> str | None:
         """Why it cannot be told which row is right; None: it can."""

@@ -28,7 +28,7 @@ from deltalake.transaction import AddAction
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, is_rounded
 from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED, is_conflict, panics_as_errors
-from stormproof.sinks.delta.log import COMPACTS, DeltaLog, LogEntry, live_adds, now_ms, removal_of
+from stormproof.sinks.delta.log import COMPACTS, IN_COMMIT, DeltaLog, LogEntry, live_adds, now_ms, removal_of
 from stormproof.sinks.delta.newest_version import entry_of
 from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.prepare.writer import as_text
@@ -68,7 +68,7 @@ def rewrite(log: DeltaLog, table: DeltaTable, application: str, target_bytes: in
     small = _small_files(table, target_bytes or _target_of(table))
     if not small:
         return None
-    with _folder_in(log) as folder:
+    with folder_in(log) as folder:
         entry = _rewritten(log, table, small, folder, target_bytes or _target_of(table))
         adds = [action["add"] for action in entry if "add" in action]
         gone = [small[int(unquote(a["remove"]["path"]).removesuffix(".parquet"))] for a in entry if "remove" in a]
@@ -133,7 +133,7 @@ def _texts(values: Any) -> list[str | None]:
 
 
 @contextmanager
-def _folder_in(log: DeltaLog) -> Generator[str]:
+def folder_in(log: DeltaLog) -> Generator[str]:
     """A folder on the table's file system, or for an object store on this machine's; those that crashes left behind are
     removed.
     """
@@ -270,7 +270,8 @@ def put_entry(
         if there is None or is_it(there):
             log.files.sync_folder(log.folder)
             return version
-        if there.changes_table or any(path in files for path, _ in there.removed):
+        is_timed = IN_COMMIT in there.info  # the entry's own time may lie before it
+        if there.changes_table or is_timed or any(path in files for path, _ in there.removed):
             raise OSError(f"{OTHERS_CHANGED}: version {version} ({there.operation}) took its files")
 
 

@@ -32,7 +32,15 @@ from stormproof.sinks.delta.features import GENERATED
 from stormproof.sinks.delta.log import COMMIT_RETRIES_MAX, DeltaLog, Label
 from stormproof.sinks.prepare.staging import open_prepared
 from stormproof.sinks.prepare.writer import partition_values
-from stormproof.sinks.rows.merge_sql import SPARK, assignments, later_condition, same_key, spark_quoted
+from stormproof.sinks.rows.by_key import compared_columns
+from stormproof.sinks.rows.merge_sql import (
+    SPARK,
+    assignments,
+    later_condition,
+    same_key,
+    spark_quoted,
+    written_where_held,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -151,6 +159,12 @@ _SIZES: Final = ("spark.databricks.delta.optimize.minFileSize", "spark.databrick
 
 _ROWS: Final = "_stormproof_rows"
 """The view of the rows that a MERGE takes, in its table's own session."""
+_PLACED: Final = "_stormproof_placed"
+_TO_PUT: Final = "_stormproof_to_put"
+"""Those of the table's rows with their files, and of the rows that a repair puts."""
+KEPT: Final = "_stormproof_kept"
+_GONE: Final = "_stormproof_gone"
+_RANK: Final = "_stormproof_rank"
 _NAME: Final = "_stormproof_name"
 _ROW: Final = "_stormproof_number"
 _SUPERSEDED: Final = "_stormproof_superseded"
@@ -221,6 +235,69 @@ class SparkCommitter:
                 f"WHEN NOT MATCHED THEN INSERT ({', '.join(added)}) VALUES ({', '.join(added.values())})"
             )
             session.catalog.dropTempView(_ROWS)
+
+    def write_doubled(self, input_: SinkInput, file: str, to: str) -> None:
+        """Write the rows of keys that come more than once to Parquet in a folder, each with the path of its `file`."""
+        keys = ", ".join(map(spark_quoted, input_.keys))
+        names = ", ".join(f"t.{spark_quoted(name)}" for name in (*input_.schema.names, file))
+        with self.labelled(None) as session:
+            self._view_placed(file)
+            session.sql(
+                f"SELECT {names} FROM {_PLACED} t LEFT SEMI JOIN (SELECT {keys} FROM {_PLACED} GROUP BY {keys} "
+                f"HAVING count(*) > 1) s ON {same_key(input_, SPARK)}"
+            ).coalesce(1).write.parquet(to)
+
+    def leave_kept(self, input_: SinkInput, file: str, known: str, metadata: Mapping[str, str]) -> None:
+        """Leave one row of each key that is in the Parquet file `known`, in one version: the one that is `KEPT` there, of a
+        fold with its values there.
+
+        Raises:
+            OSError: other rows of these keys are in the table than in `known`, by their `file`; nothing was written.
+        """
+        from deltalake import DeltaTable
+
+        fields = DeltaTable(self._log.table).schema().fields
+        names = {field.name: spark_quoted(field.name) for field in fields}
+        put = [names[field.name] for field in fields if GENERATED not in field.metadata]
+        keys = {spark_quoted(key): f"_stormproof_key_{number}" for number, key in enumerate(input_.keys)}
+        folded = written_where_held(input_) if input_.folds else ()
+        alike = () if input_.folds else map(spark_quoted, compared_columns(input_))
+        first = "".join(f"t.{name} <=> s.{name} DESC, " for name in alike)
+        same, placed = same_key(input_, SPARK), ", ".join((*keys, file))
+        more = {_REPARTITIONS: "false"} if self._has_odd_partition() else {}
+        with self.labelled(None, metadata, more) as session:
+            self._view_placed(file)
+            rows = session.read.parquet(_GLOB.sub(r"\\\g<0>", known))
+            rows.createOrReplaceTempView(_ROWS)
+            values = (f"{'s' if name in folded else 't'}.{quoted}" for name, quoted in names.items())
+            # A key's kept row comes twice: by its key, to delete what is there, and by no key, to be inserted. A file never
+            # gets further rows: as long as it has as many of a key as it had, they are the same.
+            session.sql(
+                f"WITH there AS (SELECT t.* FROM {_PLACED} t LEFT SEMI JOIN {_ROWS} s ON {same}), "
+                f"found AS (SELECT {', '.join(values)}, row_number() OVER "
+                f"(PARTITION BY {', '.join(f't.{key}' for key in keys)} ORDER BY {first}t.{file}) AS {_RANK} "
+                f"FROM there t JOIN {_ROWS} s ON {same} AND s.{KEPT}) "
+                f"SELECT *, {', '.join(f'IF({_GONE}, {key}, NULL) AS {name}' for key, name in keys.items())} "
+                f"FROM found LATERAL VIEW explode(array(true, false)) g AS {_GONE} "
+                f"WHERE {_RANK} = 1 AND (SELECT count(*) FROM there) = {rows.count()} AND "
+                f"(SELECT count(*) FROM (SELECT {placed} FROM there EXCEPT ALL SELECT {placed} FROM {_ROWS})) = 0"
+            ).createOrReplaceTempView(_TO_PUT)
+            (done,) = session.sql(
+                f"MERGE INTO {self._sql_name} t USING {_TO_PUT} s "
+                f"ON {' AND '.join(f't.{key} = s.{name}' for key, name in keys.items())} "
+                f"WHEN MATCHED THEN DELETE WHEN NOT MATCHED AND NOT s.{_GONE} THEN INSERT ({', '.join(put)}) "
+                f"VALUES ({', '.join(f's.{quoted}' for quoted in put)})"
+            ).collect()
+            for view in (_ROWS, _PLACED, _TO_PUT):
+                session.catalog.dropTempView(view)
+        if not done["num_inserted_rows"]:
+            raise OSError(f"{OTHERS_CHANGED}: rows of the keys that come more than once")
+
+    def _view_placed(self, file: str) -> None:
+        """Make the view `_PLACED` of the table's rows, each with the path of its file as `file`."""
+        from pyspark.sql.functions import col
+
+        self.rows().select("*", col("_metadata.file_path").alias(file)).createOrReplaceTempView(_PLACED)
 
     def _has_odd_partition(self) -> bool:
         from deltalake import DeltaTable

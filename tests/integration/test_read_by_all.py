@@ -119,6 +119,29 @@ def test_control_the_bounds_that_spark_takes_lose_rows(
     assert {wrong.partition(":")[0] for wrong in lost(spark, tmp_path / "t")} == {"delta-rs"}
 
 
+@pytest.mark.sampled(0.5)
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us")])
+def test_each_reader_finds_a_timestamp_where_spark_cuts_its_bounds_to_milliseconds(
+    spark: SparkSession, tmp_path: Path, kind: pa.DataType
+) -> None:
+    path = tmp_path / "t"
+    texts = ["2024-01-01 00:00:00.123456", "1969-12-31 23:59:59.999999", "1500-01-01 00:00:00.000001"]
+    moments = pa.array(texts).cast(pa.timestamp("us")).cast(kind)
+    for txid in range(1, 4):
+        rows = pa.table({"m": moments.slice(txid - 1, 1)})
+        put(DeltaSink(path, name="t", committer="spark"), rows, txid=txid)
+    entries = "".join(entry.read_text() for entry in (path / "_delta_log").glob("*.json"))
+    assert ("00:00:00.123" in entries, "00:00:00.123456" in entries) == (True, False)
+    lake, dataset, session = duck.connected(), DeltaTable(path).to_pyarrow_dataset(), spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    of_spark, of_duck = ("timestamp_ntz", "timestamp") if kind.tz is None else ("timestamp", "timestamptz")
+    for text, moment in zip(texts, moments, strict=True):
+        asked = f"select count(*) from {{}} where m = cast('{text}' as {{}})"
+        assert dataset.count_rows(filter=ds.field("m") == moment) == 1
+        assert lake.execute(asked.format(f"delta_scan('{path}')", of_duck)).fetchone() == (1,)
+        assert session.sql(asked.format(f"delta.`{path}`", of_spark)).collect() == [(1,)]
+
+
 def test_a_table_of_booleans_alone_takes_its_rows(spark: SparkSession, tmp_path: Path) -> None:
     rows = pa.table({"is": pa.array([True, False])})
     put(DeltaSink(tmp_path / "t", name="t", committer="spark"), rows)
@@ -169,21 +192,17 @@ def test_a_foreign_table_whose_protocol_lacks_the_feature_of_not_null_is_mended_
     assert DeltaTable(path).version() == version
 
 
-def test_wrong_statistics_are_mended_where_columns_are_mapped_and_what_is_not_looked_for_is_named(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_wrong_statistics_are_mended_where_columns_are_mapped(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "t"
     spark.sql(
         f"CREATE TABLE delta.`{path}` (`k k` BIGINT, n BIGINT) USING delta "
         "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
     )
     spark.sql(f"INSERT INTO delta.`{path}` VALUES (1, 5)")
-    require_bounds_mended(spark, path, "the table has columnMapping")
+    require_bounds_mended(spark, path)
 
 
-def test_wrong_statistics_are_mended_beside_deletion_vectors_and_what_is_not_looked_for_is_named(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_wrong_statistics_are_mended_beside_deletion_vectors(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "t"
     spark.sql(
         f"CREATE TABLE delta.`{path}` (`k` BIGINT, n BIGINT) USING delta "
@@ -191,8 +210,8 @@ def test_wrong_statistics_are_mended_beside_deletion_vectors_and_what_is_not_loo
     )
     spark.sql(f"INSERT INTO delta.`{path}` SELECT /*+ COALESCE(1) */ id, 7 FROM range(10)")
     spark.sql(f"DELETE FROM delta.`{path}` WHERE k = 3")
-    spark.sql(f"INSERT INTO delta.`{path}` VALUES (1, 5)")
-    require_bounds_mended(spark, path, "1 files have deletion vectors")
+    spark.sql(f"INSERT INTO delta.`{path}` VALUES (11, 5)")
+    require_bounds_mended(spark, path)
 
 
 def test_statistics_that_are_mended_beside_a_deletion_vector_do_not_speak_for_deleted_rows(
@@ -205,7 +224,7 @@ def test_statistics_that_are_mended_beside_a_deletion_vector_do_not_speak_for_de
     )
     spark.sql(f"INSERT INTO delta.`{path}` SELECT /*+ COALESCE(1) */ id, 5 FROM range(10)")
     spark.sql(f"DELETE FROM delta.`{path}` WHERE k = 9")
-    require_bounds_mended(spark, path, "1 files have deletion vectors", rows=9)
+    require_bounds_mended(spark, path, rows=9)
     entry = path / "_delta_log" / f"{DeltaTable(path).version():020}.json"
     (add,) = [action["add"] for action in map(json.loads, entry.read_text().splitlines()) if "add" in action]
     assert json.loads(add["stats"])["tightBounds"] is False
@@ -213,7 +232,7 @@ def test_statistics_that_are_mended_beside_a_deletion_vector_do_not_speak_for_de
     assert [row[0] for row in largest.collect()] == [8]
 
 
-def require_bounds_mended(spark: SparkSession, path: Path, left: str, rows: int = 1) -> None:
+def require_bounds_mended(spark: SparkSession, path: Path, rows: int = 1) -> None:
     """Of the newest version's file, the only one with n = 5, in so many rows."""
     newest = path / "_delta_log" / f"{DeltaTable(path).version():020}.json"
     actions = [json.loads(line) for line in newest.read_bytes().splitlines()]
@@ -234,18 +253,35 @@ def require_bounds_mended(spark: SparkSession, path: Path, left: str, rows: int 
     with closing(opened(DeltaSink(path, name="t"), SinkInput.for_upsert(schema, (key,), ("n",)))) as session:
         done = session.repair()
         assert len(done.files) == 1
-        assert any(left in one for one in done.left)
+        assert done.left == []
         assert found() == rows
         assert session.repair().files == []
 
 
-def test_a_table_with_other_features_is_refused_by_their_names_and_left(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_entry_of_statistics_has_its_time_where_the_table_asks_for_it(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "t"
     spark.sql(
         f"CREATE TABLE delta.`{path}` (k BIGINT, n BIGINT) USING delta "
         "TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')"
     )
     spark.sql(f"INSERT INTO delta.`{path}` VALUES (1, 5)")
-    with pytest.raises(SinkRefused, match=r"features \(inCommitTimestamp\).*nothing was written"):
-        require_bounds_mended(spark, path, "")
-    assert DeltaTable(path).version() == 1
+    require_bounds_mended(spark, path)
+    spark.sql(f"INSERT INTO delta.`{path}` VALUES (2, 6)")
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()
+    assert [row.version for row in sorted(history, key=lambda row: row.timestamp)] == [0, 1, 2, 3]
+
+
+def test_a_table_with_features_that_are_not_known_is_refused_by_their_names_and_left(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    wrong = pa.table({"k": [1], "n": [5]})
+    put(DeltaSink(path, name="t"), wrong)
+    session = opened(DeltaSink(path, name="t"), SinkInput(wrong.schema))
+    entry = path / "_delta_log" / f"{DeltaTable(path).version():020}.json"
+    actions = [json.loads(line) for line in entry.read_bytes().splitlines()]
+    for add in (action["add"] for action in actions if "add" in action):
+        add["stats"] = add["stats"].replace("5", "4")
+    features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["featureOfTheFuture"]}
+    entry.write_text("\n".join(map(json.dumps, [*actions, {"protocol": features}])))
+    with closing(session), pytest.raises(SinkRefused, match=r"features \(featureOfTheFuture\).*nothing was written"):
+        session.repair()
+    assert len([*(path / "_delta_log").glob("*.json")]) == DeltaTable(path).version() + 1

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stormproof.sinks.delta.log import APPLICATION, DIGEST, EPOCH, ROWS, TXID, DeltaLog, OurCommit
+from stormproof.sinks.delta.log import APPLICATION, DIGEST, EPOCH, REMOVED, REPAIRS, ROWS, TXID, DeltaLog, OurCommit
 from stormproof.sinks.delta.power_loss import tear
 
 OURS = {APPLICATION: "stormproof/t/i/s", TXID: "7", DIGEST: "d", ROWS: "3", EPOCH: "2"}
+REPAIR = {REPAIRS: OURS[APPLICATION], REMOVED: "4"}
 
 
 def entry(operation: str, metrics: dict[str, Any], *added: dict[str, Any], ours: Any = OURS) -> bytes:
@@ -38,6 +39,12 @@ def test_our_metadata_is_read_where_spark_keeps_it(tmp_path: Path) -> None:
     assert found.ours(OURS[APPLICATION]) == OurCommit(0, 7, "d", 3, 2, checked=True)
     assert found.is_by_spark
     assert found.is_stormproofs
+
+
+def test_a_repair_is_ours_and_changes_no_content(tmp_path: Path) -> None:
+    found = log_with(tmp_path, entry("MERGE", {}, add(3), ours=REPAIR)).entry(0)
+    assert found is not None
+    assert (found.is_stormproofs, found.changes_content, found.info[REMOVED]) == (True, False, "4")
 
 
 @pytest.mark.parametrize("text", ["free text", "stormproof. was here", '{"stormproof.txid": "7"}', "[]"])
@@ -77,6 +84,8 @@ def test_the_file_of_a_deletion_vector(vector: dict[str, Any], path: str | None,
         (entry("MERGE", {"numTargetFilesAdded": "1"}, add(3), add(2)), None),
         (entry("MERGE", {"numTargetFilesAdded": "2"}, add(3)), "1 of 2 files"),
         (entry("MERGE", {"numTargetFilesAdded": "0"}), None),
+        (entry("MERGE", {"numTargetFilesAdded": "1"}, add(3), ours=REPAIR), None),
+        (entry("MERGE", {"numTargetFilesAdded": "1"}, ours=REPAIR), "0 of 1 files"),
     ],
 )
 def test_a_torn_entry_of_spark_is_told(content: bytes, torn: str | None) -> None:

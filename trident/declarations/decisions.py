@@ -504,10 +504,10 @@ DECISIONS: Final = (
         "decisions.upkeep.repair",
         (_ANY_SINK, Field("dry_run", "Show what is wrong, and change nothing.", "checkbox")),
         "delta-rs wrote wrong statistics for decimals of more than 15 digits: filters and merges then miss rows, and keys "
-        "are doubled. Every file is read; the repair is one version of the table, and the driver may run. Of an upsert's "
-        "duplicate key the newest row by order_by stays. A fold's rows are merged if the log proves that this is exact; "
-        "otherwise they are listed and left. Exit status: 0 if nothing is wrong any more, and always with --dry-run; 1 if "
-        "a table could not be repaired, and is unchanged; 4 if something was left. "
+        "are doubled. Every file is read; the repair is one version of the table, or two where Spark commits, and the "
+        "driver may run. Of an upsert's duplicate key the newest row by order_by stays. A fold's rows are merged if the log "
+        "proves that this is exact; otherwise they are listed and left. Exit status: 0 if nothing is wrong any more, and "
+        "always with --dry-run; 1 if a table could not be repaired; 4 if something was left. "
         "Example: stormproof repair invoices --by ann",
         subject="table",
     ),
