@@ -11,6 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
+from deltalake.schema import PrimitiveType
 
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.contract.sink import SinkInput, TableKey
@@ -140,13 +141,12 @@ def _require_columns(table: TableHead, input_: SinkInput, where: str) -> None:
         found = there.pop(asked.name, None)
         if found is None:
             raise SinkRefused(f"{where}: the table has no column {asked.name!r}", column=asked.name)
-        if found.type != asked.type:
+        if _arrow(found) != _arrow(asked):
             raise SinkRefused(
-                f"{where}: column {asked.name!r} is {_type_name(found.type)} in the table and "
-                f"{_type_name(asked.type)} in the rows",
+                f"{where}: column {asked.name!r} is {_type_name(found)} in the table and {_type_name(asked)} in the rows",
                 column=asked.name,
-                table_type=_type_name(found.type),
-                rows_type=_type_name(asked.type),
+                table_type=_type_name(found),
+                rows_type=_type_name(asked),
             )
     require_lineage_takes_null(input_, {f.name for f in table.schema().fields if not f.nullable}, where)
     for name, field in there.items():
@@ -161,8 +161,13 @@ def _is_filled(field: Field) -> bool:
     return any(key in (GENERATED, DEFAULT) or key.startswith(IDENTITY) for key in field.metadata)
 
 
-def _type_name(kind: object) -> str:
-    return str(getattr(kind, "type", kind))
+def _arrow(field: Field) -> pa.DataType:
+    """Its type without what the table notes of fields inside of it, such as a comment, or their name in its files."""
+    return pa.field(field.to_arrow()).type
+
+
+def _type_name(field: Field) -> str:
+    return str(field.type.type) if isinstance(field.type, PrimitiveType) else str(_arrow(field))
 
 
 def _require_features(table: TableHead, input_: SinkInput, where: str, asked: AskedCommitter) -> Committer:

@@ -167,3 +167,49 @@ def test_sums_are_exact_whatever_session_of_the_user_is_active(spark: SparkSessi
         spark.createDataFrame([(1,)], "a int")
     found = DeltaTable(tmp_path / "t").to_pyarrow_table().select(schema.names).to_pylist()
     assert found == [{"w": "a", "n": 2**62 + 1, "total": 2 * value}]
+
+
+STRUCT = pa.struct([("a", pa.int64()), ("in", pa.struct([("c", pa.string())]))])
+STRUCTS: dict[str, tuple[str, pa.DataType, Callable[[Any], Any]]] = {
+    "a struct": ("{}", STRUCT, lambda value: value),
+    "a list of structs": ("ARRAY<{}>", pa.list_(STRUCT), lambda value: [value, None]),
+    "a map of structs": ("MAP<STRING, {}>", pa.map_(pa.string(), STRUCT), lambda value: [("k", value)]),
+}
+
+
+@pytest.mark.sampled(0.3)
+@pytest.mark.parametrize("mapping", ["none", "name", "id"])
+@pytest.mark.parametrize("column", STRUCTS)
+def test_what_a_table_notes_of_fields_inside_of_a_column_is_no_part_of_its_type(
+    spark: SparkSession, tmp_path: Path, column: str, mapping: str
+) -> None:
+    sql, kind, of = STRUCTS[column]
+    path, struct = tmp_path / "t", "STRUCT<a: BIGINT COMMENT 'theirs', `in`: STRUCT<c: STRING COMMENT 'theirs, too'>>"
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` (k BIGINT, v {sql.format(struct)}) USING delta "
+        f"TBLPROPERTIES ('delta.columnMapping.mode' = '{mapping}')"
+    )
+    values = [of({"a": n, "in": {"c": f"c{n}"}}) for n in range(3)]
+    schema = pa.schema([("k", pa.int64()), ("v", kind)])
+    sink, input_ = DeltaSink(path, name="t"), SinkInput.for_upsert(schema, ("k",))
+    put(sink, pa.table({"k": [1, 2], "v": values[:2]}, schema), input_)
+    put(sink, pa.table({"k": [2], "v": values[2:]}, schema), input_, txid=2)
+    expected = pa.table({"k": [1, 2], "v": [values[0], values[2]]}, schema).to_pylist()
+    by_duck = pa.table(duck.connected().execute(f"select * from delta_scan('{path}') order by k").arrow())
+    assert by_duck.cast(schema).to_pylist() == expected
+    by_spark = spark.newSession().read.format("delta").load(str(path)).orderBy("k").toArrow()
+    assert by_spark.cast(schema).to_pylist() == expected
+
+
+@pytest.mark.parametrize(("text", "refused"), [("VARCHAR(3)", "nested varchar"), ("CHAR(3)", "char")])
+@pytest.mark.parametrize("mapping", ["none", "name"])
+def test_a_bounded_text_inside_of_a_struct_is_refused_by_its_name(
+    spark: SparkSession, tmp_path: Path, text: str, refused: str, mapping: str
+) -> None:
+    path, schema = tmp_path / "t", pa.schema([("k", pa.int64()), ("v", pa.struct([("c", pa.string())]))])
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` (k BIGINT, v STRUCT<c: {text}>) USING delta "
+        f"TBLPROPERTIES ('delta.columnMapping.mode' = '{mapping}')"
+    )
+    with pytest.raises(SinkRefused, match=rf"the table has .*{refused}.*ALTER COLUMN"):
+        put(DeltaSink(path, name="t"), pa.table({"k": [1], "v": [{"c": "long text"}]}, schema))

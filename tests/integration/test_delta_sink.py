@@ -362,6 +362,7 @@ def there(**columns: Any) -> pa.Table:
     ("make", "why"),
     [
         (lambda p: write_deltalake(p, there(n=pa.array([1], pa.int32()))), "'n' is integer in the table and long"),
+        (lambda p: write_deltalake(p, there(n=[{"a": 1}])), "'n' is struct<a: int64> in the table and long"),
         (lambda p: write_deltalake(p, there().select(["word"])), "no column 'n'"),
         (lambda p: write_deltalake(p, there(), configuration={RETENTION: "interval 7 days"}), "forgets"),
         (lambda p: make_by_hand(p, {"writer": "featureOfTheFuture"}), "featureOfTheFuture"),
