@@ -2,8 +2,9 @@
 
 A table is made by us, by delta-rs or by Spark, with odd names and any type as key, partition and value. The model is a dict
 of rows. Each step commits, compacts, vacuums, has another writer append or MERGE, opens the table anew, or has the driver
-die. After it delta-rs, DuckDB and at times Spark read the whole table, and each again with a filter, which has them pass
-over files by their bounds and partitions.
+die. Half of the tables get checkpoints behind some of their steps, and lose the log entries before some of these. After
+each step delta-rs, DuckDB and at times Spark read the whole table, and each again with a filter, which has them pass over
+files by their bounds and partitions.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from stormproof.core.graph.fields import can_be_key
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.delta_rs import panics_as_errors
-from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.log import DeltaLog, checksum_of
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.rows.merge_sql import quoted, spark_quoted
 from support import duck
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
 STEPS: Final = 30
 SPARK_READS: Final = 0.12
 """Of all steps, after so many Spark reads, too, where there is one."""
+
+CHECKPOINTED: Final = 0.5
+CHECKPOINTS: Final = 0.3
+CLEANED: Final = 0.3
+"""So many tables have checkpoints, behind so many of their steps, and so many of these take the entries before them away."""
 
 Row: TypeAlias = dict[str, Any]
 
@@ -178,6 +184,9 @@ class Oracle:
     epoch: int = 0
     numbers: int = 0
     rng: random.Random = field(init=False)
+    apart: random.Random = field(init=False)
+    """Of what is drawn of checkpoints: the steps of a seed are the same without them."""
+    has_checkpoints: bool = field(init=False)
     path: Path = field(init=False)
     shape: Shape = field(init=False)
     sink: DeltaSink = field(init=False)
@@ -189,7 +198,8 @@ class Oracle:
         Raises:
             AssertionError: a reader found other rows; names the seed, the table, the steps and the rows.
         """
-        self.rng = random.Random(self.seed)
+        self.rng, self.apart = random.Random(self.seed), random.Random(f"checkpoints of {self.seed}")
+        self.has_checkpoints = self.apart.random() < CHECKPOINTED
         if self.spark is not None:
             self.spark = self.spark.newSession()
             for name, value in _OF_SESSION.items():
@@ -206,6 +216,8 @@ class Oracle:
             self.told[self.history[-1]] += 1
             try:
                 step()
+                if self.has_checkpoints and self.apart.random() < CHECKPOINTS:
+                    self._checkpoint()
             except Exception as error:
                 raise AssertionError(f"{self._where()}: {type(error).__name__}: {error}") from error
             self._compare()
@@ -357,6 +369,25 @@ class Oracle:
 
     def _vacuum(self) -> None:
         self.session.vacuum(0)
+
+    def _checkpoint(self) -> None:
+        if self.spark is not None and self.apart.random() < 0.5:
+            self._checkpoint_by_spark(self.spark)
+        else:
+            DeltaTable(self.path).create_checkpoint()
+        self.told["checkpoint"] += 1
+        self.history[-1] += ", checkpoint"
+        if self.apart.random() < CLEANED:
+            self.history[-1] += " and no entry before it"
+            log = DeltaLog(str(self.path))
+            for version in log.versions()[:-1]:
+                for name in (log.entry_path(version), checksum_of(log.entry_path(version))):
+                    Path(name).unlink(missing_ok=True)
+
+    def _checkpoint_by_spark(self, spark: Any) -> None:
+        logs = spark._jvm.org.apache.spark.sql.delta.DeltaLog
+        logs.clearCache()  # an entry may have other statistics than those that it read
+        logs.forTable(spark._jsparkSession, str(self.path)).checkpoint()
 
     def _foreign_append(self) -> None:
         rows = self._rows(new=True)
