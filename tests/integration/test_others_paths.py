@@ -14,11 +14,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from support.duck import connected
+from support.queues import prepared_database
 from support.sink_harness import SinkHarness
 
 from stormproof import DeltaSink, MemorySource, Topology
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.core.postgres.database import Database
+from stormproof.core.start.settings import Settings
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.features import Committer
@@ -87,7 +90,7 @@ def test_a_file_is_removed_by_the_path_that_added_it(
 
 
 @pytest.mark.sampled(0.5)
-def test_a_row_of_a_city_with_an_umlaut_is_replaced(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_row_of_a_city_with_an_umlaut_is_replaced(spark: SparkSession, database: Database, tmp_path: Path) -> None:
     path = tmp_path / "cities"
     spark.sql(f"CREATE TABLE delta.`{path}` (id BIGINT, city STRING, n BIGINT) USING delta PARTITIONED BY (city)")
     spark.sql(f"INSERT INTO delta.`{path}` VALUES (1, 'Zürich', 0)")
@@ -96,7 +99,8 @@ def test_a_row_of_a_city_with_an_umlaut_is_replaced(spark: SparkSession, tmp_pat
     )
     topology = Topology("cities")
     topology.stream("s", source).into(DeltaSink(path, mode="upsert", key="id", order_by="n"))
-    topology.run(engine="inline", until_idle=True)
+    settings = Settings(database_url=prepared_database(database).adbc_uri, staging_dir=str(tmp_path / "staging"))
+    topology.run(engine="inline", until_idle=True, settings=settings)
     assert DeltaTable(path).to_pyarrow_table().column("n").to_pylist() == [1]
 
 

@@ -21,7 +21,8 @@ CALLS: Final = ("fsync", "link", "write", "rename", "open", "close")
 @contextmanager
 def at_line(number: int, act: Callable[[], None], modules: tuple[str, ...]) -> Generator[list[int]]:
     """Act before the line of this number that these modules run; how many were run."""
-    seen = [0]
+    seen, loaded = [0], [str(getattr(module, "__dict__", {}).get("__file__")) for module in [*sys.modules.values()]]
+    assert all(any(file.endswith(name) for file in loaded) for name in modules), "a module has another name now"
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
