@@ -371,7 +371,12 @@ class MemoryRows:
             if failure.delay_s is not None:
                 due_s = self._clock.monotonic_s() + failure.delay_s
                 retry = _Waiting(
-                    *(failure.origin, payload, times_opened, times_failed, due_s, history),
+                    origin=failure.origin,
+                    payload=payload,
+                    times_opened=times_opened,
+                    times_failed=times_failed,
+                    not_before_s=due_s,
+                    history=history,
                     mates=failure.mates,
                     mates_messages=failure.mates_messages,
                 )

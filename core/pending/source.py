@@ -300,7 +300,12 @@ class PendingSource(Connector):
             payload = payloads.get(failure.id)
             records.append(
                 Failed(
-                    *(failure.id, failure.origin, payload, failure.reason.value, error, entry),
+                    id=failure.id,
+                    origin=failure.origin,
+                    payload=payload,
+                    reason=failure.reason.value,
+                    error=error,
+                    entry=entry,
                     counted=failure.counted,
                     delay_s=delay_s,
                     mates=(row.owner or "") if failure.mates else "",

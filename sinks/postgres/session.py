@@ -114,7 +114,9 @@ class PostgresSession(TableHold, SinkSession):
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
         return FileWriter(
-            *(self.identity.sink, self._staging, self.limits),
+            sink=self.identity.sink,
+            directory=self._staging,
+            limits=self.limits,
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
             leaves_out=self.contract is SchemaContract.DISCARD_ROW,
@@ -423,7 +425,12 @@ class PostgresSession(TableHold, SinkSession):
     ) -> Rejects:
         """What a commit leaves out."""
         return Rejects(
-            *(self._staging, transaction, most, where, self.input, self.input.schema.names),
+            directory=self._staging,
+            transaction=transaction,
+            most=most,
+            where=where,
+            input_=self.input,
+            columns=self.input.schema.names,
             undecided=kept_otherwise(facts.table, self.input),
             row_by_row=row_by_row,
         )
@@ -442,7 +449,11 @@ class PostgresSession(TableHold, SinkSession):
         if self.input.is_by_key:
             hashed = self._row_hash(facts)
             return RowsByKey(
-                *(connection, name, self.input, schema, where),
+                connection=connection,
+                name=name,
+                input_=self.input,
+                schema=schema,
+                where=where,
                 may_drop=bool(facts.dropping),
                 undecided=kept_otherwise(facts.table, self.input),
                 partitioned=facts.table.kind == "p",

@@ -170,7 +170,13 @@ class SinkOutput:
     def of(work: SinkWork, found: Holding, rejects: Sequence[Reject]) -> SinkOutput:
         """From the ledger's record, and what the sink holds."""
         return SinkOutput(
-            *(work.sink, found.target, work.previous, work.rows, work.bytes, len(work.files), work.digest),
+            sink=work.sink,
+            target=found.target,
+            follows_txid=work.previous,
+            rows=work.rows,
+            bytes=work.bytes,
+            files=len(work.files),
+            digest=work.digest,
             committed_at=found.at,
             outcome=work.outcome,
             version=work.version,

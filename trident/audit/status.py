@@ -315,7 +315,12 @@ def _topology(
         txns=snapshot.counts(row.incarnation),
         unresolved=tuple(
             UnresolvedTxn(
-                *(txn.txid, txn.state.value, txn.prepared_at or txn.opened_at, txn.messages, txn.cause, txn.reason),
+                txid=txn.txid,
+                state=txn.state.value,
+                since=txn.prepared_at or txn.opened_at,
+                messages=txn.messages,
+                cause=txn.cause,
+                reason=txn.reason,
                 sinks=held.get(txn.txid, ()),
             )
             for txn in unresolved

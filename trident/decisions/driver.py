@@ -116,7 +116,11 @@ def ask_driver(
     _refuse(stores, seen, action)
     if _is_so_already(seen, action):
         return Asked(
-            *(topology, action.value, by, why, ""),
+            topology=topology,
+            action=action.value,
+            by=by,
+            why=why,
+            driver="",
             heard=False,
             done=True,
             doing=None,

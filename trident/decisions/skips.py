@@ -296,7 +296,15 @@ def skip_sink(
         }
         state = skip(tx, txid, work, rejected, by=by, why=why, detail=detail)
     return SkipReport(
-        *(topology, txid, sink, state.value, work.rows, len(rejected), tuple(unreadable), holds, kept_out_from),
+        topology=topology,
+        txid=txid,
+        sink=sink,
+        state=state.value,
+        rows=work.rows,
+        listed=len(rejected),
+        unreadable=tuple(unreadable),
+        holds=holds,
+        kept_out_from=kept_out_from,
         messages=messages,
         by=by,
         why=why,

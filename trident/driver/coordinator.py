@@ -117,7 +117,8 @@ class Coordinator:
         self._machines_lacked = False
         self._orders = Orders(clock.wake, stop)
         self._runner = BatchRunner(
-            *(source, options.guarantee),
+            source=source,
+            guarantee=options.guarantee,
             component=plan.topology,
             new_seed=lambda: rng.getrandbits(SEED_BITS),
             meetings=plan.meetings,
@@ -125,7 +126,10 @@ class Coordinator:
         self._counted = CountedGraph.of(plan)
         self._maintained_at_s = clock.monotonic_s()
         self._steps = Steps(
-            *(ledger, run, source, sessions),
+            ledger=ledger,
+            run=run,
+            source=source,
+            sessions=sessions,
             lease_s=options.lease_s,
             heartbeat_root=options.heartbeat_root,
             rejects_max_share=options.rejects_max_share,

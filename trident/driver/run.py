@@ -240,7 +240,10 @@ def driver(
         )
         if in_memory is None:  # one in memory is seen by no operator
             control_line = ControlLine(
-                *(ledger_engine(database), run, coordinator.orders, lambda: coordinator.in_flight),
+                engine=ledger_engine(database),
+                run=run,
+                orders=coordinator.orders,
+                in_flight=lambda: coordinator.in_flight,
                 job=lambda: watch.lowest,
                 heard=None if metrics is None else metrics.recorder.heard,
             )

@@ -249,8 +249,16 @@ class Steps:
         work = {name: self.work_of(name, files) for name in self.sessions}
         self._require_reached(opened.txid, work)
         prepared = Prepared(
-            *(opened.txid, attempt, guarantee, opened.slice, work, [one.failure for one in failed], tuples, steps_ms),
-            *(opened.sinks, self.rejects_max(opened.slice.expected.messages, opened.sinks)),
+            txid=opened.txid,
+            attempt=attempt,
+            guarantee=guarantee,
+            slice=opened.slice,
+            work=work,
+            failed=[one.failure for one in failed],
+            tuples=tuples,
+            steps_ms=steps_ms,
+            sinks=opened.sinks,
+            rejects_max=self.rejects_max(opened.slice.expected.messages, opened.sinks),
         )
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
@@ -290,8 +298,16 @@ class Steps:
             )
         slice_ = self.source.attach(txn.position, Expectation(txn.messages, 0))
         return Prepared(
-            *(txn.txid, txn.attempt, txn.guarantee, slice_, work, failed, txn.tuples, txn.steps_ms),
-            *(sinks, self.rejects_max(txn.messages, sinks)),
+            txid=txn.txid,
+            attempt=txn.attempt,
+            guarantee=txn.guarantee,
+            slice=slice_,
+            work=work,
+            failed=failed,
+            tuples=txn.tuples,
+            steps_ms=txn.steps_ms,
+            sinks=sinks,
+            rejects_max=self.rejects_max(txn.messages, sinks),
         )
 
     def _require_reached(self, txid: int, work: Mapping[str, SinkWork]) -> None:
@@ -490,7 +506,12 @@ class Steps:
                 with machine_errors(f"sink {name!r}, files of txid {txid}"):
                     session.finished(to_prepared(txid, batch.work[name]))
         result = BatchResult(
-            *(txid, TxnState.COMMITTED.value, committed.messages, reasons.total(), batch.slice.retry, batch.attempt),
+            txid=txid,
+            state=TxnState.COMMITTED.value,
+            messages=committed.messages,
+            failed=reasons.total(),
+            retry=batch.slice.retry,
+            attempts=batch.attempt,
             tuples=batch.tuples,
             steps_ms=batch.steps_ms,
             returned=committed.returned,

@@ -89,7 +89,9 @@ class JobWatch:
         through = sum(map(self._through, tasks))
         total = job.messages if stage == 0 else sum(task[TOTAL] for task in tasks)
         return JobProgress(
-            *(job.txid, job.attempt, self._names.get(self._step)),
+            txid=job.txid,
+            attempt=job.attempt,
+            component=self._names.get(self._step),
             through=through if total is None else min(through, total),
             total=total,
             unit="rows" if stage else "messages",
@@ -306,7 +308,11 @@ def signs_of_life(connection: sa.Connection) -> dict[str, SignOfLife]:
     )
     return {
         row.incarnation: SignOfLife(
-            *(row.epoch, row.doing, row.in_flight, float(row.age_s), row.at.astimezone(UTC)),
+            epoch=row.epoch,
+            doing=row.doing,
+            in_flight=row.in_flight,
+            age_s=float(row.age_s),
+            at=row.at.astimezone(UTC),
             job=None if row.job is None else JobProgress(**row.job),
         )
         for row in rows

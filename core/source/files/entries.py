@@ -59,10 +59,17 @@ def registered(cursor: Cursor[Any], who: Subscriber, format_: Format, behind: in
     ).fetchall()
     return [
         File(
-            *(number, path, format_, first_id, count, size, modified, fingerprint),
-            np.frombuffer(marks, "<i8"),
-            bytes(digests),
-            tuple(digested),
+            number=number,
+            path=path,
+            format=format_,
+            first_id=first_id,
+            rows=count,
+            size_bytes=size,
+            modified_ns=modified,
+            fingerprint=fingerprint,
+            marks=np.frombuffer(marks, "<i8"),
+            digests=bytes(digests),
+            digested=tuple(digested),
         )
         for number, path, first_id, count, size, modified, fingerprint, marks, digests, digested in rows
     ]

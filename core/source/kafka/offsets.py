@@ -148,9 +148,15 @@ def ranges_or_none(at: Mapping[str, Json]) -> tuple[OffsetRange, ...] | None:
                 gaps = one[7]
                 found.append(
                     OffsetRange(
-                        *(topic, partition, place, start, stop, messages, size),
-                        gaps if isinstance(gaps, str) else None,
-                        bool(more),
+                        topic=topic,
+                        partition=partition,
+                        place=place,
+                        start=start,
+                        stop=stop,
+                        messages=messages,
+                        bytes=size,
+                        gaps=gaps if isinstance(gaps, str) else None,
+                        assumed=bool(more),
                     )
                 )
             case _:

@@ -283,8 +283,14 @@ class Group:
 def _facts(found: Sequence[Any]) -> Facts:
     added, length, first, last, deleted, there, group_read, group_last = found
     return Facts(
-        *(int(added), int(length), _str(first), _str(last), _str(deleted), bool(there)),
-        *(int(group_read), _str(group_last)),
+        added=int(added),
+        length=int(length),
+        first=_str(first),
+        last=_str(last),
+        deleted=_str(deleted),
+        has_anchor=bool(there),
+        group_read=int(group_read),
+        group_last=_str(group_last),
     )
 
 

@@ -105,7 +105,9 @@ class SimulatedSink(MemorySink):
     def writer_to(self, folder: str, input_: SinkInput) -> FileWriter:
         """The writer of such rows, with the faults of its table's columns."""
         return SimulatedWriter(
-            *(self.name, folder, limits_of(input_)),
+            sink=self.name,
+            directory=folder,
+            limits=limits_of(input_),
             input=input_,
             leaves_out=self.leaves_out,
             names_messages=self.may_refuse,
