@@ -10,15 +10,17 @@ import os
 import random
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from support.cluster.faults import FAULTS, strike
+from support.brokers import until
+from support.cluster.faults import FAULTS, executor_killed, strike
 from support.cluster.hosts import Host, part
 from support.cluster.numbers import Numbers
-from support.cluster.spark_cluster import SPARE, Cluster, cluster
-from support.cluster.words import Words, lines_of
+from support.cluster.spark_cluster import SPARE, WORKERS, Cluster, cluster
+from support.cluster.words import TOPOLOGY, Words, lines_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1_800), pytest.mark.xdist_group("cluster")]
 
@@ -33,6 +35,51 @@ RESTARTS_MAX = 5
 """In all rounds. One was seen in a hundred."""
 ROUNDS = 100
 FENCED = 3
+
+ONE_IS_SLOW = TOPOLOGY.replace(
+    "time.sleep(float(pause))", 'time.sleep(float(pause) * os.uname().nodename.endswith("1"))'
+)
+AT_RANDOM = """
+import os, random, time
+from stormproof import DeltaSink, PostgresQueue, Topology
+{not_compared}
+
+LAKE, DISK = {lake!r}, {disk!r}
+
+def drawn(line):
+    pause, name = line.split()
+    return [(float(pause), name, random.getrandbits(62)) for _ in range(5)]
+
+def read(pause, name, number):
+    place = DISK + "/at-work/" + name
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    is_first = not os.path.exists(place)
+    with open(place, "a"):
+        time.sleep(pause * is_first * os.uname().nodename.endswith("1"))
+    return [number]
+
+def topology():
+    t = Topology("words", {guarantee!r})
+    numbers = t.stream("lines", PostgresQueue("lines")).flat_map(
+        drawn, "line", schema="pause double, name string, number long"
+    )
+    copies = numbers.broadcast().flat_map(read, "pause", "name", "number", schema="number long")
+    copies.into(DeltaSink(LAKE + "/append", name="append"))
+    return t
+"""
+"""Each number, which another run of its task would not give, is read by a task on each worker; the first one waits there."""
+
+NOT_COMPARED = """
+from stormproof.core.task import report
+report.require_one_run = lambda reports: None
+"""
+
+SPECULATION = {
+    "on": 'spark.speculation = "true"',
+    "after": 'spark."speculation.quantile" = "0.5"',
+    "at_least": 'spark."speculation.minTaskRuntime" = "500ms"',
+}
+"""Quoted, since TOML has no keys below one with a value."""
 
 
 @dataclass(slots=True)
@@ -167,6 +214,48 @@ def test_a_batch_that_is_applied_twice_is_seen(hosts: Cluster, seed: int) -> Non
     assert words.tables(third)["append"] > words.sent, "words that were put, and some of them again"
     with pytest.raises(AssertionError):
         words.check(third)
+
+
+@BY_NAME
+def test_tasks_that_spark_runs_twice_at_once_are_applied_once(hosts: Cluster, seed: int) -> None:
+    """Speculation: one worker is slow, so the other one gets its task, too."""
+    words = Words.on(hosts, ONE_IS_SLOW, **SPECULATION)
+    first, third = hosts.drivers.values()
+    words.pack(first)
+    for number, line in enumerate(lines_of(random.Random(seed), MESSAGES)):
+        words.put([line], pause_s=2.0, tag=f"message{number}")
+    status, report, told = words.ended(first, "run", "words.py:topology", "--until-idle", seconds=600)
+    assert status == 0, told[-4000:]
+    assert (report["messages"], report["failed"], report["dead_letters"]) == (MESSAGES, 0, 0)
+    words.check(third)
+    assert any(words.at_work(f"message{number}") == list(WORKERS) for number in range(MESSAGES)), "no task ran twice"
+
+
+@BY_NAME
+@pytest.mark.parametrize("compared", [True, False])
+def test_of_a_task_that_runs_again_on_another_host_one_run_is_read(hosts: Cluster, compared: bool) -> None:
+    """An executor is lost when one of two readers has what its tasks sent. The control: runs are not compared."""
+    words = Words.on(hosts, AT_RANDOM.replace("{not_compared}", "" if compared else NOT_COMPARED))
+    first, third = hosts.drivers.values()
+    words.pack(first)
+    names = [f"read{number}_{compared}" for number in range(8)]
+    for number, name in enumerate(names):
+        words.put([[]], pause_s=0.0 if number else 30.0, tag=name)
+    driver = words.start_driver(first)
+    try:
+        until(lambda: all("worker2" in words.at_work(name) for name in names), "not all is read", 300)
+        until(lambda: "worker1" in words.at_work(names[0]), "the other one does not read", 300)
+        assert words.committed() == 0
+        executor_killed(hosts, first.name)
+        words.until_committed(driver)
+    finally:
+        end(driver)
+        hosts.heal()
+    copies = Counter(row["number"] for row in words.delta_rows(third, "append")["append"])
+    torn = [number for number, times in copies.items() if times != len(WORKERS)]
+    assert copies.total() == 5 * len(names) * len(WORKERS)
+    assert bool(torn) is not compared, torn
+    assert words.blamed() == []
 
 
 @BY_NAME
