@@ -704,8 +704,8 @@ CREATE TABLE stormproof.pending_message (
   PRIMARY KEY (subscription, number),
   CONSTRAINT pending_message_stable_id UNIQUE (subscription, stable_id),
   FOREIGN KEY(subscription) REFERENCES stormproof.pending_subscription (id) ON DELETE cascade
-)
- WITH (fillfactor = 50);
+);
+ALTER TABLE stormproof.pending_message SET (fillfactor = 50);
 CREATE INDEX pending_message_payload ON stormproof.pending_message (subscription, number) WHERE payload is not null;
 CREATE INDEX pending_message_suppressed ON stormproof.pending_message (subscription) WHERE suppressed > 0;
 COMMENT ON TABLE stormproof.pending_message IS 'what servers delivered that cannot open a set of messages a second time';

@@ -37,6 +37,8 @@ def _statements(table: sa.Table) -> Generator[str]:
     """What makes a table, with its indexes and comments."""
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     statements: list[DDLElement] = [CreateTable(table), *map(CreateIndex, indexes), SetTableComment(table)]
+    if "fillfactor" in table.info:
+        statements.insert(1, sa.DDL(f"ALTER TABLE {table.fullname} SET (fillfactor = {table.info['fillfactor']})"))
     statements += [SetColumnComment(column) for column in table.columns if column.comment]
     for statement in statements:
         lines = str(statement.compile(dialect=_DIALECT)).strip().splitlines()

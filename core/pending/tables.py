@@ -134,7 +134,7 @@ pending_message = Table(
     # forget a payload, once for each message and off the path of a batch, still writes the other indexes.
     Index("pending_message_payload", "subscription", "number", postgresql_where=text("payload is not null")),
     Index("pending_message_suppressed", "subscription", postgresql_where=text("suppressed > 0")),
-    postgresql_with={"fillfactor": 50},
+    info={"fillfactor": 50},  # SQLAlchemy takes it as a table's option from 2.1 on only
     comment="what servers delivered that cannot open a set of messages a second time",
 )
 
