@@ -9,7 +9,6 @@ import os
 from hashlib import sha256
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
-from stormproof.source import Backoff
 
 FLAKY_WORDS = frozenset({"coroutine", "metaclass", "generator"})
 POISON = "poison: a message that is not of the text and can never be split"
@@ -47,7 +46,7 @@ class FlakySplit:
 def topology(lake: str, marks: str, queue: str = "lines") -> Topology:
     """The counts go to the Delta table `LAKE/word_counts` and to the Postgres table `word_counts`."""
     t = Topology("word-count")
-    source = PostgresQueue(queue, schema="line string", max_attempts=MAX_ATTEMPTS, backoff=Backoff(base_s=BACKOFF_S))
+    source = PostgresQueue(queue, schema="line string", max_attempts=MAX_ATTEMPTS, backoff_base_s=BACKOFF_S)
     (
         t.stream("lines", source)
         .flat_map(FlakySplit(marks), "line", schema="word string")

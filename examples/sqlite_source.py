@@ -25,7 +25,6 @@ import pyarrow as pa
 from stormproof import PostgresSink, Topology, count
 from stormproof.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.source import (
-    Backoff,
     Database,
     Limit,
     NumberedSource,
@@ -85,7 +84,8 @@ class SqliteSource(NumberedSource):
         schema: str = "line string",
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         rng: Random | None = None,
     ) -> None:
         if not (table.isidentifier() and column.isidentifier()):
@@ -95,7 +95,8 @@ class SqliteSource(NumberedSource):
             decoder=decoder_for(schema),
             store=PostgresPendingStore(self.NOUN, table, database=database),
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             rng=rng,
         )
         self._rows = Rows(str(Path(file).absolute()), table, column)

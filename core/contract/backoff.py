@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from stormproof.core.base.arguments import require_seconds
-
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -16,12 +14,8 @@ class Backoff:
     The jitter keeps messages that failed together from coming back, and failing, together for ever.
     """
 
-    base_s: float = 1.0
-    max_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        require_seconds("backoff", "base_s", self.base_s)
-        require_seconds("backoff", "max_s", self.max_s)
+    base_s: float
+    max_s: float
 
     def delay_s(self, times_failed: int, rng: Random) -> float:
         """Seconds to wait after the `times_failed`-th failure (counted from 1)."""

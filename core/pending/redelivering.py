@@ -18,7 +18,6 @@ from stormproof.core.base.cycle_collector import fewer_collections
 from stormproof.core.base.errors import Json, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.capabilities import REDELIVERS, Capabilities, StableIds
 from stormproof.core.contract.source import Backlog, Lease, Limit, Slice, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
@@ -131,7 +130,8 @@ class RedeliveringSource(NumberedSource):
         unit: Unit | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         prefetch: int = 10_000,
         horizon_s: float = 7 * DAY_S,
         clock: Clock | None = None,
@@ -148,7 +148,8 @@ class RedeliveringSource(NumberedSource):
             decoder=decoder,
             store=PostgresPendingStore(self.NOUN, name, database=database),
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             rng=rng,
         )
         self._prefetch = self._ahead = prefetch

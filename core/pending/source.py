@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from stormproof.core.base.arguments import require_object, require_text, require_whole
+from stormproof.core.base.arguments import require_seconds, require_text, require_whole
 from stormproof.core.base.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.base.message import MessageFailure, storable_text
 from stormproof.core.contract.backoff import Backoff
@@ -66,19 +66,20 @@ class PendingSource(Connector):
         decoder: Decoder,
         store: PendingStore,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         rng: Random | None = None,
     ) -> None:
         require_text(self.NOUN, "name", name, "lines")
         where = f"{self.NOUN} {name}"
         require_whole(where, "max_attempts", max_attempts, 1)
-        if backoff is not None:
-            require_object(where, "backoff", backoff, Backoff, "Backoff(base_s=1.0)")
+        require_seconds(where, "backoff_base_s", backoff_base_s)
+        require_seconds(where, "backoff_max_s", backoff_max_s)
         self.name = name
         self._decoder = decoder
         self._store = store
         self._max_attempts = max_attempts
-        self._backoff = backoff or Backoff()
+        self._backoff = Backoff(backoff_base_s, backoff_max_s)
         self._rng = rng or Random()  # noqa: S311 - jitter, not a secret
         self._subscription: str | None = None
 

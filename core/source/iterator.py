@@ -15,7 +15,6 @@ from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import MessageFailure
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.source import (
     READER_SCHEMA,
     Expectation,
@@ -96,7 +95,8 @@ class IteratorSource(InMemory):
         confirm: Callable[[Sequence[Hashable]], object] | None = None,
         abort: Callable[[Sequence[Hashable]], object] | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
@@ -104,7 +104,14 @@ class IteratorSource(InMemory):
         self._client = IteratorClient(name, items, confirm, abort)
         clock = clock or SystemClock()
         super().__init__(
-            name, schema=schema, unit=unit, max_attempts=max_attempts, backoff=backoff, clock=clock, rng=rng
+            name,
+            schema=schema,
+            unit=unit,
+            max_attempts=max_attempts,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
+            clock=clock,
+            rng=rng,
         )
         # The ledger knows messages by their numbers: they begin above those of every earlier process.
         self._first = self._stop = int(clock.now().timestamp() * 1_000_000)

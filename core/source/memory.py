@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self, cast
 from stormproof.core.base.arguments import error_prefix, require_text, shown
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import UsageError
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.lineage import NumberIds, ShownIds
 from stormproof.core.contract.source import Limit, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
@@ -45,7 +44,8 @@ class InMemory(NumberedSource):
         schema: str,
         unit: Unit | None,
         max_attempts: int,
-        backoff: Backoff | None,
+        backoff_base_s: float,
+        backoff_max_s: float,
         clock: Clock | None,
         rng: Random | None,
     ) -> None:
@@ -54,7 +54,15 @@ class InMemory(NumberedSource):
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         self._memory = MemoryPendingStore(where, clock or SystemClock())
-        super().__init__(name, decoder=decoder, store=self._memory, max_attempts=max_attempts, backoff=backoff, rng=rng)
+        super().__init__(
+            name,
+            decoder=decoder,
+            store=self._memory,
+            max_attempts=max_attempts,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
+            rng=rng,
+        )
 
     @classmethod
     def shown_id(cls, message: int, origin: int) -> str:
@@ -105,12 +113,20 @@ class MemorySource(InMemory):
         schema: str = "line string",
         unit: Unit | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
         super().__init__(
-            name, schema=schema, unit=unit, max_attempts=max_attempts, backoff=backoff, clock=clock, rng=rng
+            name,
+            schema=schema,
+            unit=unit,
+            max_attempts=max_attempts,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
+            clock=clock,
+            rng=rng,
         )
         self._messages = _checked(payloads, self.where)
         self._view_of: str | None = None

@@ -14,7 +14,6 @@ from .core.pending.redelivering import RedeliveringSource as RedeliveringSource
 from .core.pending.registry import register_source as register_source
 from .core.pending.source import PendingSource as PendingSource
 from .core.postgres.database import Database as Database
-from .core.contract.backoff import Backoff as Backoff
 from .core.contract.dead_letter import (
     DeadLetter as DeadLetter,
     Disposal as Disposal,

@@ -72,4 +72,4 @@ def test_the_defaults_on_the_page_are_the_codes() -> None:
     assert {name: float(value.replace(",", "")) for name, value in told.items()} == {
         name: defaults[name] for name in told
     }
-    assert set(told) == {"max_attempts", "partition_messages"}
+    assert set(told) == {"max_attempts", "backoff_base_s", "backoff_max_s", "partition_messages"}

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.postgres
 
 FILE = """
 from stormproof import FileSource, PostgresSink, Topology, count
-from stormproof.source import Backoff
 
 def check(word: str, n: int) -> str:
     if word == "poison":
@@ -28,9 +27,9 @@ def check(word: str, n: int) -> str:
 def topology(folder: str) -> Topology:
     t = Topology("files")
     rows = FileSource(f"{folder}/*.parquet", "parquet", schema="word string, n int not null", name="rows",
-                      max_attempts=2, backoff=Backoff(0.001, 0.001), look_interval_s=0)
+                      max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001, look_interval_s=0)
     lines = FileSource(f"{folder}/*.jsonl", "jsonl", schema="word string, n int not null", name="lines",
-                       max_attempts=2, backoff=Backoff(0.001, 0.001), look_interval_s=0)
+                       max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001, look_interval_s=0)
     for name, source in (("rows", rows), ("lines", lines)):
         (t.stream(name, source).map(check, "word", "n", schema="word string", name=f"check-{name}")
           .group_by("word").persistent_aggregate(n=count()).into(PostgresSink(f"{name}_sink")))
@@ -39,7 +38,7 @@ def topology(folder: str) -> Topology:
 def rows_only(folder: str) -> Topology:
     t = Topology("files-alone")
     source = FileSource(f"{folder}/*.parquet", schema="word string, n int not null", name="rows", max_attempts=2,
-                        backoff=Backoff(0.001, 0.001), look_interval_s=0)
+                        backoff_base_s=0.001, backoff_max_s=0.001, look_interval_s=0)
     (t.stream("rows", source).map(check, "word", "n", schema="word string")
       .group_by("word").persistent_aggregate(n=count()).into(PostgresSink("alone_sink")))
     return t

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.postgres
 
 FILE = """
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
-from stormproof.source import Backoff
 
 def split(line: str) -> list[str]:
     if line == "poison":
@@ -28,7 +27,7 @@ def split(line: str) -> list[str]:
 
 def topology(lake: str, queue: str = "lines") -> Topology:
     t = Topology("words")
-    source = PostgresQueue(queue, max_attempts=2, backoff=Backoff(0.001, 0.001))
+    source = PostgresQueue(queue, max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
     (t.stream("lines", source).flat_map(split, "line", schema="word string").group_by("word")
       .persistent_aggregate(n=count()).into(DeltaSink(f"{lake}/counts", name="delta"), PostgresSink("counts", name="pg")))
     return t

@@ -17,11 +17,10 @@ pytestmark = pytest.mark.postgres
 NAME: Final = "recorded"
 FILE: Final = f"""
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
-from stormproof.source import Backoff
 
 def topology() -> Topology:
     t = Topology("{NAME}")
-    source = PostgresQueue("recorded", max_attempts=2, backoff=Backoff(0.001, 0.001))
+    source = PostgresQueue("recorded", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
     numbers = t.stream("lines", source).map(int, "line", schema="n int")
     numbers.into(DeltaSink("lake/numbers", name="lake"), PostgresSink("numbers", name="pg"))
     return t

@@ -20,14 +20,13 @@ NAME: Final = "reported"
 PAYLOAD: Final = "secret-7f3a"
 FILE: Final = f"""
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
-from stormproof.source import Backoff
 
 def number(line: str) -> int:
     return -1 if line == "refused" else int(line)
 
 def topology() -> Topology:
     t = Topology("{NAME}")
-    source = PostgresQueue("reported", max_attempts=2, backoff=Backoff(0.001, 0.001))
+    source = PostgresQueue("reported", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
     numbers = t.stream("lines", source).map(number, "line", schema="n int")
     numbers.into(DeltaSink("lake/numbers", name="lake"), PostgresSink("numbers", name="pg"))
     return t

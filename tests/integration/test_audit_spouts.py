@@ -15,7 +15,6 @@ pytestmark = pytest.mark.postgres
 
 FILE = """
 from stormproof import PostgresQueue, PostgresSink, Topology, count
-from stormproof.source import Backoff
 
 def split(line: str) -> list[str]:
     if line == "poison":
@@ -23,7 +22,7 @@ def split(line: str) -> list[str]:
     return line.split()
 
 def source(queue: str) -> PostgresQueue:
-    return PostgresQueue(queue, max_attempts=2, backoff=Backoff(0.001, 0.001))
+    return PostgresQueue(queue, max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
 
 def topology() -> Topology:
     t = Topology("mixed")

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.postgres
 NAME: Final = "orders-of-every-shop"
 FILE: Final = """
 from stormproof import PostgresQueue, PostgresSink, Topology
-from stormproof.source import Backoff
 
 def require_a_number_of_the_right_kind(line: str) -> int:
     if line == "refused":
@@ -28,7 +27,7 @@ def require_a_number_of_the_right_kind(line: str) -> int:
 
 def topology() -> Topology:
     t = Topology("orders-of-every-shop")
-    source = PostgresQueue("orders", max_attempts=2, backoff=Backoff(0.001, 0.001))
+    source = PostgresQueue("orders", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
     numbers = t.stream("lines", source).map(require_a_number_of_the_right_kind, "line", schema="n int")
     numbers.into(PostgresSink("numbers_of_every_order"))
     return t

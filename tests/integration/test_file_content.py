@@ -25,7 +25,6 @@ from stormproof.core.source.files import reader as reading
 from stormproof.core.source.files.formats import FORMATS, Format
 from stormproof.core.source.files.identity import renamed_from
 from stormproof.core.storage.local_files import LocalFiles
-from stormproof.source import Backoff
 from stormproof.testing import Message
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
@@ -86,7 +85,7 @@ class Files:
             name=self.name,
             database=self.store,
             look_interval_s=0.0,
-            backoff=Backoff(base_s=0.0),
+            backoff_base_s=0.0,
         )
         source.subscribe("s", 1)
         return source

@@ -28,7 +28,6 @@ from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.rows import RowDecoder, shown_payload
 from stormproof.core.tracking.verdict import mismatches
 from stormproof.sinks.stores.memory import MemorySink
-from stormproof.source import Backoff
 from stormproof.testing import Message, messages_of
 from stormproof.trident.topology.aggregate import sum_
 from stormproof.trident.topology.stream import Topology
@@ -144,7 +143,7 @@ class TestParquet:
         table = self.table(5)
         path = tmp_path / "a.parquet"
         pq.write_table(table, path)
-        source = self.source(sources, database, tmp_path, max_attempts=2, backoff=Backoff(base_s=0.0))
+        source = self.source(sources, database, tmp_path, max_attempts=2, backoff_base_s=0.0)
         slice_ = opened(source)
         (batch,) = source.readers(slice_, 1)[0].read(7, frozenset(), 1_000)
         failed = [failure(batch, row) for row in (1, 3)]

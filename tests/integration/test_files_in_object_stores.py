@@ -29,7 +29,6 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import use_storage
 from stormproof.core.storage.files import files_at
-from stormproof.source import Backoff
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -167,7 +166,7 @@ def build(cell: Cell) -> Topology:
         name="lines",
         database=cell.database,
         max_attempts=3,
-        backoff=Backoff(0.001),
+        backoff_base_s=0.001,
     )
     t = Topology(cell.name)
     words = t.stream("lines", source).flat_map(Split(cell.folder), "line", schema="word string")

@@ -24,7 +24,6 @@ from support.verdicts import verified
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
-from stormproof.source import Backoff
 from stormproof.trident.driver.run import driver
 from stormproof.trident.terms.observers import RunStatistics
 
@@ -342,7 +341,8 @@ def _queue(schema: str, database: Database) -> PostgresQueue:
         schema=schema,
         database=database,
         max_attempts=MAX_ATTEMPTS,
-        backoff=Backoff(0.001, 0.001),
+        backoff_base_s=0.001,
+        backoff_max_s=0.001,
     )
 
 

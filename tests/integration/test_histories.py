@@ -22,7 +22,6 @@ from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.base.errors import Fenced, PositionMismatch
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.source import Backoff
 
 pytestmark = pytest.mark.postgres
 
@@ -71,7 +70,8 @@ def words(
         source,
         database=operated.cell.database,
         max_attempts=MAX_ATTEMPTS,
-        backoff=Backoff(0.001, 0.001),
+        backoff_base_s=0.001,
+        backoff_max_s=0.001,
     )
     stream = t.stream("lines", queue).flat_map(str.split, "line", schema=f"{key} string")
     grouped = stream.group_by(key)

@@ -39,7 +39,6 @@ from stormproof.core.source.kafka.offsets import OffsetRange, ranges_of
 from stormproof.core.source.kafka.reader import KafkaSliceReader
 from stormproof.core.source.metadata import Metadata
 from stormproof.core.start.settings import Settings
-from stormproof.source import Backoff
 from stormproof.testing.sources.harness import each_slice, lease_of, open_slice
 from stormproof.trident.audit.source import evidence_of
 
@@ -591,7 +590,9 @@ def test_poison_and_garbage_are_dead_letters_and_nothing_else_is(
     topic = kafka.topic(2)
     kafka.put(topic, [b"a", b"bad 1", b"b", b"\xff\xfe", b"c"], 0)
     kafka.put(topic, [b"d", b"e", b"f"], 1)
-    source = KafkaSource(topic, servers=kafka.servers, database=database, max_attempts=2, backoff=Backoff(0.001, 0.001))
+    source = KafkaSource(
+        topic, servers=kafka.servers, database=database, max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001
+    )
     run(source, database, tmp_path, guarantee)
     assert applied(database) == list("abcdef")
     with connect(database, application_name="tests") as connection:

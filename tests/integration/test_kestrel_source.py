@@ -307,7 +307,7 @@ def lives(
         name = f"kestrel{crc32(request.node.name.encode())}"
         harness = KestrelHarness(shared_database, name, servers=servers)
         harness.max_attempts = 2
-        given = {"backoff": SOON, "id_from": ID if ids else None, **options}
+        given = {**SOON, "id_from": ID if ids else None, **options}
         life = Life(name, shared_database, tmp_path, lambda: harness.made(**given), cut)
         return life, harness
 

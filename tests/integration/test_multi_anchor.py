@@ -26,7 +26,6 @@ from stormproof import DeltaSink, MemorySink, MemorySource, PostgresQueue, Postg
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import MessageFailure
 from stormproof.core.bolt import Bolt, Tuple
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Source
 from stormproof.core.engine.inline import InlineEngine
@@ -241,7 +240,7 @@ class Windowed(World):
     def __init__(self, case: Case, folder: Path) -> None:
         super().__init__([], folder, batch_messages=99)
         self.source = MemorySource(
-            "lines", case.payloads, max_attempts=2, backoff=Backoff(0.0), clock=self.clock, rng=self.rng
+            "lines", case.payloads, max_attempts=2, backoff_base_s=0.0, clock=self.clock, rng=self.rng
         )
         self.sinks = [MemorySink(name, staging=folder / name) for name in ("windows", "own")]
         self.topology = build(case, Refuses(case.refused), [self.source], *self.sinks)
@@ -368,7 +367,7 @@ class Stores:
     def run(self, guarantee: Guarantee, max_batches: int | None = None) -> tuple[int, int]:
         """One driver; the number of failures, and of messages that were merely returned."""
         self.sources += [
-            PostgresQueue(f"q{n}", database=self.database, max_attempts=2, backoff=Backoff(base_s=0.0))
+            PostgresQueue(f"q{n}", database=self.database, max_attempts=2, backoff_base_s=0.0)
             for n in range(self.queues)
         ]
         topology = build(

@@ -21,7 +21,6 @@ FILE = """
 from sqlite_sink import SqliteSink
 from sqlite_source import SqliteSource
 from stormproof import Topology
-from stormproof.core.contract.backoff import Backoff
 
 def split(line: str) -> list[str]:
     if line == "poison":
@@ -30,7 +29,7 @@ def split(line: str) -> list[str]:
 
 def topology(folder: str) -> Topology:
     t = Topology("own")
-    source = SqliteSource(f"{folder}/lines.db", "lines", max_attempts=2, backoff=Backoff(0.001, 0.001))
+    source = SqliteSource(f"{folder}/lines.db", "lines", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
     t.stream("lines", source).flat_map(split, "line", schema="word string").into(
         SqliteSink(f"{folder}/words.db", "words"))
     return t

@@ -18,7 +18,6 @@ from stormproof.core.contract.source import Lease, Resolution
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.start.settings import Settings
-from stormproof.source import Backoff
 
 pytestmark = pytest.mark.postgres
 
@@ -40,7 +39,7 @@ class Flaky:
 
 
 def queue(name: str, schema: str, database: Database) -> PostgresQueue:
-    return PostgresQueue(name, schema=schema, database=database, max_attempts=3, backoff=Backoff(0.05))
+    return PostgresQueue(name, schema=schema, database=database, max_attempts=3, backoff_base_s=0.05)
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])
@@ -97,9 +96,7 @@ def test_partners_in_two_databases_stay_together_where_one_is_away(
         put(second, "payments", [json.dumps({"id": i, "cents": i}).encode() for i in range(PAIRS)])
         t = Topology("paid")
         orders = t.stream("orders", queue("orders", "id long, item string", database))
-        payments = Away(
-            "payments", schema="id long, cents long", database=second, max_attempts=3, backoff=Backoff(0.05)
-        )
+        payments = Away("payments", schema="id long, cents long", database=second, max_attempts=3, backoff_base_s=0.05)
         flaky = Flaky(tmp_path, poison=7)
         paid = orders.map(flaky, schema="id long, item string").join(t.stream("payments", payments), "id", how="full")
         paid.into(PostgresSink("paid", database=database))

@@ -25,7 +25,6 @@ from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.postgres_queue import numbering
-from stormproof.source import Backoff
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
@@ -57,7 +56,7 @@ class Moved:
 
     def built(self, name: str = NAME) -> Topology:
         topology = Topology(name)
-        queue = PostgresQueue(NAME, max_attempts=MAX_ATTEMPTS, backoff=Backoff(0.001, 0.001))
+        queue = PostgresQueue(NAME, max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001, backoff_max_s=0.001)
         words = topology.stream("lines", queue).flat_map(Split(self.operated.cell.folder), "line", schema="word string")
         table = name.replace("-", "_")
         folds = words.group_by("word").persistent_aggregate(n=count())

@@ -389,7 +389,7 @@ def lives(
         name = f"rabbit{crc32(request.node.name.encode())}"
         harness = RabbitMQHarness(shared_database, name, server=rabbitmq, queue_type=queue_type)
         harness.max_attempts = 2
-        given = {"backoff": SOON, **options}
+        given = {**SOON, **options}
         life = Life(name, shared_database, tmp_path, lambda: harness.made(**given), cut)
         return life, harness
 

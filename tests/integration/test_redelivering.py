@@ -23,7 +23,6 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import Fenced, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import watched
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.capabilities import RABBITMQ_WITHOUT_ID, Capabilities
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts
@@ -433,7 +432,8 @@ def live(database: Database, server: ToyServer, folder: Path, rng: Random, kind:
             server,
             database=database,
             max_attempts=2,
-            backoff=Backoff(0.001, 0.001),
+            backoff_base_s=0.001,
+            backoff_max_s=0.001,
             prefetch=rng.choice([3, 7, 100]),
             rng=rng,
         )

@@ -13,14 +13,13 @@ from support.verdicts import verified
 from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
-from stormproof.source import Backoff
 from stormproof.trident.audit import AuditLedger, message, replays
 
 pytestmark = pytest.mark.postgres
 
 
 def source(queue: str, database: Database) -> PostgresQueue:
-    return PostgresQueue(queue, database=database, max_attempts=2, backoff=Backoff(0.001, 0.001))
+    return PostgresQueue(queue, database=database, max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
 
 
 @pytest.mark.parametrize("queues", [[PAYLOADS], [PAYLOADS[::2], PAYLOADS[1::2]]], ids=["one queue", "two spouts"])

@@ -28,7 +28,6 @@ from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import add_columns
 from stormproof.sinks.postgres.hold import changes_for
 from stormproof.sinks.rows.limits import discarded_in
-from stormproof.source import Backoff
 
 OLD = pa.table({"word": ["a"], "n": pa.array([1], pa.int32())})
 NEW = pa.table(
@@ -273,7 +272,7 @@ def test_a_topology_records_what_its_contracts_did(operated: Operated) -> None:
     operated.sql("create table discarding (line text, more text)")
     topology = Topology(NAME)
     queue = PostgresQueue(
-        NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff=Backoff(0.001, 0.001)
+        NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001, backoff_max_s=0.001
     )
     rows = topology.stream("lines", queue).arrow(
         lambda batch: (words(batch.column(0)), pa.array(range(batch.num_rows))),

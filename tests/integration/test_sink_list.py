@@ -18,7 +18,6 @@ from stormproof import PostgresQueue, PostgresSink, Topology, count, exactly_onc
 from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.start.settings import Settings
-from stormproof.source import Backoff
 from stormproof.trident.ledger.graphs import Change
 from stormproof.trident.ledger.missing import Missing
 
@@ -30,9 +29,7 @@ NAME = "listed"
 def words(operated: Operated, *sinks: str, key: str = "word") -> Topology:
     """Word counts into Postgres tables of these names."""
     t = Topology(NAME)
-    queue = PostgresQueue(
-        NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff=Backoff(base_s=0.001)
-    )
+    queue = PostgresQueue(NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001)
     grouped = t.stream("lines", queue).flat_map(str.split, "line", schema=f"{key} string").group_by(key)
     grouped.persistent_aggregate(n=count()).into(*(PostgresSink(sink, name=sink) for sink in sinks))
     return t

@@ -21,7 +21,6 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
 from stormproof.sinks.postgres import connection
-from stormproof.source import Backoff
 from stormproof.trident.driver.opening import require_own_tables
 from stormproof.trident.state.sink import StateSink
 
@@ -35,9 +34,7 @@ Sinks = Callable[[Operated], Sequence[SinkSpec]]
 
 def words(operated: Operated, *sinks: SinkSpec, fold: bool = True) -> Topology:
     t = Topology(NAME)
-    queue = PostgresQueue(
-        NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff=Backoff(base_s=0.001)
-    )
+    queue = PostgresQueue(NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001)
     stream = t.stream("lines", queue).flat_map(str.split, "line", schema="word string")
     (stream.group_by("word").persistent_aggregate(n=count()) if fold else stream).into(*sinks)
     return t
@@ -154,9 +151,7 @@ def test_control_tables_that_only_look_alike_are_not_refused(operated: Operated,
 
 def test_one_sink_behind_a_merge_is_the_way_to_feed_a_table_twice(operated: Operated) -> None:
     t = Topology(NAME)
-    queue = PostgresQueue(
-        NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff=Backoff(base_s=0.001)
-    )
+    queue = PostgresQueue(NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001)
     stream = t.stream("lines", queue).flat_map(str.split, "line", schema="word string")
     both = t.merge(stream, stream.filter(lambda word: word != "a"))
     both.group_by("word").persistent_aggregate(n=count()).into(PostgresSink("counts"))

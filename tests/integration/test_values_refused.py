@@ -19,7 +19,6 @@ from stormproof.core.contract.folds import Fold
 from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.rows.limits import Limits
 from stormproof.sinks.stores.memory import MemorySink
-from stormproof.source import Backoff
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.map import newest
 from stormproof.trident.state.postgres import PostgresMap
@@ -54,7 +53,7 @@ def made(lines: pa.Array) -> pa.RecordBatch:
 def built(operated: Operated) -> tuple[Topology, MemorySink]:
     topology = Topology(NAME)
     queue = PostgresQueue(
-        NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff=Backoff(0.001, 0.001)
+        NAME, database=operated.cell.database, max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001, backoff_max_s=0.001
     )
     rows = topology.stream("lines", queue).arrow(
         lambda batch: (made(batch.column(0)), pa.array(range(batch.num_rows))), "line", schema=SCHEMA

@@ -16,7 +16,6 @@ from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.postgres_queue import PostgresQueue, spans
-from stormproof.source import Backoff
 
 pytestmark = pytest.mark.postgres
 PRODUCERS = 3
@@ -52,7 +51,7 @@ class World:
             self.queue_name,
             database=self.database,
             max_attempts=10_000,
-            backoff=Backoff(base_s=0.000_001),
+            backoff_base_s=0.000_001,
             partition_messages=16,
             rng=self.rng,
         )

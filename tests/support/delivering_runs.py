@@ -11,7 +11,6 @@ from random import Random
 from typing import Any, Final
 
 from stormproof import KestrelSource, NatsSource, RabbitMQSource, RabbitMQStreamSource, RedisStreamSource, Topology
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.pending.journal import Delivery, Journal
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.pending.source import PendingSource
@@ -31,7 +30,7 @@ from support.shapes import SINKS, Shape
 from support.topologies import MAX_ATTEMPTS, SinkMode, sink_of
 
 POISONED_SINKS: Final = (SinkMode.POSTGRES_APPEND, SinkMode.DELTA_APPEND)
-SOON: Final = Backoff(0.001, 0.001)
+SOON: Final = {"backoff_base_s": 0.001, "backoff_max_s": 0.001}
 FREED_S: Final = 30.0
 ACK_WAIT_S: Final = 1.0
 """The shortest that NATS is asked for: what a killed driver was given comes again after it."""
@@ -41,7 +40,7 @@ ACK_WAIT_S: Final = 1.0
 
 
 def _given(cell: Cell, max_attempts: int = MAX_ATTEMPTS) -> dict[str, Any]:
-    return {"database": cell.database, "max_attempts": max_attempts, "backoff": SOON, "rng": Random(1)}
+    return {"database": cell.database, "max_attempts": max_attempts, **SOON, "rng": Random(1)}
 
 
 def rabbitmq(cell: Cell, kind: type[RabbitMQSource] = RabbitMQSource) -> Topology:

@@ -18,7 +18,6 @@ NAME: Final = "orders"
 FILE: Final = """
 import os
 from stormproof import PostgresQueue, PostgresSink, Topology
-from stormproof.source import Backoff
 
 def number(line: str) -> int:
     if os.path.exists("broken") or line.startswith("poison"):
@@ -27,7 +26,7 @@ def number(line: str) -> int:
 
 def topology() -> Topology:
     t = Topology("orders")
-    source = PostgresQueue("orders", max_attempts=2, backoff=Backoff(0.001, 0.001))
+    source = PostgresQueue("orders", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
     t.stream("lines", source).map(number, "line", schema="n bigint").into(PostgresSink("numbers"))
     return t
 """

@@ -31,7 +31,6 @@ from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
-from stormproof.source import Backoff
 from stormproof.trident.cli.output import guarded
 from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.ledger import tables as t
@@ -96,7 +95,8 @@ def topology(site: Site, function: Callable[[str], str] = kept) -> Topology:
         schema="line string",
         database=site.database,
         max_attempts=2,
-        backoff=Backoff(0.001, 0.001),
+        backoff_base_s=0.001,
+        backoff_max_s=0.001,
     )
     lines = made.stream("lines", source).map(function, "line", schema="line string")
     lines.into(DeltaSink(str(site.table), name="delta"), PostgresSink(TABLE, name="postgres", database=site.database))

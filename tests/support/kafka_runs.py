@@ -18,7 +18,6 @@ from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.kafka import KafkaSource
 from stormproof.core.source.kafka.position import KafkaPosition, Place
-from stormproof.source import Backoff
 from support.blows import Stand
 from support.brokers.kafka import READY_S, KafkaBroker
 from support.crashes import Cell
@@ -38,7 +37,8 @@ def source_of(cell: Cell, kind: type[KafkaSource] = KafkaSource) -> KafkaSource:
         servers=servers,
         database=cell.database,
         max_attempts=MAX_ATTEMPTS,
-        backoff=Backoff(0.001, 0.001),
+        backoff_base_s=0.001,
+        backoff_max_s=0.001,
         look_interval_s=0.0,
         answer_s=20.0,
     )

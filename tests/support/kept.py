@@ -11,7 +11,6 @@ from typing import Any, Final
 import deltalake
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
-from stormproof.source import Backoff
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap
 from support.operated import Operated
@@ -42,7 +41,8 @@ class Kept:
             NAME,
             database=self.operated.cell.database,
             max_attempts=MAX_ATTEMPTS,
-            backoff=Backoff(0.001, 0.001),
+            backoff_base_s=0.001,
+            backoff_max_s=0.001,
         )
         words = topology.stream("lines", queue).flat_map(str.split, "line", schema="word string")
         store = DeltaSink(self.folder(table), name=sink) if self.is_delta else PostgresSink(table, name=sink)

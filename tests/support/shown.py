@@ -16,7 +16,6 @@ FILE: Final = f"""
 from pathlib import Path
 
 from stormproof import PostgresQueue, PostgresSink, Topology
-from stormproof.source import Backoff
 
 def number(line: str) -> int:
     if line == "once" and not Path("tried").exists():
@@ -28,7 +27,7 @@ def number(line: str) -> int:
 
 def topology(name: str = "{NAME}") -> Topology:
     t = Topology(name)
-    source = PostgresQueue("shown", max_attempts=2, backoff=Backoff(0.001, 0.001))
+    source = PostgresQueue("shown", max_attempts=2, backoff_base_s=0.001, backoff_max_s=0.001)
     t.stream("lines", source).map(number, "line", schema="n int").into(PostgresSink("numbers"))
     return t
 """

@@ -38,7 +38,6 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.start.settings import Settings
 from stormproof.core.task.keyhash import task_numbers
-from stormproof.source import Backoff
 from stormproof.trident.streaming.api import exactly_once, feed
 from stormproof.trident.streaming.base import ForeachBatch, StreamResult
 from support.crashes import DRIVER_TIMEOUT_S, FENCED
@@ -240,7 +239,9 @@ def sinks_of(cell: StreamCell, what: str) -> tuple[DeltaSink, PostgresSink]:
 
 def topology_of(cell: StreamCell) -> Topology:
     t = Topology(cell.name)
-    source = MicroBatches("lines", "value string, id string", max_attempts=MAX_ATTEMPTS, backoff=Backoff(0.001, 0.001))
+    source = MicroBatches(
+        "lines", "value string, id string", max_attempts=MAX_ATTEMPTS, backoff_base_s=0.001, backoff_max_s=0.001
+    )
     split = Split(cell.folder)
 
     def words(value: str, id_: str) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.postgres.database import Database
-from stormproof.source import Backoff
 
 POISON = b"poison never works"
 FLAKY = b"flaky fails at first"
@@ -82,7 +81,8 @@ def source_of(queue: str, database: Database) -> PostgresQueue:
         schema="line string",
         database=database,
         max_attempts=MAX_ATTEMPTS,
-        backoff=Backoff(0.001, 0.001),
+        backoff_base_s=0.001,
+        backoff_max_s=0.001,
     )
 
 

@@ -21,7 +21,6 @@ from stormproof import MemorySink, MemorySource, Topology, count, sum_
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.aggregators import ReducerAggregator
@@ -366,7 +365,7 @@ class Hung(World):
     ) -> None:
         super().__init__([], folder, batch_messages=9)
         self.source = MemorySource(
-            "lines", payloads, max_attempts=attempts, backoff=Backoff(0.0), clock=self.clock, rng=self.rng
+            "lines", payloads, max_attempts=attempts, backoff_base_s=0.0, clock=self.clock, rng=self.rng
         )
         self.sinks = [MemorySink("out", staging=folder / "out")]
         self.topology = t = Topology("hung")

@@ -16,7 +16,6 @@ from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.tracking import partners
 from stormproof.trident.terms.observers import RunStatistics
 
@@ -27,7 +26,7 @@ class Joined(World):
     def __init__(self, folder: Path) -> None:
         super().__init__([], folder, batch_messages=9)
         self.source = MemorySource(
-            "lines", PAYLOADS, max_attempts=2, backoff=Backoff(0.0), clock=self.clock, rng=self.rng
+            "lines", PAYLOADS, max_attempts=2, backoff_base_s=0.0, clock=self.clock, rng=self.rng
         )
         self.sinks = [MemorySink("pairs", staging=folder / "pairs")]
         self.topology = t = Topology("join")

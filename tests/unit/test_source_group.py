@@ -14,7 +14,6 @@ from support.source_harness import Message, messages_of
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import Fenced, PositionMismatch, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.base.message import MessageFailure
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.source import Backlog, Expectation, Lease, Limit, Resolution, Slice
 from stormproof.core.source import group as group_module
 from stormproof.core.source.group import SourceGroup, SpoutReader, parts_of
@@ -38,7 +37,8 @@ def group(messages: Mapping[str, int], clock: ManualClock | None = None, max_att
                 spout,
                 numbered(spout, number),
                 max_attempts=max_attempts,
-                backoff=Backoff(1.0, 10.0),
+                backoff_base_s=1.0,
+                backoff_max_s=10.0,
                 clock=clock,
                 rng=Random(1),
             )

@@ -28,7 +28,6 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import BasicBolt, Bolt, Emit, FailTuple, Streams, Tuple
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
@@ -362,7 +361,7 @@ class Timed(World):
 
     def __init__(self, hand: Hand, lines: Sequence[bytes], *, resets: bool) -> None:
         super().__init__([], hand.folder, clock=hand.clock)
-        self.source = MemorySource("lines", lines, max_attempts=1, backoff=Backoff(0.0), clock=hand.clock)
+        self.source = MemorySource("lines", lines, max_attempts=1, backoff_base_s=0.0, clock=hand.clock)
         self.topology = t = Topology("timeout", message_timeout_s=TIMEOUT_S)
         slow = t.bolt("slow", Slow(hand, resets), t.spout("lines", self.source).shuffle())
         t.sink(self.sinks[0], t.bolt("next", lambda word: [word], slow.shuffle(), schema="word string"))
@@ -547,7 +546,7 @@ class Backlogged(World):
 
     def __init__(self, folder: Path, ackers: int | None) -> None:
         super().__init__([], folder)
-        self.source = MemorySource("lines", [b"a", b"bad", b"b"], backoff=Backoff(0.0), clock=self.clock)
+        self.source = MemorySource("lines", [b"a", b"bad", b"b"], backoff_base_s=0.0, clock=self.clock)
         self.pending: list[int] = []
         self.topology = t = Topology("words", ackers=ackers)
 

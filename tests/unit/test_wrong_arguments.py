@@ -47,7 +47,6 @@ from stormproof import (
     feed,
     sum_,
 )
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.errors import StormproofError, TopologyError, UsageError
@@ -330,7 +329,16 @@ def of_state(keep: Callable[..., object]) -> Mapping[str, Sequence[Case]]:
 
 
 LETTERS = r"it must be (a list with one for each message|an iterable of payloads)"
-BACKOFF = "backoff is 1.0; it must be an object such as Backoff"
+
+
+def backoffs(make: Callable[..., object], where: str) -> dict[str, Sequence[Case]]:
+    """The two seconds of a source's retries."""
+    return {
+        name: [(lambda n=name, w=w: make(**{n: w}), f"{where}: {name} is .*{SECONDS}") for w in (-1, "1", float("nan"))]
+        for name in ("backoff_base_s", "backoff_max_s")
+    }
+
+
 ATTEMPTS = "max_attempts is .*; it must be a whole number, at least 1"
 
 TOPOLOGY: Final[Mapping[str, Mapping[str, Sequence[Case]]]] = {
@@ -829,10 +837,6 @@ def _journalled(kind: Callable[..., object], noun: str, forms: str) -> dict[str,
 
 
 THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
-    Backoff: {
-        "base_s": [(lambda w=w: Backoff(w), f"backoff: base_s is .*{SECONDS}") for w in (-1, "1", float("nan"))],
-        "max_s": [(lambda: Backoff(1, -1), f"backoff: max_s is -1; it {SECONDS}, at least 0")],
-    },
     MemorySource: {
         "name": [
             (lambda w=w: MemorySource(w), "source: name is .*; it must be text, such as 'lines'") for w in ("", 3)
@@ -849,9 +853,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
         "max_attempts": [
             (lambda w=w: MemorySource("s", max_attempts=w), f"source s: {ATTEMPTS}") for w in (0, "5", 1.5, True)
         ],
-        "backoff": [
-            (lambda: MemorySource("s", backoff=3), r"source s: backoff is 3; it must be an object such as Backoff")
-        ],
+        **backoffs(lambda **given: MemorySource("s", **given), "source s"),
     },
     IteratorSource: {
         "name": [(lambda: IteratorSource("", []), "source: name is ''; it must be text, such as 'lines'")],
@@ -879,9 +881,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda: IteratorSource("s", [], abort="no"), "source s: abort is 'no'; it must be a function, called as")
         ],
         "max_attempts": [(lambda: IteratorSource("s", [], max_attempts=0), f"source s: {ATTEMPTS}")],
-        "backoff": [
-            (lambda: IteratorSource("s", [], backoff=1.0), "source s: backoff is 1.0; it must be an object such")
-        ],
+        **backoffs(lambda **given: IteratorSource("s", [], **given), "source s"),
     },
     PostgresQueue: {
         "queue": [
@@ -904,7 +904,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda: PostgresQueue("q", start="first"), "queue q: start is 'first'; it is 'earliest' or 'latest'")
         ],
         "max_attempts": [(lambda w=w: PostgresQueue("q", max_attempts=w), f"queue q: {ATTEMPTS}") for w in (0, "5")],
-        "backoff": [(lambda: PostgresQueue("q", backoff=1.0), f"queue q: {BACKOFF}")],
+        **backoffs(lambda **given: PostgresQueue("q", **given), "queue q"),
         "partition_messages": [
             (lambda: PostgresQueue("q", partition_messages=1), "queue q: partition_messages is 1; .*at least 2")
         ],
@@ -979,7 +979,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             ]
             for name in ("look_interval_s", "answer_s")
         },
-        "backoff": [(lambda: KafkaSource("t", servers="x:1", backoff=1.0), f"source t: {BACKOFF}")],
+        **backoffs(lambda **given: KafkaSource("t", servers="x:1", **given), "source t"),
     },
     **{
         kind: {
@@ -1007,7 +1007,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                 (lambda k=kind: k("s", database="x"), f"{noun} s: database is not a Postgres URL: it must begin with")
             ],
             "max_attempts": [(lambda k=kind: k("s", max_attempts=0), f"{noun} s: {ATTEMPTS}")],
-            "backoff": [(lambda k=kind: k("s", backoff=1.0), f"{noun} s: backoff is 1.0; it must be an object such")],
+            **backoffs(lambda k=kind, **given: k("s", **given), f"{noun} s"),
             "prefetch": [(lambda k=kind: k("s", prefetch=0), f"{noun} s: prefetch is 0; it must be a whole number")],
             **{
                 name: [(lambda n=name, k=kind: k("s", **{n: -1}), f"{noun} s: {name} is -1; it {SECONDS}")]
@@ -1042,7 +1042,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                 (lambda k=kind: k("s", database="x"), f"{noun} s: database is not a Postgres URL: it must begin with")
             ],
             "max_attempts": [(lambda k=kind: k("s", max_attempts=0), f"{noun} s: {ATTEMPTS}")],
-            "backoff": [(lambda k=kind: k("s", backoff=1.0), f"{noun} s: backoff is 1.0; it must be an object such")],
+            **backoffs(lambda k=kind, **given: k("s", **given), f"{noun} s"),
             "metadata": [
                 (lambda k=kind: k("s", metadata=("x",)), f"{noun} s: no metadata 'x'; known: {known}"),
                 (lambda k=kind: k("s", metadata=7), f"{noun} s: metadata is 7; it is a tuple of names"),
@@ -1122,7 +1122,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda: FileSource("x", database="x"), "source x: database is not a Postgres URL: it must begin with")
         ],
         "max_attempts": [(lambda: FileSource("x", max_attempts=0), f"source x: {ATTEMPTS}")],
-        "backoff": [(lambda: FileSource("x", backoff=1.0), f"source x: {BACKOFF}")],
+        **backoffs(lambda **given: FileSource("x", **given), "source x"),
         "look_interval_s": [(lambda: FileSource("x", look_interval_s=-1), f"source x: look_interval_s is .*{SECONDS}")],
     },
     MicroBatches: {
@@ -1139,7 +1139,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
             (lambda: MicroBatches("s", "a int", column="v", unit="x"), "source s: no message unit 'x'; it is"),
         ],
         "max_attempts": [(lambda: MicroBatches("s", "a int", max_attempts=0), f"source s: {ATTEMPTS}")],
-        "backoff": [(lambda: MicroBatches("s", "a int", backoff=1.0), f"source s: {BACKOFF}")],
+        **backoffs(lambda **given: MicroBatches("s", "a int", **given), "source s"),
     },
     MemorySink: {
         "name": [(lambda: words().into(MemorySink("")), f"sink {A_NAME}")],

@@ -14,7 +14,6 @@ from stormproof.core.base.arguments import error_prefix, require_text
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import TopologyError, UsageError
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.source import Backlog, Decoded, Decoder, Limit, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
@@ -78,7 +77,8 @@ class MicroBatches(FileSource):
         column: str | None = None,
         unit: Unit | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
@@ -96,7 +96,8 @@ class MicroBatches(FileSource):
             schema=parsed if column is None else pa.schema([(column, pa.binary())]),
             name=name,
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             clock=clock,
             rng=rng,
         )

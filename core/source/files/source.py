@@ -18,7 +18,6 @@ from stormproof.core.base.arguments import error_prefix, require_path, require_s
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName, at_path
 from stormproof.core.base.errors import TopologyError, UsageError
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.source import Decoder, Limit, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import JsonDecoder, decoder_for
@@ -94,7 +93,8 @@ class FileSource(NumberedSource):
         storage_options: Mapping[str, str] | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         look_interval_s: float = LOOK_INTERVAL_S,
         clock: Clock | None = None,
         rng: Random | None = None,
@@ -123,7 +123,8 @@ class FileSource(NumberedSource):
             decoder=decoder,
             store=PostgresPendingStore("source", name, database=given),
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             rng=rng,
         )
         self._columns = tuple(self._schema.names) if format == "parquet" else None

@@ -15,7 +15,6 @@ from stormproof.core.base.arguments import error_prefix, require_seconds, requir
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import StoreUnavailable, StormproofError, UsageError
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
@@ -115,7 +114,8 @@ class KafkaSource(KeepsMetadata, PendingSource):
         name: str | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         look_interval_s: float = LOOK_INTERVAL_S,
         answer_s: float = ANSWER_S,
         clock: Clock | None = None,
@@ -144,7 +144,8 @@ class KafkaSource(KeepsMetadata, PendingSource):
             decoder=self._metadata.decoder(decoder),
             store=PostgresPendingStore("source", name, database=Database.given(where, database)),
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             rng=rng,
         )
         self._start: Start = checked_start(where, start, self._topics)

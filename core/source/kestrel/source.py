@@ -16,7 +16,6 @@ from stormproof.core.base.arguments import require_text, require_whole
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import UsageError
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.capabilities import KESTREL, KESTREL_WITH_ID, Capabilities
 from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.journal import Delivery
@@ -77,7 +76,8 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         name: str | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         prefetch: int = 10_000,
         horizon_s: float = 7 * DAY_S,
         clock: Clock | None = None,
@@ -116,7 +116,8 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
             unit=unit,
             database=database,
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             prefetch=prefetch,
             horizon_s=horizon_s,
             clock=clock,

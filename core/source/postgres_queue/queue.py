@@ -20,7 +20,6 @@ from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.source import Backlog, Expectation, Limit, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import SliceAudit
@@ -117,7 +116,8 @@ class PostgresQueue(PendingSource):
         database: Database | str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         partition_messages: int = PARTITION_MESSAGES,
         clock: Clock | None = None,
         rng: Random | None = None,
@@ -144,7 +144,8 @@ class PostgresQueue(PendingSource):
             decoder=decoder,
             store=self._tables,
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             rng=rng,
         )
         self._start = start

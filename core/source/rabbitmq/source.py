@@ -13,7 +13,6 @@ from stormproof.core.base.arguments import require_text
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
 from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.journal import Delivery
@@ -88,7 +87,8 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         name: str | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         prefetch: int = 10_000,
         horizon_s: float = 7 * DAY_S,
         clock: Clock | None = None,
@@ -117,7 +117,8 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
             unit=unit,
             database=database,
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             prefetch=prefetch,
             horizon_s=horizon_s,
             clock=clock,

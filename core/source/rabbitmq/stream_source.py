@@ -14,7 +14,6 @@ import numpy as np
 from stormproof.core.base.arguments import error_prefix, require_text, shown
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.capabilities import RABBITMQ_STREAM, Capabilities
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
@@ -90,7 +89,8 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         name: str | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         rng: Random | None = None,
     ) -> None:
         """`stream` is one that is there: it is never declared here. `name`: under which messages are pending."""
@@ -108,7 +108,8 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
             decoder=self._metadata.decoder(decoder),
             store=PostgresPendingStore(self.NOUN, name or stream, database=database),
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             rng=rng,
         )
         self._start = _checked_start(where, start)

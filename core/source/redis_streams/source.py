@@ -16,7 +16,6 @@ from stormproof.core.base.arguments import error_prefix, require_choice, require
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.capabilities import REDIS_STREAM, Capabilities
 from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.decode.stored import all_sealed, all_unsealed, sealed, unsealed
@@ -78,7 +77,8 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         name: str | None = None,
         database: Database | str | None = None,
         max_attempts: int = 5,
-        backoff: Backoff | None = None,
+        backoff_base_s: float = 1.0,
+        backoff_max_s: float = 300.0,
         prefetch: int = 10_000,
         horizon_s: float = 7 * DAY_S,
         clock: Clock | None = None,
@@ -116,7 +116,8 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
             unit=unit,
             database=database,
             max_attempts=max_attempts,
-            backoff=backoff,
+            backoff_base_s=backoff_base_s,
+            backoff_max_s=backoff_max_s,
             prefetch=prefetch,
             horizon_s=horizon_s,
             clock=clock,

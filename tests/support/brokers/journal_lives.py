@@ -44,7 +44,7 @@ class Lives:
         self.harness.put([word.encode() for word in [*words, *bad]])
 
     def topology(self, **options: Any) -> Topology:
-        given = {"max_attempts": 2, "backoff": SOON, **self.options, **options}
+        given = {"max_attempts": 2, **SOON, **self.options, **options}
         topology = Topology(TOPOLOGY)
         lines = topology.stream("lines", self.harness.unsubscribed(**given))
         words = lines.flat_map(checked, "line", schema="word string")

@@ -14,7 +14,6 @@ from typing import Any
 
 from stormproof import DeltaSink, PostgresSink, Topology
 from stormproof.core.base.failpoint import watched
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.decode.stored import payload_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
@@ -22,7 +21,7 @@ from support.contents import in_delta, in_postgres
 from support.verdicts import verified
 
 DRIVERS_MAX = 60
-SOON = Backoff(0.001, 0.001)
+SOON = {"backoff_base_s": 0.001, "backoff_max_s": 0.001}
 
 
 class Killed(BaseException):
