@@ -13,8 +13,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PATH: Final = ROOT / "docs" / "audit.md"
 HEAD: Final = """# Audit: the twelve questions
 
-What was applied, when, by which batch, how often it was tried and why: the ledger records it, and each question has a
-command and an SQL view. Made by `tools/audit_doc.py` from the views' own descriptions: do not edit.
+The ledger records what was applied, when, by which batch, how often it was tried and why. Each question has a command
+and an SQL view. Made by `tools/audit_doc.py` from the views' own descriptions: do not edit.
 
     stormproof audit replays orders --since 1d --group reason --group component --group hour
     stormproof audit dead-letters --group topology --group error_class
@@ -27,32 +27,31 @@ in [cli.md](cli.md#stormproof-audit). With `--json` an answer has the keys `ques
 
 Exit status:
 
-- 0: there is an answer, even an empty one
+- 0: there is an answer, perhaps an empty one
 - 1: `behind`: a sink is behind a blocked batch. `aborted`: a listed batch is blocked now. `verdicts`, `verify`: a violation
 - 2: the topology, filter or group is unknown
 - 4: `verdicts`, `verify`: cannot tell, or not all was compared. `verdicts`: the topology has none
 
 ## SQL
 
-The [views](#the-views) are in the schema `stormproof`. They are stable: columns are only added. A BI tool's role needs:
+Of the [views](#the-views) in the schema `stormproof` columns are only added. A BI tool's role needs:
 
     grant usage on schema "stormproof" to reader;
     grant select on stormproof.audit_replays, stormproof.audit_txn to reader;  -- and the others that it shows
 
-No view shows a payload or the text of an error, which may quote a payload. The commands `message`, `txn`, `aborted` and
-`replays` show more and need the role of an auditor (`stormproof ledger sql --grants`). Over a ledger of 10,000,000
-messages in 100,000 batches a question takes less than a quarter of a second; `attempts` takes 0.6 s, and `recovered` and
-`replays --group` some 1.5 s.
+No view shows a payload or an error's text. The commands `message`, `txn`, `aborted` and `replays` show more and need an
+auditor's [role](deployment.md#grants). Over a ledger of 10,000,000 messages in 100,000 batches a question takes less
+than a quarter of a second; `attempts` takes 0.6 s, and `recovered` and `replays --group` some 1.5 s.
 
 ## What a sink has of a batch
 
-`status`, `audit behind`, `audit txn`, `audit message` and the page report `has_it`, `has_it_not` or `not_asked` for each
-sink. If the ledger does not know (the batch is blocked or was given back, or its driver is dead or silent), they ask the
-sink's own record; the views do not. `not_asked` has a `why`: the store cannot be reached or keeps no record of txids, a
+`status`, `audit behind`, `audit txn`, `audit message` and the page report `has_it`, `has_it_not` or `not_asked` for
+each sink. Where the ledger does not know (the batch is blocked or was given back, or its driver is dead or silent),
+they ask the sink; the views do not. `not_asked` has a `why`: the store cannot be reached or keeps no record of txids, a
 driver is committing the batch right now, or it is not yet on record which messages the sink rejected.
 
-`committed_at` is by the clock of the sink's store; of stores that keep no such time (memory, key-value stores, a sink of
-your own) the driver's. `rows` counts prepared rows; `rejected` rows are counted separately.
+`committed_at` is by the clock of the sink's store, or the driver's for stores that keep no time (memory, key-value
+stores, a sink of your own). `rows` counts prepared rows, `rejected` ones included.
 
 ## Message ids
 
@@ -67,20 +66,18 @@ Lists show a broker's own id as `server_id`. Commands and the page's search take
 | NATS JetStream | `0-42` | the stream's sequence |
 
 An id that could be either is the one on record; `=ID` is always the broker's. With several spouts, `SPOUT:ID` searches
-one. An id that no message has is unknown (exit status 2), and so is an offset that was never opened.
+one. An id that was never opened is unknown (exit status 2).
 
 ## What is not on record
 
 - **A message that succeeded at once** has no row of its own. `audit message` finds its batch by the slice that holds
-  the id. If the source has removed messages of the slice, the answer is `unproven`: the message was removed after it
-  was read, or never existed.
-- **Which messages had rows at a sink for which a batch was skipped**: each message of the batch is `skipped`, and
-  `audit dead-letters` has one row for the batch.
-- **Steps of a batch whose driver died before prepare**: only the times of its row are known.
-- **What waits in a source and was never opened** is not in `audit_pending`; the command asks the source.
-- **What was pruned** is in no view.
-- **Components of attempts that were repeated, of batches that were given back, and of `exactly_once`** are not counted.
-- **Versions of Postgres tables**: Postgres has none.
+  the id. If the source has removed messages of the slice, the answer is `unproven`: it was removed, or never existed.
+- **Which messages had rows at a sink for which a batch was skipped**: each is `skipped`; `audit dead-letters` has one
+  row for the batch.
+- **Steps of a batch whose driver died before prepare**, but for the times of its row.
+- **What was never opened**: the command `pending` asks the source.
+- **What was pruned.**
+- **Components of attempts that were repeated, of batches that were given back, and of `exactly_once`.**
 """
 VERIFY: Final = """## Verify
 
@@ -98,19 +95,18 @@ VERIFY: Final = """## Verify
 | `not_compared` | all else agrees, but of some sinks not all was compared; a note `not_compared` gives the reason for each | 4 |
 | `cannot_tell` | evidence is gone or out of reach | 4 |
 
-Each verdict is kept with its time and scope, and says nothing of other txids. A role that may only read, or a standby,
-keeps no verdict and says so; the exit status is the same. A driver may run meanwhile: each table is read at one instant.
+Each verdict is kept with its time and scope, except by a role that may only read, or on a standby. A driver may run
+meanwhile: each table is read at one instant.
 
 ### As a gate of a deployment
 
-Of some tables `--deep` never compares all, such as an upsert without `lineage=True`: the status is 4 each time. A gate
-that takes this asks for the verdict:
+Of some tables `--deep` never compares all, such as an upsert without `lineage=True`
+[from its first batch on](#deep-verify): the status is 4 each time. A gate that takes this asks for the verdict:
 
 ```sh
 stormproof audit verify orders --deep --json | jq -e '.verdict | IN("clean", "not_compared")'
 ```
 
-With `lineage=True` from its first batch on, an upsert has [its values compared](#deep-verify), too.
 
 ### Incremental verify
 
@@ -120,15 +116,14 @@ message waited for a retry: a chain of clean verdicts has no gap (`chain_from` i
 what was given back, or the ledger was pruned beyond the verdict.
 
 Run a check without `--since` regularly, for example daily. Only that finds later changes of what was checked, a batch
-that reads again a part of an older batch, and a single Kafka partition that was moved back.
+that reads a part of an older one again, and a single Kafka partition that was moved back.
 
 ### Payloads
 
 The SHA-256 of the payload of each retry, dead letter and reject (with its row) is kept. `audit verify` names those that
 have changed (`payload_changed`), and `dead-letters requeue` refuses them: use `edit` or `drop`.
 
-`--deep` also names committed messages that were altered or removed while the source keeps them. What a source has
-removed by its own rules is not compared.
+`--deep` also names committed messages that were altered, or removed other than by the rules of their source:
 
 | source | compared | by |
 | --- | --- | --- |
@@ -139,17 +134,17 @@ removed by its own rules is not compared.
 
 ### Rows that changed nothing
 
-A row of an upsert that changed nothing, because a later row of its key was there, is *superseded*. For each txid
-`audit verify` compares their number in the ledger, in the sink's record and by the prepared files. A difference is a
-violation (`evidence_differs`). Where Spark commits to Delta, and where a sink's `Evidence.superseded` is None, it gives
-a notice (`superseded_not_compared`); under the weaker guarantees they are not compared. Which rows is not on record.
+A row of an upsert that is older than the table's row of its key is *superseded*. Which rows is not on record; their
+number for each txid is compared between ledger, sink and prepared files (`evidence_differs`). Where Spark commits to
+Delta, and where a sink's `Evidence.superseded` is None, there is a notice (`superseded_not_compared`); under the weaker
+guarantees nothing.
 
 ### Deep verify
 
-`--deep` reads every row of the tables. With `content_digests` (on for `PostgresSink`, off for `DeltaSink`) each file
-prepared for an append has a digest: its number of rows and the sum of their hashes. A digest takes a task 10 to 200 ns a
-row, up to a third of the time of writing the file. It misses an accidental change with a chance of about 2^-64, and is
-no defence against somebody who computes rows to fit.
+`--deep` reads every row. With `content_digests` (on for `PostgresSink`, off for `DeltaSink`) each file prepared for an
+append has a digest: its number of rows and the sum of their hashes. It takes a task 10 to 200 ns a row, up to a third
+of the time of writing the file, misses an accidental change with a chance of about 2^-64, and is no defence against
+rows that somebody computes to fit.
 
 - **Delta, append**: each live file by its SHA-256. Rows that OPTIMIZE or Spark moved: by content, with `content_digests`
 - **the same, committed by Spark**: likewise, except partitioned tables, and mapped tables whose columns were changed
@@ -158,10 +153,9 @@ no defence against somebody who computes rows to fit.
 - **map**: also all values: value, previous value, txid, incarnation. Not a key-value store or state class of yours
 - **upsert, fold with `lineage=True`**: also all values, and the txid and message that each row names. Not where Spark commits; not after a batch of more than 1,000,000 rows (Delta); not after rows whose columns differ from those before; not in Postgres tables with AFTER UPDATE triggers or an ON UPDATE CASCADE reference to themselves
 
-Values of rows that may be overwritten are compared as one sum of hashes over the table, so a difference is not
-attributed to a row or txid. With `lineage=True` a commit reads the rows that it replaces: two look-ups by key in
-Postgres, one pass over the table in Delta. Keys are compared in 128 MB of memory; more than 16 million are read in
-several passes.
+Values of rows that may be overwritten are compared as one sum of hashes over the table: a difference names no row or
+txid. With `lineage=True` a commit reads the rows that it replaces: two look-ups by key in Postgres, one pass over the
+table in Delta. Keys are compared in 128 MB of memory; more than 16 million take several passes.
 
 `not_compared` lists what was left out:
 
@@ -177,13 +171,12 @@ several passes.
 - rows that were there before the first txid, and rows of other incarnations in a restored table.
 
 Tests plant these changes in Delta and Postgres tables, appended and upserted, with lineage and without. All are found,
-except in a table that is named here, of which the report says that it did not compare it:
+except in a table that is named here, which the report calls not compared:
 
 TABLE
 ## The report file
 
-`stormproof audit report TOPOLOGY --out FILE` writes a JSON file for an auditor; options:
-[cli.md](cli.md#stormproof-audit-report). The exit status is the verdict's. It has no payloads and no error texts.
+[`stormproof audit report`](cli.md#stormproof-audit-report) writes a JSON file for an auditor:
 
 - `verdict`: of `audit verify` run for these batches, or with `--verdict N` one on record. A clean one that does not cover all batches counts as "cannot tell"
 - `not_looked_at`: what the report does not cover
@@ -201,10 +194,9 @@ Status 0 means that no byte has changed since it was signed with that key.
 
 ## The views
 
-The view of `audit replays` is `stormproof.audit_replays`, and so on. Every view has `topology`. `txid` is a batch's
-number, `message` a message's id as every command shows it, and `error_class` the class of the exception, or the reason if
-there was none, unless said otherwise. `stormproof ledger sql` prints what every column means, also of those that a list
-only names.
+The view of `audit replays` is `stormproof.audit_replays`, and so on. Every view has `topology`. Unless said otherwise
+`txid` is a batch's number, `message` a message's id as commands show it, and `error_class` the class of the exception,
+or the reason if there was none. `stormproof ledger sql` prints what every column means.
 """
 SHARED: Final = {
     "topology": "the topology's name",
