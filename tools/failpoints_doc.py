@@ -17,9 +17,8 @@ Named places where a run can be killed, paused or failed, to try how it recovers
 stormproof run mine.py:weather --until-idle                                   # recovers
 ```
 
-Without `{ENV}` they do nothing. It is `NAME=ACTION`, or `NAME=ACTION@K` for the K-th time that a process
-reaches the place; join several by `;`. With `{ENV_LOG}=FILE` each place that is reached appends its name
-to the file.
+`{ENV}` is `NAME=ACTION`, or `NAME=ACTION@K` for the K-th time that a process reaches the place; join several by `;`.
+With `{ENV_LOG}=FILE` each place that is reached appends its name to the file.
 
 | action | effect |
 | --- | --- |

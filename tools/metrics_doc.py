@@ -10,8 +10,7 @@ from stormproof.trident.metrics import catalogue as m
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 HEAD: Final = """# Metrics
 
-Metrics of a running driver, for Prometheus and OpenTelemetry, and of the ledger, which need no driver. Made by
-`tools/metrics_doc.py` from `trident/metrics/catalogue.py`: do not edit.
+For Prometheus and OpenTelemetry. Made by `tools/metrics_doc.py` from `trident/metrics/catalogue.py`: do not edit.
 
 ## A driver's metrics
 
@@ -23,22 +22,20 @@ stormproof run mine.py:words --until-idle --metrics-file /var/lib/node_exporter/
 In code: `topology.run(metrics_port=9400)`, or the settings `metrics_port` and `metrics_file`, also for functions of
 `foreachBatch` and `exactly_once(...)`.
 
-- `metrics_host = "0.0.0.0"` serves other machines; there is no password. Metrics name topologies, sources and sinks, and
-  contain no payloads, message ids or error texts.
-- A port that is taken, or a file that cannot be written, is an error at the start. Topologies of one process may share a
-  port or file; two processes may not.
+- `metrics_host = "0.0.0.0"` serves other machines, without a password. Metrics contain no payloads, message ids or error texts.
+- Topologies of one process may share a port or file; two processes may not.
 - Counters begin at 0 with each run; use `rate` and `increase`. *Exact* ones add up to the ledger over all runs, wherever a
   driver was killed, except for a COMMIT whose answer was lost.
 - The backlog is queried at most every `metrics_interval_s`. A file is replaced then and at the end, and stays. Its name must
   end in `.prom` for node exporter.
 
-`metrics_opentelemetry = true` (extra `otel`) passes the same metrics to OpenTelemetry's API: topology and labels are
-attributes, and `stormproof_commit_latency_seconds` is `stormproof.commit_latency` in `s`. Each batch is a span. Your program
-sets up the SDK.
+`metrics_opentelemetry = true` (extra `otel`) passes them to OpenTelemetry's API: topology and labels are attributes,
+and `stormproof_commit_latency_seconds` is `stormproof.commit_latency` in `s`. Each batch is a span. Your program sets
+up the SDK.
 
 ## The ledger's metrics
 
-Alerts on a driver must not depend on it: run this every minute, with the rights of an auditor.
+They need no driver: run this every minute, with the rights of an auditor.
 
 ```ini
 # /etc/systemd/system/stormproof-metrics.service, with a .timer that has OnCalendar=minutely
@@ -50,8 +47,7 @@ ExecStart=/srv/pipelines/.venv/bin/stormproof metrics --file /var/lib/node_expor
 
 ## Alerts and a dashboard
 
-`deploy/prometheus/alerts.yml` has the alerts, each with its part in the [runbook](runbook.md#alerts).
-`deploy/grafana/dashboard.json` is a dashboard to import.
+`deploy/prometheus/alerts.yml`, with the [runbook](runbook.md#alerts), and `deploy/grafana/dashboard.json`.
 
 ## Every metric
 

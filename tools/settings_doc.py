@@ -32,9 +32,9 @@ Each has its default, or else its type, in parentheses.
 TAIL: Final = f"""
 ## Secrets
 
-{", ".join(f"`{name}`" for name in secret_settings())} may be in a file each, as containers mount secrets: the variable with
-`_FILE` at its end names it, as `{PREFIX}DATABASE_URL_FILE=/run/secrets/database-url`. A line end at the end of the file is
-removed. An unreadable or empty file is an error, and so are both variables at once. A file is read when a run starts.
+{", ".join(f"`{name}`" for name in secret_settings())} may be in a file each: the variable with `_FILE` at its end names
+it, as `{PREFIX}DATABASE_URL_FILE=/run/secrets/database-url`. An unreadable or empty file is an error, and so are both
+variables at once. A file is read when a run starts.
 
 `secret` finds what your own code needs in the same two ways:
 
@@ -46,9 +46,8 @@ sasl = {{"sasl.username": "shop", "sasl.password": secret("KAFKA_PASSWORD")}}
 paid = KafkaSource("paid", servers="kafka:9093", client=sasl)
 ```
 
-Without `storage_options` a store's client uses the platform's credentials (role of machine or pod, workload identity, the
-cloud's variables and files); libpq reads `PGPASSFILE`. Do not pass secrets by `--conf` or `--param`: all users of the
-machine can see arguments.
+Without `storage_options` a store's client uses the platform's credentials (role of machine or pod, workload identity,
+the cloud's variables and files); libpq reads `PGPASSFILE`. All users of the machine can see `--conf` and `--param`.
 
 ## Which Postgres
 

@@ -15,11 +15,10 @@ Made by `tools/source_matrix_doc.py` from `core/contract/capabilities.py`: do no
 
 ## How a batch is made safe
 
-- **ranges**: the ledger records which messages are in a batch, and they are read again from the server. Nothing is
-  confirmed to it.
+- **ranges**: the ledger records which messages are in a batch, and they are read again from the server.
 - **journal**: messages are written to the run's Postgres, under stable ids, before they are opened, and confirmed after
-  the commit. A message that comes again is known by its id, for the source's horizon after it was resolved: it is
-  confirmed again and not applied.
+  the commit. A message that comes again within the source's horizon after it was resolved is confirmed again and not
+  applied.
 - **take-over**: a journal of messages without ids, which are confirmed as soon as they are written down. One that is
   delivered again before that cannot be told from a new one: exactly-once begins with the confirmation.
 - **none**: a message that comes again is applied again. Exactly-once is refused.
@@ -36,8 +35,8 @@ The driver ends, or the server is killed as in 7, when the message is:
 
 {places}
 
-The worst case, in a sink that takes part in the guarantee; a message is applied once at all other moments. With a journal
-the server must keep its own promise to deliver again what was not confirmed.
+The worst case; a message is applied once at all other moments. With a journal the server must deliver again what was
+not confirmed.
 
 | made safe by | {guarantees} |
 | --- |{rule}
