@@ -32,7 +32,7 @@ help:
 	@echo "make fresh-install   the wheel in a fresh environment, without Java and Postgres, then with the extras"
 	@echo "make bench     measurements                  (BENCH='P1a P2' JSON=file PAIRS=n)"
 	@echo "make torture   every failpoint in every way, two drivers at once, random rounds, Spark    (ROUNDS=n SEED=s)"
-	@echo "make versions  the tests that rest on Spark, with other PySparks and pandas   (WITH=pyspark==4.0.5)"
+	@echo "make versions  the tests that rest on Spark, with other PySparks, pandas, lower bounds   (WITH=lowest)"
 	@echo "make setup     what the others do first      (PYTHON=python3.12 for another interpreter)"
 	@echo "make clean     remove all that these made"
 

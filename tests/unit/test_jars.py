@@ -14,13 +14,16 @@ from support.command_line import CommandLine
 
 from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.engine import jars, java, spark_lines
-from stormproof.core.engine.spark_lines import spark_line
+from stormproof.core.engine.spark_lines import SparkLine, spark_line
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import make_engine
+
+LINE = SparkLine("4.2", "4.4.0", "delta-spark_4.2_2.13", 7, sees_repeated_tasks=True)
 
 
 @pytest.fixture(autouse=True)
 def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(jars, "spark_line", lambda: LINE)
     monkeypatch.setattr(java, "_CLONE", tmp_path / "clone")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "clone").mkdir()
