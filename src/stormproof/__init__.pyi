@@ -25,6 +25,7 @@ from .core.bolt import (
 )
 from .core.user_code.call_context import context as context
 from .core.engine.spark import spark_session as spark_session
+from .core.base.errors import StormproofError as StormproofError
 from .core.base.guarantee import Guarantee as Guarantee
 from .core.start.settings import (
     Settings as Settings,
