@@ -205,7 +205,7 @@ SHARED: Final = {
     "error_class": "class of the exception, or the reason if there was none",
 }
 """Columns whose meaning stands above all views."""
-FEW: Final = 8
+FEW: Final = 9
 """A column that is told in no more words is listed by its name alone, unless its values are."""
 LISTED: Final = ("what", "state", "reason", "cause", "kind")
 """Columns whose meaning is a list of values."""
