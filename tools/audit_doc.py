@@ -83,10 +83,10 @@ VERIFY: Final = """## Verify
 
 - `stormproof audit verify orders`: ledger, source and each sink's own record: each txid once and in order. No table is read
 - `... --deep`: also the rows of the tables, and committed messages that the source still keeps
-- `... --since last`: what came since the last clean verdict of the same scope
+- `... --since last`: [what came](#incremental-verify) since the last clean verdict of the same scope
 - `... --since TXID`, `--since TIME`: from a txid on, or from the first one that had not ended at that time
-- `... --sink NAME`: with `--deep`: the table of that sink alone
-- `... --others-write`: with `--deep`: rows that other writers added are no violation
+- `... --deep --sink NAME`: the table of that sink alone
+- `... --deep --others-write`: rows that other writers added are no violation
 
 | verdict | meaning | exit status |
 | --- | --- | --- |
@@ -159,15 +159,15 @@ table in Delta. Keys are compared in 128 MB of memory; more than 16 million take
 
 `not_compared` lists what was left out:
 
-- rows of batches that the ledger has pruned (Delta), that ran under a weaker guarantee, or that have no digest;
-- rows of a Postgres table with INSERT triggers, which may change or drop them;
+- rows of batches that were pruned (Delta), that ran under a weaker guarantee, or that have no digest;
+- rows of a Postgres table with INSERT triggers;
 - columns that Postgres stores differently from what it is given (jsonb, uuid, arrays, rounded timestamps), and nested
   columns;
 - rows moved to files together with rows of other writers, or of txids that are not on record;
 - in upserts and folds: the number of rows where Spark commits, or where a Postgres table had rows before; sums where
   the table had rows before, or NaN or an infinity was added;
-- values of a Delta table after another writer changed rows, or after `stormproof repair` removed some; in Postgres,
-  which has no log of others, that is a difference;
+- values of a Delta table after another writer changed rows, or after `stormproof repair` removed some; in Postgres that
+  is a difference;
 - rows that were there before the first txid, and rows of other incarnations in a restored table.
 
 Tests plant these changes in Delta and Postgres tables, appended and upserted, with lineage and without. All are found,
@@ -179,9 +179,9 @@ TABLE
 [`stormproof audit report`](cli.md#stormproof-audit-report) writes a JSON file for an auditor:
 
 - `verdict`: of `audit verify` run for these batches, or with `--verdict N` one on record. A clean one that does not cover all batches counts as "cannot tell"
-- `not_looked_at`: what the report does not cover
+- `not_looked_at`: what it does not cover
 - `topology`, `sinks`, `graphs`, `driver_lives`, `driver_events`: tables, shapes of the graph, runs of the driver, take-overs, recoveries
-- `questions`: the answers to the twelve questions: counts by group, and the newest rows. `sha256` is of the other members as JSON without spaces, keys in order, in ASCII
+- `questions`: counts by group, and the newest rows. `sha256` is of the other members as JSON without spaces, keys in order, in ASCII
 - `digest`: one SHA-256 over all batches and what they wrote: two reports of one time have the same
 
 Sign it with a key of `ssh-keygen -t ed25519` (or `minisign`), and check it without the ledger:
@@ -190,7 +190,6 @@ Sign it with a key of `ssh-keygen -t ed25519` (or `minisign`), and check it with
     echo "ann@shop $(cat auditkey.pub)" > signers                         # for whoever checks
     ssh-keygen -Y verify -f signers -I ann@shop -n stormproof-report -s orders.json.sig < orders.json
 
-Status 0 means that no byte has changed since it was signed with that key.
 
 ## The views
 

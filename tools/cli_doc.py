@@ -18,10 +18,9 @@ HEAD: Final = """# Command line
 
 Made by `tools/cli_doc.py` from the commands' own help: do not edit.
 
-A command's result goes to standard output; progress and errors go to standard error. Settings, and so the database, are
-those of the environment and the working folder: [settings.md](settings.md). Every command has `--help`, with an example,
-and `--json`: standard output is then one JSON document. `stormproof --install-completion` adds completion by the Tab key
-to the shell's start-up files; `--show-completion` prints the script.
+A command's result goes to standard output; progress and errors go to standard error. [Settings](settings.md), and so
+the database, are those of the environment and the working folder. Every command has `--help`, with an example, and
+`--json`. `stormproof --install-completion` adds completion by the Tab key; `--show-completion` prints the script.
 
 Exit status:
 

@@ -51,15 +51,14 @@ def faults() -> list[Fault]:
 _HEAD = """# Faults of the environment
 
 What a run says when something around it is broken, its exit status, and how it goes on. None of these makes a message
-count a failure or become a dead letter. Once the cause is gone, the run goes on exactly once. Errors of other kinds are
-in [runbook.md](runbook.md).
+count a failure. Errors of other kinds are in [runbook.md](runbook.md).
 
 Made by `tools/faults_doc.py` from the faults that the tests cause: do not edit.
 
 ## What ends a run
 
-The fault, its message, and the remedy; then start again. The message is one line on standard error that begins with
-`stormproof:`, and most end with what to do. `...` stands for what differs: a path, a name, a position.
+The fault, its message on standard error, and the remedy; then start again. `...` stands for what differs: a path, a
+name, a position.
 """
 _TABLE = """
 ### Exit status {status}
