@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests that rest on Spark with other packages than the set-up has: other_versions.sh [REQUIREMENT...]
 # `lowest` is each package at the lower bound that pyproject.toml names, `newest` the newest that it allows; with these
-# the tests without Spark run, too.
+# tests/unit and tests/migrations run, too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
