@@ -22,7 +22,8 @@ stormproof run mine.py:words --until-idle --metrics-file /var/lib/node_exporter/
 In code: `topology.run(metrics_port=9400)`, or the settings `metrics_port` and `metrics_file`, also for functions of
 `foreachBatch` and `exactly_once(...)`.
 
-- `metrics_host = "0.0.0.0"` serves other machines, without a password. Metrics contain no payloads, message ids or error texts.
+- `metrics_host = "0.0.0.0"` serves other machines, without a password. Metrics contain no payloads, message ids or error
+  texts.
 - Topologies of one process may share a port or file; two processes may not.
 - Counters begin at 0 with each run; use `rate` and `increase`. *Exact* ones add up to the ledger over all runs, wherever a
   driver was killed, except for a COMMIT whose answer was lost.
