@@ -76,6 +76,10 @@ class Parameter:
         """It in a list."""
         return f"- `{self.written}`: {self.about}\n"
 
+    def said_by(self, another: Parameter) -> bool:
+        """Whether the other's line says it, perhaps with a default that this one has not."""
+        return self.written == another.written and another.about.startswith(self.about)
+
     @property
     def of_a_view(self) -> bool:
         """Whether it filters or counts the rows of an audit's view by a column: the head of the audit says how."""
@@ -92,9 +96,9 @@ class Command:
 
     def part(self, shared: Iterable[Parameter]) -> str:
         """Its part of the page."""
-        told = set(shared)
+        told = [*shared]
         usage = " ".join(one.usage for one in self.parameters if one.required or one.is_argument)
-        lines = "".join(one.line for one in self.parameters if one not in told)
+        lines = "".join(one.line for one in self.parameters if not any(one.said_by(another) for another in told))
         return (
             "\n\n".join(filter(None, (f"### `{self.name}`", usage and f"`{usage}`", self.about, lines.rstrip()))) + "\n"
         )
