@@ -107,7 +107,6 @@ Of some tables `--deep` never compares all, such as an upsert without `lineage=T
 stormproof audit verify orders --deep --json | jq -e '.verdict | IN("clean", "not_compared")'
 ```
 
-
 ### Incremental verify
 
 `--since last` begins after the last txid up to which, at the previous clean verdict, every batch had ended and no
