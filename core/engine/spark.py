@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,9 +174,10 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
 
 
 def _quieten_start() -> None:
-    """Have the JVM log as Spark's defaults say, without the lines that it writes at each start; unless the user has a
-    configuration of log4j.
+    """Have the JVM log as Spark's defaults say, without the lines that it writes at each start, unless the user has a
+    configuration of log4j; and PySpark not warn of pandas 3, of which a run uses nothing that it lacks.
     """
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     known = os.environ.get(_JVM_OPTIONS, "")
     folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"))
     if "log4j" not in known and not [*folder.glob("log4j2*.*")]:
