@@ -107,9 +107,7 @@ def _verify_text(report: VerifyReport) -> None:
     say(_scope_text(report))
     say(f"verdict: {report.reach}")
     if report.verdict is Verdict.NOT_COMPARED:
-        say(
-            "to have an upsert's values compared: lineage=True; a gate that takes this verdict reads .verdict of --json"
-        )
+        say("lineage columns have values by key compared; a gate that takes this verdict reads .verdict of --json")
     if not report.violations and not report.unknowns:
         say(f"proves: {report.proves}")
     if report.not_recorded is not None:
