@@ -1,7 +1,8 @@
 """The three guarantees that a topology can be run under.
 
 Who keeps them: `trident.driver.steps` decides when a message is confirmed, `core.tracking.attempts` what a verdict leads to,
-`trident.driver.recovery` what a crash leads to, and each sink's `decide` (`sinks.protocol`) what is committed twice.
+`trident.driver.recovery` what a crash leads to, and each sink's `decide` (`sinks.contract.protocol`) what is
+committed twice.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def default_storage(read: Callable[[], Mapping[str, str]]) -> None:
 
 @dataclass(slots=True)
 class _Default:
-    """The settings' options; `core.settings`, which knows of them, is above this module."""
+    """The settings' options; `core.start.settings`, which knows of them, is above this module."""
 
     read: Callable[[], Mapping[str, str]] = dict
     options: StorageOptions | None = None

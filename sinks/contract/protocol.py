@@ -291,8 +291,8 @@ class StoreRecord(Protocol):
 class SinkSession(StoreRecord, Protocol):
     """A sink opened by one driver for one topology: the driver's side of it.
 
-    An implementation inherits it; what a store may do beyond it is in `sinks.protocol`. One thread at a time calls it;
-    with several batches in flight `commit` comes from another one than the rest.
+    An implementation inherits it; what a store may do beyond it is in `sinks.contract.protocol`. One thread at a
+    time calls it; with several batches in flight `commit` comes from another one than the rest.
     """
 
     @property
@@ -362,7 +362,7 @@ class SinkSession(StoreRecord, Protocol):
 
 
 class Sink(SinkSpec, Protocol):
-    """A sink that can be opened. An implementation inherits it; see `sinks.registry` for how it is opened by its name."""
+    """A sink that can be opened. An implementation inherits it. `sinks.contract.registry` opens one by its name."""
 
     def placed(self, database: Database, staging: str) -> Sink:
         """This sink with the run's database and folder for staged files, where it names none itself."""

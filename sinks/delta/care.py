@@ -9,7 +9,7 @@ The old ones are still there, since only a VACUUM removes them: the next start t
 Prepared files of an append lie in the table's folder and are not the table's before their commit. A VACUUM of delta-rs
 removes only files that the log names as gone. Spark also removes what the log never named, once it is older than the
 retention: a prepared file of a batch that was blocked for so long is put back from its second name
-(`sinks.staging.guard_of`).
+(`sinks.prepare.staging.guard_of`).
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def written_for(table: DeltaTable) -> WriterProperties:
 
     It leaves NaN out of the bounds of a column, while to Spark NaN is greater than every number: a file with bounds of 1 and
     2 would be passed over for ``x > 5``, and its NaN with it. So a file has no bounds for columns of floating-point numbers,
-    and no dictionary: see `sinks.writer.indexed`.
+    and no dictionary: see `sinks.prepare.writer.indexed`.
     Those inside of structs cannot be named one by one: where there are any, no nested column has statistics.
     """
     schema = pa.schema(table.schema().to_arrow())

@@ -186,7 +186,7 @@ class Rejects:
 
     It may reject `most` messages; with None the first refused row refuses the transaction. `row_by_row`: a row whose
     messages are not known is given up alone, too. The table takes `columns`; without them, all. `undecided` are the columns
-    that do not tell which row of a key is the latest (`sinks.by_key`).
+    that do not tell which row of a key is the latest (`sinks.rows.by_key`).
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """How rows get into a Postgres table: by COPY, or by key with COPY into a temporary table and one INSERT ... ON CONFLICT,
-where `held` is the table's row, and `excluded` the added one: see `sinks.merge_sql`.
+where `held` is the table's row, and `excluded` the added one: see `sinks.rows.merge_sql`.
 """
 
 from __future__ import annotations

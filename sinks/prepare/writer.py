@@ -255,11 +255,11 @@ class FileWriter:
     Delta table's own are not private. `for_bolts` is the sink's resource for bolts. `partitions` are the columns by which a
     task cuts the rows of an append into files. Where `input` is an upsert, a task leaves one row a key, the last one; with
     `names_messages` its file holds the others, too; `undecided` are the columns that do not tell which one is the last
-    (`sinks.by_key`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL. `leaves_out`: a
-    row with such a value is left out, and the file names its messages; rows without message columns are not. `guarded` files
-    have a second name, since the folder is a table's own; see `staging.guard_of`. `storage` has the options of an object
-    store, which executors have not: they travel with the job. `hashed` are the columns that
-    the content digests of an append's files cover; those of a fold have the sums of the columns that are summed, those of an
+    (`sinks.rows.by_key`). `discards`: a value that its column cannot hold is NULL, where the column takes NULL.
+    `leaves_out`: a row with such a value is left out, and the file names its messages; rows without message columns are not.
+    `guarded` files have a second name, since the folder is a table's own; see `staging.guard_of`. `storage` has
+    the options of an object store, which executors have not: they travel with the job. `hashed` are the columns that the
+    content digests of an append's files cover; those of a fold have the sums of the columns that are summed, those of an
     upsert nothing.
     """
 

@@ -2,7 +2,7 @@
 that no key comes twice.
 
 The order of an upsert is total over what a row holds, so the last row of a key does not depend on how rows were cut into
-batches, on their order, or on repeats. Postgres and Delta compare in the same way: see `sinks.merge_sql`.
+batches, on their order, or on repeats. Postgres and Delta compare in the same way: see `sinks.rows.merge_sql`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class LatestWriter(TaskWriter):
 
     The rows are kept in memory until `close`, without those that are known to be superseded. Where the table may refuse some
     rows, `file` is the writer once more: the superseded rows go to the head of its file, in row groups of their own, which
-    `sinks.staging` passes over.
+    `sinks.prepare.staging` passes over.
 
     The columns of `keep` are those of the first row of the key: of its first message where rows name theirs, and of several
     rows of that message, or of rows that name none, the least one. So they are as if each message were a batch of its own.

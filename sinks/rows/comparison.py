@@ -1,7 +1,7 @@
 """What a sink's table holds, compared with what is on record of its txids: rows changed, deleted, added or doubled since.
 
-A sink whose rows can be told from others' compares them by content digests (`sinks.content`). What it cannot look at, it
-names, with the reason.
+A sink whose rows can be told from others' compares them by content digests (`sinks.rows.content`). What it cannot look at,
+it names, with the reason.
 """
 
 from __future__ import annotations

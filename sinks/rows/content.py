@@ -317,7 +317,7 @@ def _bytes(data: Words, starts: Rows, lengths: Rows) -> Words:
 
 
 _VERSION: Final = 2
-"""Another one than that of `sinks.content`: a file has either."""
+"""Another one than that of `sinks.rows.content`: a file has either."""
 _EXACT: Final = Context(prec=200)
 _WIDE_DIGITS: Final = 76
 _HALF_BITS: Final = 32

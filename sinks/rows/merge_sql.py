@@ -132,7 +132,7 @@ POSTGRES: Final = Dialect(
 
 
 def later_condition(input_: SinkInput, dialect: Dialect, undecided: Sequence[str] = ()) -> str | None:
-    """Whether the added row is later than the held one, in the order of `sinks.by_key`; None: always."""
+    """Whether the added row is later than the held one, in the order of `sinks.rows.by_key`; None: always."""
     if not input_.order_by:
         return None
     return _wins_by_order(input_.schema, compared_columns(input_, undecided), End.LAST, dialect)
