@@ -22,7 +22,7 @@ EXISTING = $(wildcard $(SOURCES))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-classes check ruff mypy pyright format docs fresh-install bench torture versions clean
+.PHONY: help setup demo test test-classes check ruff mypy pyright format docs fresh-install bench torture versions other-spark clean
 
 help:
 	@echo "make demo      the word count through kill -9, with its proof (a few minutes)"
@@ -32,7 +32,7 @@ help:
 	@echo "make fresh-install   the wheel in a fresh environment, without Java and Postgres, then with the extras"
 	@echo "make bench     measurements                  (BENCH='P1a P2' JSON=file PAIRS=n)"
 	@echo "make torture   every failpoint in every way, two drivers at once, random rounds, Spark    (ROUNDS=n SEED=s)"
-	@echo "make versions  the tests that rest on Spark, with other PySparks, pandas, lower bounds   (WITH=lowest)"
+	@echo "make versions  the tests that rest on Spark, with other PySparks, pandas, lower bounds   (WITH=lowest, WITH=drawn)"
 	@echo "make setup     what the others do first      (PYTHON=python3.12 for another interpreter)"
 	@echo "make clean     remove all that these made"
 
@@ -58,6 +58,10 @@ check: $(STAMP)
 
 versions: $(STAMP)
 	@tools/other_versions.sh $(foreach one,$(WITH),"$(one)")
+
+# The Spark that `make versions WITH=drawn` takes; .ci/run has it installed beside the checks.
+other-spark: $(STAMP)
+	@tools/other_versions.sh drawn-set-up
 
 ruff: $(STAMP)
 	$(VENV)/bin/ruff format --check $(EXISTING)

@@ -48,6 +48,7 @@ _numbers = itertools.count(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every test, and of the long files not a sample alone")
+    parser.addoption("--drawn", type=int, default=None, metavar="N", help="run N of these tests, drawn by the seed")
     parser.addoption("--seed", type=int, default=None, help="seed of the tests' random choices (default: the commit's)")
 
 
@@ -85,6 +86,7 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist then reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _sample(config, items)
+    _draw(config, items)
     # One broker serves all tests on it: they stay in one worker. Spark's tests are too many for that: each worker has one.
     for item in items:
         if (mark := item.get_closest_marker("broker")) is not None:
@@ -94,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 SHARES: Final = {"conformance": 0.04, "integration": 0.06, "property": 0.1}
 """The share of a folder's tests that a run takes, unless they are marked otherwise, or their file is named."""
 
-OF_MARKED: Final = 0.75
+OF_MARKED: Final = 0.5
 """The part of the marked shares that a run of all tests takes, so that it stays under 20 minutes on a slow machine."""
 
 
@@ -126,6 +128,17 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
         left_out.update(rng.sample(some, len(some) - math.floor(len(some) * share + rng.random())))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep as many tests as were asked for; none of a pool, which take half a minute each."""
+    number: int | None = config.getoption("--drawn")
+    if number is None:
+        return
+    short = [item for item in items if not any("pool" in mark.kwargs for mark in item.iter_markers("sampled"))]
+    drawn = set(random.Random(config.stash[_SEED]).sample(short, min(number, len(short))))
+    config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+    items[:] = [item for item in items if item in drawn]
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

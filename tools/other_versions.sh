@@ -1,15 +1,23 @@
 #!/usr/bin/env bash
 # Runs the tests that rest on Spark with other packages than the set-up has: other_versions.sh [REQUIREMENT...]
 # `lowest` is each package at the lower bound that pyproject.toml names, `newest` the newest that it allows; with these
-# tests/unit and tests/migrations run, too.
+# tests/unit and tests/migrations run, too. `drawn` is one of the Sparks and 60 of the tests, drawn by the commit;
+# `drawn-set-up` only installs it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 tests=(spark_engine spark_robust delta_by_spark foreach_batch foreach_upserts once spark_crashes in_flight_spark
     kept_by_spark compaction_by_spark executors_elsewhere)
 tests=("${tests[@]/#/tests/integration/test_}")
+sparks=(pyspark==4.2.1 pyspark==4.1.4 pyspark==4.0.5 pyspark==3.5.9)
 wanted=("$@")
-[ $# -gt 0 ] || wanted=(pyspark==4.2.1 pyspark==4.1.4 pyspark==4.0.5 pyspark==3.5.9 'pandas>=3' lowest newest)
+arguments=()
+[ $# -gt 0 ] || wanted=("${sparks[@]}" 'pandas>=3' lowest newest)
+if [[ "$*" = drawn* ]]; then
+    tree=$(git rev-parse 'HEAD^{tree}')
+    wanted=("${sparks[0x${tree:0:7} % ${#sparks[@]}]}")
+    arguments=(--drawn=60 -n 2 --dist loadgroup)
+fi
 failed=()
 
 lower_bounds() {
@@ -48,7 +56,8 @@ for one in "${wanted[@]}"; do
         touch "$folder/ready"
     fi
     echo "$one"
+    [ "$*" != drawn-set-up ] || continue
     # Older Sparks leave a socket to the garbage collector, and warn of what Python will remove.
-    "$folder/bin/python" -m pytest -W ignore "${files[@]}" || failed+=("$one")
+    tools/run_tests.sh "$folder/bin/python" -m pytest -W ignore "${arguments[@]}" "${files[@]}" || failed+=("$one")
 done
 [ ${#failed[@]} -eq 0 ] || { echo "failed with: ${failed[*]}"; exit 1; }

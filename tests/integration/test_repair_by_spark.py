@@ -83,7 +83,7 @@ def rows_by_duck(path: Path) -> list[tuple[Any, ...]]:
     return sorted(duck.connected().execute(f"select k, n, low, high from delta_scan('{path}')").fetchall())
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.sampled(0.1)
 @pytest.mark.parametrize("how", ["upsert", "fold"])
 @pytest.mark.parametrize("kind", MADE)
 def test_keys_and_statistics_are_mended(spark: SparkSession, tmp_path: Path, kind: str, how: str) -> None:
@@ -118,7 +118,7 @@ BETWEEN: Final[Mapping[str, str]] = {
 }
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.sampled(0.3)
 @pytest.mark.parametrize("kind", ["deletion vectors", "columns mapped by name"])
 @pytest.mark.parametrize("what", BETWEEN)
 def test_another_writer_that_comes_meanwhile_comes_first(

@@ -102,7 +102,7 @@ PLANTS: Final[Mapping[str, str]] = {
 }
 
 
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.15)
 @pytest.mark.parametrize("what", PLANTS)
 def test_a_planted_change_is_found(run: Operated, spark: SparkSession, what: str) -> None:
     for table in TABLES:

@@ -29,7 +29,7 @@ TABLES: Final = {
 """The tables in which a changed row is looked for."""
 
 
-@pytest.mark.sampled(0.02)
+@pytest.mark.sampled(0.01)
 @pytest.mark.timeout(900)  # ended within a call of Spark's, it would leave the session of the tests behind it unusable
 @pytest.mark.parametrize("seed", range(100))
 def test_no_alarm_where_every_table_is_as_it_should_be(operated: Operated, seed: int) -> None:
@@ -81,7 +81,7 @@ HISTORIES: Final[dict[str, tuple[bool, Callable[[History], None], frozenset[str]
 """Whether Spark commits, what happens, and the tables that the report then says not to compare."""
 
 
-@pytest.mark.sampled(0.4)
+@pytest.mark.sampled(0.2)
 @pytest.mark.parametrize("what", HISTORIES)
 def test_a_planted_change_is_found_in_a_table_with_such_a_history(operated: Operated, what: str) -> None:
     by_spark, happens, not_compared = HISTORIES[what]
