@@ -241,9 +241,8 @@ class Settings(BaseSettings):
         description="modules or FILE.py, separated by commas, that commands import first: they register your own "
         "kinds of sinks",
     )
-    log_format: Literal["auto", "text", "json"] = Field(
-        default="auto",
-        description="`text`: a short line per batch; `json`: one object per line; `auto`: text on a terminal, else json",
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="`text`: a short line per batch; `json`: one object per line"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest logged level")
 

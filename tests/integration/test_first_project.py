@@ -40,6 +40,13 @@ def test_the_first_topology_runs_and_its_dead_letter_and_sums_are_there(project:
     assert command("audit", "verify", "orders")["violations"] == []
 
 
+def test_with_json_every_line_of_a_runs_log_is_an_object(project: Path, command: CommandLine) -> None:
+    code, _, said = command.ended("run", "orders.py:topology", "--engine=inline", "--until-idle", "--log-format=json")
+    assert code == 0
+    messages = [json.loads(line).get("message") for line in said.splitlines()]
+    assert "running 'orders' exactly-once on inline; Ctrl-C stops after what is in flight" in messages
+
+
 def test_its_own_test_passes(project: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_orders.py"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, timeout=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def told(world: World, caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log of a run says in words, without the times that it took."""
     with caplog.at_level(logging.INFO, "stormproof.txn"):
         world.run()
-    lines = [TextLines().format(record) for record in caplog.records if record.name == "stormproof.txn"]
+    lines = [TextLines(is_kept=False).format(record) for record in caplog.records if record.name == "stormproof.txn"]
     return [line[9:].rpartition(", ")[0] for line in lines]
 
 
@@ -89,12 +90,10 @@ def test_the_last_lines_say_why_it_ended_and_the_next_command(stopped: str) -> N
     assert see == "see the dead letters: stormproof dead-letters list words"
 
 
-@pytest.mark.parametrize(
-    ("form", "is_terminal", "is_json"),
-    [("auto", True, False), ("auto", False, True), ("text", False, False), ("json", True, True)],
-)
-def test_the_log_is_text_on_a_terminal_and_json_elsewhere(
-    form: str, is_terminal: bool, is_json: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_log_is_text_with_the_date_where_it_is_kept_or_json(
+    form: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = Screen(is_terminal)
     monkeypatch.setattr(sys, "stderr", screen)
@@ -104,9 +103,10 @@ def test_the_log_is_text_on_a_terminal_and_json_elsewhere(
     with logging_to_stderr("info", form):  # type: ignore[arg-type]
         logging.getLogger("stormproof.txn").info("recovered %s", json.dumps(facts))
     line = next(line for line in screen.getvalue().splitlines() if "recovered" in line)
-    if is_json:
+    if form == "json":
         assert json.loads(line)["recovered"] == facts
     else:
+        assert bool(re.match(r"\d{4}-\d\d-\d\d ", line)) is not is_terminal
         assert "recovered: committed txid 7; suppressed a duplicate of txid 7 at" in line
 
 
@@ -114,7 +114,7 @@ def test_nothing_is_drawn_before_there_is_something_to_show(monkeypatch: pytest.
     screen = Screen(is_terminal=True)
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with logging_to_stderr("info", "auto") as progress:
+    with logging_to_stderr("info", "text") as progress:
         assert screen.getvalue() == ""
         progress("waiting")
         assert screen.getvalue() != ""

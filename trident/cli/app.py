@@ -100,9 +100,7 @@ def run(
     ] = None,
     log_format: Annotated[
         str | None,
-        typer.Option(
-            help="text: a short line per batch; json: one object per line. Default: auto, text on a terminal."
-        ),
+        typer.Option(help="text, the default: a short line per batch; json: one object per line."),
     ] = None,
     metrics_port: Annotated[
         int | None,

@@ -206,7 +206,13 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Lines for people: the time, the level if it is above INFO, and what happened in words."""
+    """Lines for people: the time, with the date where they are kept; the level if it is above INFO; and what happened in
+    words.
+    """
+
+    def __init__(self, *, is_kept: bool) -> None:
+        super().__init__()
+        self._time = "%Y-%m-%d %H:%M:%S" if is_kept else "%H:%M:%S"
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as text."""
@@ -215,19 +221,18 @@ class TextLines(logging.Formatter):
         text = (None if told is None else log_line(*told)) or text
         level = f"{record.levelname} " if record.levelno > logging.INFO else ""
         error = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return f"{datetime.fromtimestamp(record.created, UTC).astimezone():%H:%M:%S} {level}{text}{error}"
+        return f"{datetime.fromtimestamp(record.created, UTC).astimezone():{self._time}} {level}{text}{error}"
 
 
 @contextmanager
-def logging_to_stderr(level: str, form: Literal["auto", "text", "json"]) -> Generator[Callable[[str], None]]:
+def logging_to_stderr(level: str, form: Literal["text", "json"]) -> Generator[Callable[[str], None]]:
     """Log Stormproof's own lines; yields a function that shows progress, if standard error is a terminal."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True)
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    is_text = console.is_terminal if form == "auto" else form == "text"
-    formatter = TextLines() if is_text else JsonLines()
+    formatter = JsonLines() if form == "json" else TextLines(is_kept=not console.is_terminal)
     logger = logging.getLogger("stormproof")
     before = logger.level, logger.propagate
     logger.setLevel(level.upper())

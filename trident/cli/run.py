@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn, cast
@@ -13,7 +14,7 @@ from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import Progress, logging_to_stderr, run_text
 from stormproof.trident.cli.options import spark_options
-from stormproof.trident.cli.output import Exit, emit, finish, note, say
+from stormproof.trident.cli.output import Exit, emit, finish, say
 from stormproof.trident.driver.control_line import BY_SIGNAL, Stopping, end_jvm
 from stormproof.trident.driver.dry_run import DryRunOutcome, rehearsed_topology
 from stormproof.trident.driver.run import EngineChoice, driver, options_of
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from stormproof.core.graph.topology import TopologyGraph
+
+log = logging.getLogger("stormproof.run")
 
 ENGINES: Final = ("spark", "inline")
 _DRY_RUN_ENDS: Final = {DryRunOutcome.REFUSE: Exit.FAILED, DryRunOutcome.CANNOT_TELL: Exit.CANNOT_TELL}
@@ -92,7 +95,7 @@ def drive(
     ):
         if engine == "spark":
             _ship_by_value(module)
-            note(f"starting Spark ({settings.master}) and reaching Postgres for topology {topology.name!r} ...")
+            log.info("starting Spark (%s) and reaching Postgres for topology %r ...", settings.master, topology.name)
         live = Live(topology.name, progress)
 
         def noted(result: BatchResult) -> None:
@@ -112,9 +115,9 @@ def drive(
             on_ready=stopping.attach,
             accept_change=accept_change,
         ) as coordinator:
-            note(f"running {topology.name!r} {promised} on {engine}; Ctrl-C stops after what is in flight")
+            log.info("running %r %s on %s; Ctrl-C stops after what is in flight", topology.name, promised, engine)
             if coordinator.metrics_url is not None:
-                note(f"metrics: {coordinator.metrics_url}")
+                log.info("metrics: %s", coordinator.metrics_url)
             progress("waiting for the first batch ...")
             return coordinator.run()
 
