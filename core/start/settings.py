@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -265,7 +266,7 @@ class Settings(BaseSettings):
                 setting=TOML_FILE,
             ) from error
         except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{path} is not TOML: {error}", setting=TOML_FILE) from error
+            raise SettingsError(f"{path} is not TOML: {error}{_overwritten(path, error)}", setting=TOML_FILE) from error
         except UnparsedSettings as error:
             name = str(error).split('"')[1]
             raise SettingsError(
@@ -377,6 +378,21 @@ def secret_settings() -> tuple[str, ...]:
     """Settings that hold secrets. Each may be in a file that a variable names, as STORMPROOF_DATABASE_URL_FILE."""
     fields = Settings.model_fields.items()
     return tuple(name for name, field in fields if not field.repr or field.annotation == SecretStr | None)
+
+
+def _overwritten(path: Path, error: tomllib.TOMLDecodeError) -> str:
+    """The name that a line of the file gives once more, and how two names are written of which one begins with the other, as
+    Spark has them; empty for other errors.
+    """
+    found = re.search(r"overwrite a value \(at (?:line (\d+)|end of document)", str(error))
+    if found is None:
+        return ""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    name = lines[int(found[1] or len(lines)) - 1].partition("=")[0].strip()
+    return (
+        f": {name} is there twice, or of two names one begins with the other; then write the longer one as in "
+        'spark."speculation.quantile" = 0.9'
+    )
 
 
 def _known() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
@@ -52,6 +53,26 @@ def test_an_unknown_key_and_a_broken_file_are_named(folder: Path) -> None:
     (folder / "stormproof.toml").write_text("master =\n")
     with pytest.raises(SettingsError, match=r"stormproof\.toml is not TOML"):
         Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("spark.speculation = true\nspark.speculation.quantile = 0.9\n", "spark.speculation.quantile"),
+        ("spark.speculation.quantile = 0.9\nspark.speculation = 'hunter2'", "spark.speculation"),
+        ("[spark.speculation]\nquantile = 0.9\n[spark]\nspeculation = true", "speculation"),
+    ],
+)
+def test_two_of_sparks_names_of_which_one_begins_with_the_other_are_named_with_how_they_are_written(
+    folder: Path, text: str, name: str
+) -> None:
+    (folder / "stormproof.toml").write_text(text)
+    with pytest.raises(SettingsError, match=rf": {re.escape(name)} is there twice, or .* as in (.*)") as error:
+        Settings()
+    assert "hunter2" not in str(error.value)
+    quoted = str(error.value).rpartition(" as in ")[2]
+    (folder / "stormproof.toml").write_text(f"spark.speculation = true\n{quoted}")
+    assert Settings().spark == {"spark.speculation": "true", "spark.speculation.quantile": "0.9"}
 
 
 def test_an_unknown_argument_is_named() -> None:
