@@ -17,7 +17,7 @@ import sys
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -144,7 +144,6 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
         if java.options:
             known = os.environ.get("JAVA_TOOL_OPTIONS", "")
             os.environ["JAVA_TOOL_OPTIONS"] = " ".join([known, *(o for o in java.options if o not in known)]).strip()
-        _quieten_start()
     chosen = session_settings(settings, delta_jars(settings.delta_jars_dir), submitted)
     chosen |= {name.replace("__", "."): value for name, value in more.items()}
     master = chosen["spark.master"]
@@ -160,9 +159,10 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
         builder = builder.config(name, value)
     public = without_secrets(chosen)
     try:
-        if len(public) < len(chosen):
-            _start_jvm(public)
-        session = builder.getOrCreate()
+        with contextlib.nullcontext() if submitted else _quiet_start():
+            if len(public) < len(chosen):
+                _start_jvm(public)
+            session = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         raise SettingsError(
             f"Spark does not start on {master} with the Java at {os.environ.get('JAVA_HOME', '?')}: "
@@ -173,16 +173,26 @@ def spark_session(settings: Settings, **more: str) -> SparkSession:
     return session
 
 
-def _quieten_start() -> None:
-    """Have the JVM log as Spark's defaults say, without the lines that it writes at each start, unless the user has a
-    configuration of log4j; and PySpark not warn of pandas 3, of which a run uses nothing that it lacks.
+@contextlib.contextmanager
+def _quiet_start() -> Generator[None]:
+    """A JVM that starts in it logs as Spark's defaults say, without the lines that it writes at each start, unless the user
+    has a configuration of log4j. From then on PySpark does not warn of pandas 3, of which a run uses nothing that it lacks.
     """
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    known = os.environ.get(_JVM_OPTIONS, "")
+    known = os.environ.get(_JVM_OPTIONS)
     folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"))
-    if "log4j" not in known and not [*folder.glob("log4j2*.*")]:
-        option = f"-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties,{_QUIET}"
-        os.environ[_JVM_OPTIONS] = f"{known} {shlex.quote(option)}".strip()
+    if "log4j" in (known or "") or [*folder.glob("log4j2*.*")]:
+        yield
+        return
+    option = f"-Dlog4j2.configurationFile=classpath:org/apache/spark/log4j2-defaults.properties,{_QUIET}"
+    os.environ[_JVM_OPTIONS] = f"{known or ''} {shlex.quote(option)}".strip()
+    try:
+        yield
+    finally:  # the program's own children get what it had
+        if known is None:
+            del os.environ[_JVM_OPTIONS]
+        else:
+            os.environ[_JVM_OPTIONS] = known
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:

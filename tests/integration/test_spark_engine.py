@@ -320,14 +320,16 @@ def test_a_query_refuses_a_session_that_believes_in_determinism_and_a_topology_t
 
 
 START = """
+import os
 import sys
 from pathlib import Path
 import pandas
 from pyspark.sql.pandas.utils import require_minimum_pandas_version
 from stormproof.core.engine.spark import spark_session
 from stormproof.core.start.settings import Settings
-home, level = Path(sys.argv[1]), sys.argv[2]
+home, level, options = Path(sys.argv[1]), sys.argv[2], os.environ["SPARK_SUBMIT_OPTS"]
 session = spark_session(Settings(master="local[1]", home=home, spark={"spark.log.level": level}))
+assert os.environ["SPARK_SUBMIT_OPTS"] == options, "which the program's children inherit"
 pandas.__version__ = "3.0.0"
 require_minimum_pandas_version()  # PySpark calls it somewhere in a start
 session._jvm.org.apache.logging.log4j.LogManager.getLogger("tests").warn("a word of warning")
