@@ -35,7 +35,7 @@ from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics
 from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, merge_rows, shown
 from stormproof.sinks.delta.evidence import find_position, totals_at
-from stormproof.sinks.delta.features import Committer
+from stormproof.sinks.delta.features import Committer, TableFacts, choose, refusal
 from stormproof.sinks.delta.log import (
     APPLICATION,
     IN_COMMIT,
@@ -47,7 +47,7 @@ from stormproof.sinks.delta.log import (
     now_ms,
     removal_of,
 )
-from stormproof.sinks.delta.newest_version import entry_of, other_features
+from stormproof.sinks.delta.newest_version import entry_of
 from stormproof.sinks.delta.rewrite import COMPACTED, folder_in, new_files, put_entry
 from stormproof.sinks.delta.spark import KEPT, SparkCommitter
 from stormproof.sinks.prepare.writer import indexed
@@ -60,20 +60,13 @@ if TYPE_CHECKING:
 TRIES_MAX: Final = 5
 _FILE: Final = "_stormproof_file"
 _ROW: Final = "_stormproof_row"
-_TAKES_STATISTICS: Final = frozenset(
-    {"allowColumnDefaults", "checkpointProtection", "clustering", "columnMapping", "domainMetadata", "icebergCompatV1"}
-    | {"icebergCompatV2", "identityColumns", "inCommitTimestamp", "inCommitTimestamp-preview", "rowTracking"}
-    | {"materializePartitionColumns", "typeWidening", "typeWidening-preview", "v2Checkpoint"}
-    | {"variantType", "variantType-preview", "variantShredding", "variantShredding-preview"}
-)
-"""Further features that ask nothing of an `add` that has other statistics than before, and is the same otherwise."""
 
 
 def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
     """See `SupportsUpkeep`."""
     mended = dict[str, int]()
     for left in reversed(range(TRIES_MAX)):
-        committer = hold.committers.of_files(hold.load())
+        committer = _committer(hold, hold.load())
         spark = hold.committers.spark if committer is Committer.SPARK else None
         try:
             with hold.committers.alone_with_lock(committer):
@@ -87,6 +80,13 @@ def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
                     f"run it again: {shown(error)}"
                 ) from error
     raise AssertionError("unreachable")
+
+
+def _committer(hold: TableHold, table: DeltaTable) -> Committer:
+    """Who is to write: Spark, too, where delta-rs writes rows, but does not say in which file a row is."""
+    if hold.input.is_by_key and "v2Checkpoint" in (table.protocol().reader_features or ()):
+        return hold.committers.require_served(Committer.SPARK)
+    return hold.committers.of_files(table)
 
 
 def _repair_once(
@@ -104,12 +104,9 @@ def _repair_once(
     done = Repair(version, files, plan.kept.num_rows, plan.rows_gone, [*left, *plan.left])
     if dry_run or not (wrong or plan.rows_gone):
         return done
-    if wrong and (unserved := {*other_features(table)} - _TAKES_STATISTICS):
-        raise SinkRefused(
-            f"{hold.where}: the table has features ({', '.join(sorted(unserved))}) of which an entry of ours may not know "
-            "what to write; nothing was written. Have a writer that knows them write these files again: "
-            f"{', '.join(sorted(wrong)[:5])}"
-        )
+    # Of the features that have a writer none asks anything of an `add` that has other statistics, and is the same otherwise.
+    for found in choose(TableFacts.of(table), SinkMode.APPEND).refused if wrong else ():
+        raise SinkRefused(f"{hold.where}: {refusal(found, SinkMode.APPEND)}; nothing was written")
     failpoint("repair.before")
     more = {REPAIRS: application}
     removed = {REMOVED: _off_the_record(log, table, adds, application, plan.rows_gone)} if plan.rows_gone else {}

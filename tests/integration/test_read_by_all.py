@@ -282,6 +282,6 @@ def test_a_table_with_features_that_are_not_known_is_refused_by_their_names_and_
         add["stats"] = add["stats"].replace("5", "4")
     features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["featureOfTheFuture"]}
     entry.write_text("\n".join(map(json.dumps, [*actions, {"protocol": features}])))
-    with closing(session), pytest.raises(SinkRefused, match=r"features \(featureOfTheFuture\).*nothing was written"):
+    with closing(session), pytest.raises(SinkRefused, match=r"feature \(featureOfTheFuture\).*nothing was written"):
         session.repair()
     assert len([*(path / "_delta_log").glob("*.json")]) == DeltaTable(path).version() + 1
