@@ -1,10 +1,11 @@
 """Which columns of a Delta table may have bounds, so that no reader and no MERGE passes over a file that holds the row.
 
 delta-rs rounds the bounds of decimals through a double, and leaves NaN out of those of floating-point numbers. Spark gives
-booleans none, and spells a small decimal with an exponent, which delta-rs does not read. Columns for which a file has no
-bounds beside others that have some are no way out: a dataset of delta-rs takes that for "no value". So such columns are left
-out of the table's own property that names the columns with statistics. Writers gather none of them then, and the bounds that
-a file has already are not used, be it by a MERGE or by a reader.
+booleans none, spells a small decimal with an exponent, which delta-rs does not read, and has NaN as an upper bound, under
+which a dataset of delta-rs finds no number. Columns for which a file has no bounds beside others that have some are no way
+out: a dataset of delta-rs takes that for "no value". So such columns are left out of the table's own property that names the
+columns with statistics. Writers gather none of them then, and the bounds that a file has already are not used, be it by a
+MERGE or by a reader.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ def by_spark(keys: Collection[str]) -> Callable[[pa.Field], bool]:
 
 
 def _is_unread(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_boolean(kind) or (pa.types.is_decimal(kind) and kind.scale > _SCALE_WITHOUT_EXPONENT))
+    return bool(
+        pa.types.is_boolean(kind)
+        or pa.types.is_floating(kind)
+        or (pa.types.is_decimal(kind) and kind.scale > _SCALE_WITHOUT_EXPONENT)
+    )
 
 
 def is_rounded(kind: pa.DataType) -> bool:

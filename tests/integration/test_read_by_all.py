@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from contextlib import closing
 from decimal import Decimal
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from deltalake import DeltaTable, Field, QueryBuilder, Schema
+from deltalake import DeltaTable, Field, QueryBuilder, Schema, write_deltalake
 from deltalake.schema import PrimitiveType
 from support import duck
+from support.delta_tables import checkpoint_by_spark
 from support.typed_rows import IDENTITY, put
 
 from stormproof.core.base.errors import SinkRefused
@@ -140,6 +142,46 @@ def test_each_reader_finds_a_timestamp_where_spark_cuts_its_bounds_to_millisecon
         assert dataset.count_rows(filter=ds.field("m") == moment) == 1
         assert lake.execute(asked.format(f"delta_scan('{path}')", of_duck)).fetchone() == (1,)
         assert session.sql(asked.format(f"delta.`{path}`", of_spark)).collect() == [(1,)]
+
+
+@pytest.mark.sampled(0.5)
+@pytest.mark.parametrize("how", ["append", "upsert", "compact"])
+@pytest.mark.parametrize(("kind", "ddl"), [(pa.float64(), "double"), (pa.float32(), "float")])
+def test_each_reader_finds_a_number_where_spark_has_nan_for_a_bound(
+    spark: SparkSession, tmp_path: Path, kind: pa.DataType, ddl: str, how: str
+) -> None:
+    path = tmp_path / "t"
+    values = [-math.inf, 0.5, math.nan, math.inf]
+    inner = pa.array([{"y": value} for value in values], pa.struct([("y", kind)]))
+    rows = pa.table({"k": range(4), "x": pa.array(values, kind), "s": inner, "n": [1] * 4})
+    input_ = SinkInput.for_upsert(rows.schema, ("k",), ("n",)) if how == "upsert" else SinkInput(rows.schema)
+    sink = DeltaSink(path, name="t", committer="spark")
+    for txid in (1, 2):
+        put(sink, rows.slice(2 * txid - 2, 2), input_, txid=txid)
+    if how == "compact":
+        with closing(opened(sink, input_)) as one:
+            assert one.compact().added == 1
+    lake, dataset, session = duck.connected(), DeltaTable(path).to_pyarrow_dataset(), spark.newSession()
+    for value in (-math.inf, 0.5, math.inf):
+        asked = f"select count(*) from {{}} where x = cast('{value}' as {ddl}) and s.y = cast('{value}' as {ddl})"
+        number = pa.scalar(value, kind)
+        assert dataset.count_rows(filter=(ds.field("x") == number) & (ds.field("s", "y") == number)) == 1
+        assert lake.execute(asked.format(f"delta_scan('{path}')")).fetchone() == (1,)
+        assert session.sql(asked.format(f"delta.`{path}`")).collect() == [(1,)]
+
+
+@pytest.mark.sampled(0.5)
+def test_control_a_second_checkpoint_of_a_version_loses_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark leaves the one of delta-rs there, and describes one of its own in `_last_checkpoint`, by which DuckDB goes."""
+    path = tmp_path / "t"
+    for n in (1, 2):
+        write_deltalake(path, pa.table({"p": [n], "n": [n]}), mode="append", partition_by=["p"])
+    DeltaTable(path).create_checkpoint()
+    checkpoint_by_spark(spark, path)
+    asked = f"select count(*) from delta_scan('{path}') where p >= 1"
+    assert duck.connected().execute(asked).fetchone() == (0,)
+    (path / "_delta_log" / "_last_checkpoint").unlink()
+    assert duck.connected().execute(asked).fetchone() == (2,)
 
 
 def test_a_table_of_booleans_alone_takes_its_rows(spark: SparkSession, tmp_path: Path) -> None:
