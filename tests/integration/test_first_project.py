@@ -44,7 +44,7 @@ def test_with_json_every_line_of_a_runs_log_is_an_object(project: Path, command:
     code, _, said = command.ended("run", "orders.py:topology", "--engine=inline", "--until-idle", "--log-format=json")
     assert code == 0
     messages = [json.loads(line).get("message") for line in said.splitlines()]
-    assert "running 'orders' exactly-once on inline; Ctrl-C stops after what is in flight" in messages
+    assert "running 'orders' exactly-once on inline; Ctrl-C stops it in order" in messages
 
 
 def test_its_own_test_passes(project: Path) -> None:

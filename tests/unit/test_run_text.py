@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from support.terminal import Screen
 
 from stormproof.trident.cli.logs import JsonLines, Progress, TextLines, log_line, logging_to_stderr, run_text
 from stormproof.trident.cli.run import Live
+from stormproof.trident.driver import control_line
+from stormproof.trident.driver.control_line import Stopping
 from stormproof.trident.ledger.control import JobProgress
 from stormproof.trident.terms.observers import BatchResult, RunStatistics
 
@@ -118,6 +122,40 @@ def test_nothing_is_drawn_before_there_is_something_to_show(monkeypatch: pytest.
         assert screen.getvalue() == ""
         progress("waiting")
         assert screen.getvalue() != ""
+
+
+def test_the_line_of_progress_is_one_row_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    with logging_to_stderr("info", "text") as progress:
+        progress("[###-------] 30% txid 1: 91 of 300 messages through lookup; words: 0 messages committed")
+    (row,) = (line for line in screen.getvalue().splitlines() if "###" in line)
+    assert (
+        re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", row.rpartition("\r")[2])[1:]
+        == " [###-------] 30% txid 1: 91 of 300 me…"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_told_of_in_one_row_in_place_of_the_line_of_progress(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, terminal = os.openpty()
+    monkeypatch.setattr(control_line, "_STDERR", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with open(ours, "rb") as shown:
+        with Stopping() as stopping:
+            os.kill(os.getpid(), number)
+            row = shown.readline().decode()
+            assert stopping.asked
+        os.close(terminal)
+    clear, show_cursor = "\r\x1b[2K", "\x1b[?25h"
+    assert row.startswith(
+        f"{clear}{show_cursor}stormproof: {signal.Signals(number).name}: stopping once all has started"
+    )
+    assert len(row.rpartition("\x1b[?25h")[2].rstrip()) < 80
 
 
 def test_the_live_line_has_the_job_that_commits_next_and_drops_it_when_its_batch_has_ended() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 REASON_CHARACTERS: Final = 120
+SPINNER_CHARACTERS: Final = 2
 
 
 def log_line(word: str, facts: Mapping[str, Any]) -> str | None:
@@ -246,7 +247,11 @@ def logging_to_stderr(level: str, form: Literal["text", "json"]) -> Generator[Ca
         status = console.status("")
 
         def show(text: str) -> None:
-            status.update(Text(text, no_wrap=True, overflow="ellipsis"))
+            line = Text(text)
+            line.truncate(
+                console.width - SPINNER_CHARACTERS, overflow="ellipsis"
+            )  # in two rows it would leave one behind
+            status.update(line)
             status.start()  # not earlier: a starting JVM writes lines of its own
 
         # Lines go through the console: else the progress would overwrite them.

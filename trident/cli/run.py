@@ -115,7 +115,7 @@ def drive(
             on_ready=stopping.attach,
             accept_change=accept_change,
         ) as coordinator:
-            log.info("running %r %s on %s; Ctrl-C stops after what is in flight", topology.name, promised, engine)
+            log.info("running %r %s on %s; Ctrl-C stops it in order", topology.name, promised, engine)
             if coordinator.metrics_url is not None:
                 log.info("metrics: %s", coordinator.metrics_url)
             progress("waiting for the first batch ...")

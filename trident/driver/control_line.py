@@ -226,6 +226,9 @@ ONE_SIGNAL_S: Final = 0.3
 _STDERR: Final = 2
 """The descriptor: a handler may run while `sys.stderr` is in use."""
 
+_CLEAN: Final = "\r\x1b[2K\x1b[?25h"
+"""Takes the line of progress off a terminal, and brings back the cursor that it hides: the process may end here."""
+
 
 class Stoppable(Protocol):
     """What can be asked to stop; a signal handler asks."""
@@ -300,8 +303,8 @@ class Stopping:
                 self._end(signal.Signals(number))
             return
         self._asked_at_s = now_s
-        when = "as soon as everything has started" if self._running is None else "after the batches in flight"
-        tell(f"{signal.Signals(number).name}: stopping {when}; once more stops at once")
+        when = "once all has started" if self._running is None else "after the batches in flight"
+        tell(f"{signal.Signals(number).name}: stopping {when}; once more: at once")
         if self._running is not None:
             self._running.request_stop()
 
@@ -326,8 +329,9 @@ class Stopping:
 
 def tell(text: str) -> None:
     """Write to standard error, from a signal handler."""
+    is_drawn = os.isatty(_STDERR) and os.environ.get("TERM", "dumb") != "dumb"
     with suppress(OSError):
-        os.write(_STDERR, f"stormproof: {text}\n".encode())
+        os.write(_STDERR, f"{_CLEAN if is_drawn else ''}stormproof: {text}\n".encode())
 
 
 def end_jvm() -> None:
