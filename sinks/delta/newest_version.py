@@ -92,9 +92,13 @@ SEEN_MAX_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """How the log was when a version was the newest: its entry, and the file that names the last checkpoint."""
+    """How the log was when a version was the newest: its entry, and the file that names the last checkpoint.
+
+    A loaded table that wrote a version itself, as by a MERGE, is at that version since.
+    """
 
     head: DeltaTable | TableAhead
+    version: int
     entry: FileState
     checkpoint: FileState | None
     at_s: float
@@ -160,7 +164,7 @@ class NewestTable:
         known = seen.head if isinstance(seen.head, TableAhead) else TableAhead(seen.head, number, {})
         ahead = TableAhead(known.loaded, number, {**known.identifiers, label.application: label.version})
         # The checkpoint as it was when the version before was seen as the newest: one made since is noticed.
-        self._ahead = _Seen(ahead, entry, seen.checkpoint, self._clock.monotonic_s())
+        self._ahead = _Seen(ahead, number, entry, seen.checkpoint, self._clock.monotonic_s())
 
     def load(self) -> DeltaTable:
         """The table at its newest version.
@@ -179,11 +183,12 @@ class NewestTable:
             checkpoint = self._checkpoint_state()
             if seen is not None and isinstance(seen.head, DeltaTable) and self._is_unchanged(seen, checkpoint):
                 table = seen.head
-                if self._entry_state(table.version() + 1) is None:
+                if self._entry_state(table.version() + 1) is not None:
+                    with panics_as_errors():
+                        table.update_incremental()
+                elif table.version() == seen.version:
                     self._loaded = seen
                     return table
-                with panics_as_errors():
-                    table.update_incremental()
             else:
                 with panics_as_errors():
                     table = load_table(self._log.table)
@@ -194,7 +199,7 @@ class NewestTable:
             ) from error
         except (DeltaError, OSError) as error:
             raise self._unreadable(error) from error
-        self._loaded = None if entry is None else _Seen(table, entry, checkpoint, at_s)
+        self._loaded = None if entry is None else _Seen(table, table.version(), entry, checkpoint, at_s)
         return table
 
     def _seen(self, head: TableHead) -> _Seen | None:
@@ -203,7 +208,7 @@ class NewestTable:
     def _is_unchanged(self, seen: _Seen, checkpoint: FileState | None) -> bool:
         return (
             self._clock.monotonic_s() - seen.at_s < SEEN_MAX_S
-            and self._entry_state(seen.head.version()) == seen.entry
+            and self._entry_state(seen.version) == seen.entry
             and checkpoint == seen.checkpoint
         )
 

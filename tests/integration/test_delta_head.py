@@ -23,7 +23,8 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.storage.local_files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitOutcome, SinkSession
-from stormproof.sinks.delta.delta_rs import adopt_files
+from stormproof.sinks.delta import newest_version
+from stormproof.sinks.delta.delta_rs import adopt_files, load_table
 from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, Label
 from stormproof.sinks.delta.newest_version import SEEN_MAX_S, NewestTable, TableAhead, TableHead, put_next
 
@@ -59,6 +60,22 @@ class Place:
             self.others_append()
             self.newest.follow(head, label)
 
+    def merge(self) -> None:
+        """delta-rs takes the loaded table to the version that it writes."""
+        self._merge_into(self.newest.load())
+
+    def merge_behind_others(self) -> None:
+        """The same, where another version comes between the one that was loaded and ours."""
+        table = self.newest.load()
+        self.others_append()
+        self._merge_into(table)
+
+    def _merge_into(self, table: DeltaTable) -> None:
+        # No file is looked into: those that are appended here do not exist.
+        label = Label("ours", next(self.numbers), {}).for_delta_rs()
+        merge = table.merge(ROWS, "false", source_alias="s", target_alias="t", commit_properties=label)
+        merge.when_not_matched_insert({"word": "s.word", "n": "s.n"}).execute()
+
     def others_append(self) -> None:
         label = Label("theirs", next(self.numbers), {})
         adopt_files(DeltaTable(self.path), [], label.for_delta_rs())
@@ -93,7 +110,7 @@ class Place:
         write_deltalake(self.path, ROWS)
 
     def load(self) -> None:
-        self.newest.load()
+        assert sorted(self.newest.load().file_uris()) == sorted(DeltaTable(self.path).file_uris())
 
     def forget(self) -> None:
         self.newest.forget()
@@ -102,7 +119,8 @@ class Place:
 STEPS: dict[str, Callable[[Place], None]] = {
     name: getattr(Place, name)
     for name in (
-        *("append", "append_and_be_overtaken", "load", "forget", "others_append", "others_set_a_property"),
+        *("append", "append_and_be_overtaken", "merge", "merge_behind_others", "load"),
+        *("forget", "others_append", "others_set_a_property"),
         *("others_add_a_column", "others_checkpoint", "others_restore", "others_make_it_anew"),
         "others_clean_up_in_part",
     )
@@ -127,6 +145,22 @@ def test_the_head_is_what_a_reader_finds(steps: list[str], tmp_path_factory: pyt
     for step in steps:
         STEPS[step](place)
         assert facts(place.newest.head()) == facts(DeltaTable(place.path)), step
+
+
+def test_a_table_whose_versions_are_our_own_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = list[str]()
+
+    def counted(address: str) -> DeltaTable:
+        loads.append(address)
+        return load_table(address)
+
+    monkeypatch.setattr(newest_version, "load_table", counted)
+    place = Place(tmp_path / "table")
+    for _ in range(5):
+        place.merge()
+        place.append()
+    place.load()
+    assert len(loads) == 1
 
 
 class Blind(NewestTable):
