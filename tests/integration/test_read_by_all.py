@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, Field, QueryBuilder, Schema, write_deltalake
 from deltalake.schema import PrimitiveType
 from support import duck
-from support.delta_tables import checkpoint_by_spark
+from support.row_oracle import checkpoint_by_spark
 from support.typed_rows import IDENTITY, put
 
 from stormproof.core.base.errors import SinkRefused

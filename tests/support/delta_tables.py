@@ -37,13 +37,6 @@ class Made:
             session.sql(statement.format(table=f"delta.`{path}`", other=f"delta.`{path}-other`"))
 
 
-def checkpoint_by_spark(session: Any, path: Path) -> None:
-    """A checkpoint of the table's newest version."""
-    logs = session._jvm.org.apache.spark.sql.delta.DeltaLog
-    logs.clearCache()  # an entry may have other statistics than those that it read
-    logs.forTable(session._jsparkSession, str(path)).checkpoint()
-
-
 BY_SPARK: Final[Mapping[str, Made]] = {
     "no further feature": Made(),
     "partitions": Made(clause="PARTITIONED BY (word)"),

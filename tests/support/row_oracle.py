@@ -43,7 +43,6 @@ from stormproof.sinks.delta.log import DeltaLog, checksum_of
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.rows.merge_sql import quoted, spark_quoted
 from support import duck
-from support.delta_tables import checkpoint_by_spark
 from support.random_tables import shown
 from support.typed_rows import EDGES
 
@@ -514,6 +513,13 @@ class Oracle:
         assert self.spark is not None
         frame = self.spark.read.format("delta").load(str(self.path))
         return (frame if one is None else frame.where(one.for_spark())).toArrow()
+
+
+def checkpoint_by_spark(session: Any, path: Path) -> None:
+    """A checkpoint of the table's newest version."""
+    logs = session._jvm.org.apache.spark.sql.delta.DeltaLog
+    logs.clearCache()  # an entry may have other statistics than those that it read
+    logs.forTable(session._jsparkSession, str(path)).checkpoint()
 
 
 def _respell(path: Path) -> None:
