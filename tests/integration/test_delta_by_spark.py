@@ -10,6 +10,8 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from support import duck
-from support.delta_tables import BY_SPARK
+from support.delta_tables import BY_SPARK, Made
+from support.doubled_keys import LARGE, compared, input_of, of_keys, opened, repaired
+from support.row_oracle import checkpoint_by_spark
 from support.sink_harness import SinkHarness
 from support.typed_rows import put
 
@@ -29,6 +33,7 @@ from stormproof.core.engine.spark_lines import spark_line
 from stormproof.sinks.contract.protocol import ALREADY_HELD, APPLIED, Held, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import FEATURES, Committer
+from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
 
 if TYPE_CHECKING:
@@ -213,3 +218,34 @@ def test_a_bounded_text_inside_of_a_struct_is_refused_by_its_name(
     )
     with pytest.raises(SinkRefused, match=rf"the table has .*{refused}.*ALTER COLUMN"):
         put(DeltaSink(path, name="t"), pa.table({"k": [1], "v": [{"c": "long text"}]}, schema))
+
+
+@pytest.mark.parametrize("how", ["append", "upsert", "fold"])
+def test_a_v2_checkpoint_with_no_entry_before_it_is_read_by_all_that_reads_a_table(
+    spark: SparkSession, tmp_path: Path, how: str
+) -> None:
+    path = tmp_path / "t"
+    made = Made("k DECIMAL(20, 0), n BIGINT, low BIGINT, high BIGINT", properties="'delta.checkpointPolicy' = 'v2'")
+    replace(made, then=BY_SPARK["CHECK constraints"].then).make(spark, path)
+    for txid in (1, 2):
+        put(DeltaSink(path, name="t"), of_keys(txid), input_of(how), txid=txid)
+    log = DeltaLog(str(path))
+    checkpoint_by_spark(spark, path)
+    assert log.checkpoints() == frozenset()
+    assert log.checkpoints(of_all=True) == {DeltaTable(path).version()}
+    for version in log.versions()[:-1]:
+        Path(log.entry_path(version)).unlink()
+    put(DeltaSink(path, name="t"), of_keys(3), input_of(how), txid=3)
+    with pytest.raises(SinkRefused, match="CHECK constraint 'few'"):
+        put(DeltaSink(path, name="t"), of_keys(1000), input_of(how), txid=4)
+    with closing(opened(path, how)) as session:
+        session.compact()
+        session.vacuum(0)
+    assert len(DeltaTable(path).file_uris()) == 1
+    assert compared(path, how).wrong == ()
+    done = repaired(path, how)
+    assert (done.files, done.doubled_keys, done.left) == ([], 0, [])
+    numbers = {"append": (1, 2, 3), "upsert": (3,), "fold": (6,)}[how]
+    expected = Counter((key, n) for key in LARGE for n in numbers)
+    assert read(spark, path, "k", "n") == expected
+    assert Counter(duck.connected().execute(f"select k, n from delta_scan('{path}')").fetchall()) == expected
