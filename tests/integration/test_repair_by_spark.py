@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -159,6 +163,56 @@ def test_a_repair_that_dies_leaves_the_table_as_it_was_or_mended(
     assert rows_by_spark(spark, path) == (before if point == "repair.before" else wanted)
     assert repaired(path, "fold").rows_removed == (4 if point == "repair.before" else 0)
     assert rows_by_spark(spark, path) == rows_by_duck(path) == wanted
+
+
+KILLED: Final = """
+import os, signal, sys, threading
+from pathlib import Path
+from support.doubled_keys import opened
+from stormproof.sinks.delta.spark import SparkCommitter
+
+where, how, at = sys.argv[1:]
+leave_kept, place = SparkCommitter.leave_kept, Path(where, "_delta_log" if at == "entry" else "")
+session = opened(where, how)
+jvm = session.committers.spark.start()._sc._gateway.proc.pid
+
+def kill(before):
+    while at != "call" and set(os.listdir(place)) == before:
+        pass
+    os.kill(jvm, signal.SIGKILL)
+
+def and_killed(*told):
+    threading.Thread(target=kill, args=(set(os.listdir(place)),), daemon=True).start()
+    leave_kept(*told)
+
+SparkCommitter.leave_kept = and_killed
+session.repair()
+"""
+
+
+@pytest.mark.parametrize("at", ["call", "file", "entry"])
+def test_a_jvm_that_is_killed_inside_the_merge_leaves_the_table_as_it_was_or_mended(
+    spark: SparkSession, tmp_path: Path, at: str
+) -> None:
+    """As the MERGE begins, or at the first new file of the table, or of its log."""
+    path = tmp_path / "t"
+    made(spark, path, "deletion vectors")
+    before, wanted = rows_by_spark(spark, path), [(key, *EXPECTED["fold"]) for key in LARGE]
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), "fold", at],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "STORMPROOF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert re.search("Spark is gone: its JVM has died|the table is as it was, or repaired", run.stderr)
+    there = rows_by_spark(spark, path)
+    assert there in (before, wanted)
+    assert repaired(path, "fold").rows_removed == (4 if there == before else 0)
+    assert rows_by_spark(spark, path) == rows_by_duck(path) == wanted
+    assert [one for one in compared(path, "fold").wrong if not one.by_others] == []
 
 
 def test_the_other_columns_of_a_kept_row_and_nested_ones_stay(spark: SparkSession, tmp_path: Path) -> None:
