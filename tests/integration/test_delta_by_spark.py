@@ -220,6 +220,7 @@ def test_a_bounded_text_inside_of_a_struct_is_refused_by_its_name(
         put(DeltaSink(path, name="t"), pa.table({"k": [1], "v": [{"c": "long text"}]}, schema))
 
 
+@pytest.mark.sampled(0.3)
 @pytest.mark.parametrize("how", ["append", "upsert", "fold"])
 def test_a_v2_checkpoint_with_no_entry_before_it_is_read_by_all_that_reads_a_table(
     spark: SparkSession, tmp_path: Path, how: str

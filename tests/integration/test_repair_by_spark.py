@@ -190,6 +190,7 @@ session.repair()
 """
 
 
+@pytest.mark.sampled(0.3)
 @pytest.mark.parametrize("at", ["call", "file", "entry"])
 def test_a_jvm_that_is_killed_inside_the_merge_leaves_the_table_as_it_was_or_mended(
     spark: SparkSession, tmp_path: Path, at: str
