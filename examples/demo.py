@@ -333,28 +333,17 @@ def tamper(database: Database) -> None:
 
 
 def show_replays(console: Console, folder: Path) -> list[str]:
-    """What was replayed, and why."""
-    _, answer = stormproof(folder, "audit", "replays", TOPOLOGY)
-    report = answer["histories"]
-    rows: list[tuple[object, ...]] = []
-    kinds = Counter[tuple[str, str]]()
-    ends: dict[tuple[str, str], Counter[str]] = {}
-    for message in report["messages"]:
-        last = message["failures"][-1] if message["failures"] else {"reason": "replayed", "error": "", "component": "-"}
-        kind = (f"{last['component']}: {last['reason']}", last["error"].splitlines()[0] if last["error"] else "")
-        kinds[kind] += 1
-        ends.setdefault(kind, Counter())[message["end"]["kind"]] += 1
-    for kind, number in kinds.most_common(SHOWN):
-        end = ", ".join(f"{n} {name}" for name, n in ends[kind].items())
-        rows.append((f"messages failed in {kind[0]}", kind[1], number, end))
-    for batch in report["batches"]:
-        rows.append((f"txid {batch['txid']} {batch['state']}", batch["reason"], batch["messages"], "opened again"))
-    for held in report["suppressed"]:
-        rows.append((f"commit of txid {held['txid']}", f"{held['sink']} held it already", None, "suppressed"))
-    console.print("\nWhat was replayed, and why (stormproof audit replays)")
-    print_table(("what", "why", "messages", "in the end"), rows, console.width, sys.stdout)
-    replayed = [m for m in report["messages"] if m["failures"] and m["end"]["kind"] == "committed"]
-    return [] if replayed else ["no message failed and was replayed"]
+    """What was replayed, and why; and which duplicates were suppressed."""
+    _, replays = stormproof(folder, "audit", "replays", TOPOLOGY, "--limit", "10000")
+    _, duplicates = stormproof(folder, "audit", "duplicates", TOPOLOGY)
+    kinds = Counter(
+        (row["what"], row["component"] or "", row["error_class"] or row["reason"]) for row in replays["rows"]
+    )
+    rows: list[tuple[object, ...]] = [(*kind, number) for kind, number in kinds.most_common(SHOWN)]
+    rows += [("suppressed", row["sink"], f"txid {row['txid']}: {row['evidence']}", 1) for row in duplicates["rows"]]
+    console.print("\nWhat was replayed, and why (stormproof audit replays, duplicates)")
+    print_table(("what", "where", "why", "times"), rows, console.width, sys.stdout)
+    return [] if any(what == "message" for what, *_ in kinds) else ["no message failed and was replayed"]
 
 
 def show_dead_letters(console: Console, folder: Path) -> list[str]:

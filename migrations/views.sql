@@ -12,8 +12,6 @@
 -- asks: What was tried again: why, where, when?
 -- page: replays
 -- says: Show which messages were replayed, why, how often, and which txid committed them.
--- more: With a filter or --group, or for all topologies: one row a replay, or a count of them. --json always has those rows;
---   for one topology without a filter also `histories`: each message with its failures, and the duplicates.
 -- example: stormproof audit replays orders --since 1d --group reason --group component --group hour
 -- order: at desc nulls last, txid desc, message
 -- counts: what, reason, component; day

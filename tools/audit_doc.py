@@ -22,8 +22,7 @@ and an SQL view. Made by `tools/audit_doc.py` from the views' own descriptions: 
 
 A command takes a topology, or none for all of them; `txn`, `message`, `components` and `verify` require one. Filters are
 in [cli.md](cli.md#stormproof-audit). With `--json` an answer has the keys `question`, `view`, `asked`, `rows` and
-`left_out`; `audit replays` of one topology without a filter or `--group` also has `histories`, with `messages`,
-`batches`, `attempts`, `suppressed` and `left_out`.
+`left_out`.
 
 Exit status:
 
@@ -39,9 +38,9 @@ Of the [views](#the-views) in the schema `stormproof` columns are only added. A 
     grant usage on schema "stormproof" to reader;
     grant select on stormproof.audit_replays, stormproof.audit_txn to reader;  -- and the others that it shows
 
-No view shows a payload or an error's text. The commands `message`, `txn`, `aborted` and `replays` show more and need an
-auditor's [role](deployment.md#grants). Over a ledger of 10,000,000 messages in 100,000 batches a question takes less
-than a quarter of a second; `attempts` takes 0.6 s, and `recovered` and `replays --group` some 1.5 s.
+No view shows a payload or an error's text. The commands `message`, `txn` and `aborted` show more and need an auditor's
+[role](deployment.md#grants). Over a ledger of 10,000,000 messages in 100,000 batches a question takes less than a
+quarter of a second; `attempts` takes 0.6 s, and `recovered` and `replays --group` some 1.5 s.
 
 ## What a sink has of a batch
 

@@ -122,11 +122,11 @@ def test_an_untouched_run_verifies_clean_and_every_question_is_answered(done: Sh
     tuning = topology["tuning"]
     assert (tuning["in_flight"], tuning["in_flight_max"], tuning["latency_target_s"]) == (1, 1, None)
     assert 0 < topology["pace"]["back_pressure"] < 1
-    (replayed,) = done("audit", "replays", "words")["histories"]["messages"]
-    assert replayed["end"]["kind"] == "dead_letter"
-    assert {f["reason"] for f in replayed["failures"]} == {"error"}
+    replayed = done("audit", "replays", "words", "--what", "message")["rows"]
+    assert {row["reason"] for row in replayed} == {"error"}
     (letter,) = done("dead-letters", "list", "words")["dead_letters"]
-    assert letter["id"] == replayed["message"]
+    assert {row["message"] for row in replayed} == {letter["id"]}
+    assert done("audit", "message", "words", letter["id"])["end"]["kind"] == "dead_letter"
     assert letter["text"] == "poison"
     first = done("queue", "peek", "lines", "-n", "1")["messages"][0]
     assert first["text"] == "a m0"

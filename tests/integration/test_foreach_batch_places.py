@@ -93,9 +93,9 @@ def test_what_is_handed_out_again_is_suppressed_and_recorded(
     suppressed = events(cell, "suppressed")
     assert len(suppressed) == (2 if form is Form.SINKS else 1)
     assert all(detail == {"query": "q", "batch": 1} for _, _, detail in suppressed)
-    shown = CommandLine(capsys).text("audit", "replays", cell.name)
-    assert shown.count("micro-batch q:1 was handed out again") == len(suppressed)
-    assert ("txid 2: sink postgres-rows held it already" in shown) == (form is Form.SINKS)
+    shown = CommandLine(capsys)("audit", "duplicates", cell.name)["rows"]
+    assert [row["micro_batch"] for row in shown] == ["q:1"] * len(suppressed)
+    assert ((2, "postgres-rows") in [(row["txid"], row["sink"]) for row in shown]) == (form is Form.SINKS)
     assert verified(cell.name, cell.database).clean
 
 

@@ -20,7 +20,7 @@ import pytest
 from deltalake import DeltaTable
 from support.memory_run import World
 from support.queues import prepared_database, put
-from support.verdicts import verified
+from support.verdicts import traces_of, verified
 
 from stormproof import DeltaSink, MemorySink, MemorySource, PostgresQueue, PostgresSink, Topology
 from stormproof.core.base.guarantee import Guarantee
@@ -35,7 +35,7 @@ from stormproof.core.start.settings import Settings
 from stormproof.core.task.job import Job
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.audit import AuditLedger, replays
+from stormproof.trident.audit import AuditLedger
 from stormproof.trident.ledger import tables as t
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
@@ -248,7 +248,8 @@ class Windowed(World):
     def replayed(self) -> dict[int, tuple[int, int]]:
         """Of each message that came more than once: how often it failed, and how often it was merely returned."""
         ledger = AuditLedger(self.ledger_engine.execution_options(schema_translate_map={t.SCHEMA: None}))
-        return {int(m.message): (m.times_failed, len(m.returned)) for m in replays(ledger, "windows").messages}
+        found = traces_of(ledger, "windows").values()
+        return {int(one.message): (len(one.failures), len(one.returns)) for one in found}
 
     def dead(self) -> dict[int, int]:
         """How often each dead letter failed."""

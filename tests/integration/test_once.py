@@ -148,7 +148,7 @@ def test_keys_come_in_any_order_and_each_is_written_once(cell: StreamCell, comma
     assert (topology["jobs"]["count"], topology["jobs"]["last"]) == (6, " ")
     assert "its key is '2026-01-01'" in command.text("audit", "txn", "daily", "2")
     assert command("audit", "message", "daily", "no date")["openings"][0]["txid"] == 3
-    assert {one["key"] for one in command("audit", "replays", "daily")["histories"]["suppressed"]} == set(keys)
+    assert {row["key"] for row in command("audit", "duplicates", "daily")["rows"]} == set(keys)
 
 
 def test_a_prune_leaves_the_keys(cell: StreamCell, command: CommandLine) -> None:

@@ -8,12 +8,12 @@ import pytest
 import sqlalchemy as sa
 from support.joins import PAYLOADS, pairs
 from support.queues import prepared_database, put
-from support.verdicts import verified
+from support.verdicts import traces_of, verified
 
 from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
-from stormproof.trident.audit import AuditLedger, message, replays
+from stormproof.trident.audit import AuditLedger, message
 
 pytestmark = pytest.mark.postgres
 
@@ -48,12 +48,11 @@ def test_returned_messages_are_found_in_their_queues_and_told_from_failed_ones(
     assert verified("join", database).clean
     engine = sa.create_engine(database.sqlalchemy_url)
     try:
-        (innocent,) = [m for m in replays(AuditLedger(engine), "join").messages if not m.failures]
+        (innocent,) = [one for one in traces_of(AuditLedger(engine), "join").values() if not one.failures]
         told = message(AuditLedger(engine), "join", innocent.message)
     finally:
         engine.dispose()
-    assert innocent.returned
-    assert "with which it shares a tuple" in innocent.returned[0].error
-    assert "ValueError: a bad pair" in innocent.returned[0].error
+    assert "with which it shares a tuple" in told.returned[0].error
+    assert "ValueError: a bad pair" in told.returned[0].error
     assert told.openings[0].returned
     assert told.end.kind.value == "committed"

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import AuditLedger, NoticeKind, SinkOpener, VerifyReport, opener_for, verify
+from stormproof.trident.audit.message import MESSAGE_EVENTS, Trace, traces
 from stormproof.trident.audit.report import Violation
 from support.contents import content
 from support.crashes import Cell
@@ -32,6 +33,12 @@ def is_known(name: str, database: Database) -> bool:
             return any(topology.name == name for topology in snapshot.topologies())
     finally:
         engine.dispose()
+
+
+def traces_of(ledger: AuditLedger, name: str) -> dict[str, Trace]:
+    """What the ledger has of each message of a topology that failed, was returned, or came again."""
+    with ledger.snapshot() as snapshot:
+        return traces(snapshot.events(snapshot.topology(name).incarnation, MESSAGE_EVENTS))
 
 
 def violations(cell: Cell) -> tuple[Violation, ...]:

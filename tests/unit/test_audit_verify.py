@@ -19,7 +19,7 @@ from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.rows import SliceRow, Subscriber
 from stormproof.sinks.contract.protocol import Evidence, EvidenceReport, SinkIdentity, SinkSession
 from stormproof.sinks.stores.memory import MemorySink
-from stormproof.trident.audit import AuditLedger, NoticeKind, VerifyReport, ViolationKind, message, replays, txn, verify
+from stormproof.trident.audit import AuditLedger, NoticeKind, VerifyReport, ViolationKind, message, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.message import EndKind
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
@@ -334,18 +334,6 @@ def test_a_range_is_verified_alone(case: Case) -> None:
         case.verify(first=99)
 
 
-def test_replays_name_message_reason_component_and_end(case: Case) -> None:
-    report = replays(case.ledger, "words", source=case.source)
-    found = {m.message: m for m in report.messages}
-    assert set(found) == {"3", "5"}
-    assert found["3"].end.kind is EndKind.DEAD_LETTER
-    assert found["3"].times_failed == 2
-    assert found["5"].end.kind is EndKind.COMMITTED
-    assert found["5"].end.txid in found["5"].replayed_in
-    assert found["5"].failures[0].reason == "error"
-    assert "not yet" in found["5"].failures[0].error
-
-
 def test_a_txid_is_shown_whole(case: Case) -> None:
     report = txn(case.ledger, "words", 1)
     assert report.state == "committed"
@@ -361,6 +349,10 @@ def test_a_message_is_followed_to_its_end(case: Case) -> None:
     replayed = message(case.ledger, "words", "5", source=case.source)
     assert replayed.end.kind is EndKind.COMMITTED
     assert [o.failed for o in replayed.openings] == [True, False]
+    (failure,) = replayed.failures
+    assert (failure.reason, "not yet" in failure.error) == ("error", True)
+    dead = message(case.ledger, "words", "3", source=case.source)
+    assert (dead.end.kind, len(dead.failures)) == (EndKind.DEAD_LETTER, 2)
     with pytest.raises(UsageError, match="knows it"):
         message(case.ledger, "words", "1000", source=case.source)
 

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from support.memory_run import World
 from support.scripted import failure, token
+from support.verdicts import traces_of
 
 from stormproof import Topology
 from stormproof.core.base.errors import BoltUnavailable
@@ -29,7 +30,7 @@ from stormproof.core.task.job import Job
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkSession
-from stormproof.trident.audit import AuditLedger, message, replays, txn, verify
+from stormproof.trident.audit import AuditLedger, message, txn, verify
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
 from stormproof.trident.audit.message import EndKind
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
@@ -132,7 +133,8 @@ def test_exactly_once_returns_those_that_share_a_tuple_and_counts_them_no_failur
     assert innocent.failures == ()
     assert [r.error for r in innocent.returned] == ["returned with message 1, with which it shares a tuple: late"] * 2
     assert innocent.end.kind is EndKind.COMMITTED
-    told = {m.message: (m.times_failed, len(m.returned)) for m in replays(audited(world), "words").messages}
+    found = traces_of(audited(world), "words").values()
+    told = {one.message: (len(one.failures), len(one.returns)) for one in found}
     assert told == {"1": (2, 0), "3": (0, 2), "5": (0, 2)}
     require_verified(world)
 

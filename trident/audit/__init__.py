@@ -22,7 +22,6 @@ from stormproof.trident.audit.batches import TxnReport, txn
 from stormproof.trident.audit.inspect import SinkOpener, opener_for
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.message import MessageReport, message
-from stormproof.trident.audit.questions import ReplaysReport, replays
 from stormproof.trident.audit.report import Deep, NoticeKind, VerifyReport, ViolationKind
 from stormproof.trident.audit.status import StatusReport, status
 from stormproof.trident.audit.verify import verify
@@ -32,7 +31,6 @@ __all__ = [
     "Deep",
     "MessageReport",
     "NoticeKind",
-    "ReplaysReport",
     "SinkOpener",
     "StatusReport",
     "TxnReport",
@@ -40,7 +38,6 @@ __all__ = [
     "ViolationKind",
     "message",
     "opener_for",
-    "replays",
     "status",
     "txn",
     "verify",

@@ -36,7 +36,6 @@ from stormproof.trident.terms.transaction_states import (
     EventKind,
     OperatorAction,
     SinkOutcome,
-    TxnCause,
     TxnState,
 )
 
@@ -181,22 +180,6 @@ class LedgerSnapshot:
         query = sa.select(c.txid, c.position).where(*conditions).order_by(c.txid)
         return [(row.txid, row.position) for row in self.connection.execute(query)]
 
-    def failing_messages(self, incarnation: str, limit: int | None) -> tuple[list[str], int]:
-        """The messages that failed, were returned or were opened again, those of the newest events first; and how many the
-        limit left out.
-        """
-        c = t.event.c
-        kinds = [kind.value for kind in (EventKind.FAILURE, EventKind.RETURNED, EventKind.REPLAY)]
-        newest = sa.func.max(c.id)
-        query = (
-            sa.select(c.message, sa.func.count().over().label("number"))
-            .where(c.incarnation == incarnation, c.kind.in_(kinds), c.message.is_not(None))
-            .group_by(c.message)
-            .order_by(newest.desc())
-        )
-        rows = self.connection.execute(query if limit is None else query.limit(limit)).all()
-        return [row.message for row in rows], (rows[0].number if rows else 0) - len(rows)
-
     def some_txns(self, incarnation: str, txids: Collection[int]) -> list[Txn]:
         """These batches, as far as the ledger has them, in txid order."""
         return self._txns(incarnation, t.txn.c.txid.in_(sorted(txids)))
@@ -251,14 +234,12 @@ class LedgerSnapshot:
         incarnation: str,
         *,
         message: str | None = None,
-        messages: Collection[str] | None = None,
         first: int | None = None,
         last: int | None = None,
         sink: str | None = None,
         conditions: Sequence[sa.ColumnElement[bool]] = (),
         payloads: bool = False,
         texts: bool = True,
-        limit: int | None = None,
     ) -> list[Reject]:
         """What sinks rejected, in the order in which it was recorded; without the messages' `payloads` unless asked for.
 
@@ -273,9 +254,7 @@ class LedgerSnapshot:
             conditions.append(c.sink == sink)
         if message is not None:
             conditions.append(c.message == message)
-        if messages is not None:
-            conditions.append(c.message.in_(sorted(messages)))
-        return self._read("reject", to_reject, sa.select(*columns).where(*conditions).order_by(c.id).limit(limit))
+        return self._read("reject", to_reject, sa.select(*columns).where(*conditions).order_by(c.id))
 
     def skipped(self, incarnation: str, txids: Collection[int] | None = None) -> dict[int, list[Skipped]]:
         """What operators gave up of these batches (None: of all) at whole sinks, by txid; not what a sink then held all the
@@ -321,49 +300,17 @@ class LedgerSnapshot:
         kinds: Sequence[EventKind] = (),
         *,
         message: str | None = None,
-        messages: Collection[str] | None = None,
         first: int | None = None,
         last: int | None = None,
     ) -> list[Event]:
-        """Events in the order in which they were written; of all kinds if none is named, of all messages likewise."""
+        """Events in the order in which they were written; of all kinds if none is named."""
         c = t.event.c
         conditions = [c.incarnation == incarnation, *_between(c.txid, first, last)]
         if kinds:
             conditions.append(c.kind.in_([kind.value for kind in kinds]))
         if message is not None:
             conditions.append(c.message == message)
-        if messages is not None:
-            conditions.append(c.message.in_(sorted(messages)))
         return self._read("event", to_event, sa.select(t.event).where(*conditions).order_by(c.id))
-
-    def newest_events(self, incarnation: str, kind: EventKind, limit: int | None) -> tuple[list[Event], int]:
-        """The newest events of a kind, in the order in which they were written; and how many the limit left out."""
-        c = t.event.c
-        conditions = (c.incarnation == incarnation, c.kind == kind.value)
-        query = sa.select(t.event).where(*conditions).order_by(c.id.desc()).limit(limit)
-        found = self._read("event", to_event, query)[::-1]
-        if limit is None or len(found) < limit:
-            return found, 0
-        number = self.connection.execute(sa.select(sa.func.count()).select_from(t.event).where(*conditions))
-        return found, int(number.scalar_one()) - len(found)
-
-    def given_back(self, incarnation: str, limit: int | None) -> tuple[list[Txn], int]:
-        """The newest batches that ended without an effect, in txid order, but for those of which every message failed; and
-        how many the limit left out.
-        """
-        c = t.txn.c
-        conditions = (
-            c.incarnation == incarnation,
-            c.state.in_([TxnState.ABORTED.value, TxnState.ABANDONED.value]),
-            sa.or_(c.cause.is_(None), c.cause != TxnCause.EVERY_MESSAGE_FAILED.value),
-        )
-        found = self._read("txn", to_txn, sa.select(t.txn).where(*conditions).order_by(c.txid.desc()).limit(limit))[
-            ::-1
-        ]
-        if limit is None or len(found) < limit:
-            return found, 0
-        number = self.connection.execute(sa.select(sa.func.count()).select_from(t.txn).where(*conditions))
-        return found, int(number.scalar_one()) - len(found)
 
     def events_of(self, incarnation: str, messages: Collection[str]) -> list[Event]:
         """All events of these messages, in the order in which they were written."""

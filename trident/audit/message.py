@@ -93,26 +93,6 @@ class Failure:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MessageHistory:
-    """One message: its failures in order, the txids that replayed it, and its state.
-
-    `returned` has its returns: it went back, with no failure counted, because it shares a tuple with a message that
-    failed.
-    """
-
-    message: str
-    failures: tuple[Failure, ...]
-    replayed_in: tuple[int, ...]
-    end: EndState
-    returned: tuple[Failure, ...] = ()
-
-    @property
-    def times_failed(self) -> int:
-        """The number of its failures."""
-        return len(self.failures)
-
-
 @dataclass(slots=True)
 class Trace:
     """The events of one message, as the ledger has them."""
@@ -207,13 +187,6 @@ def traces(events: Sequence[Event]) -> dict[str, Trace]:
         elif event.kind is EventKind.REJECT:
             trace.rejected_in.append(event.txid)
     return found
-
-
-def history(trace: Trace, records: Records) -> MessageHistory:
-    """A message's history."""
-    failures = tuple(Failure.of(event) for event in trace.failures)
-    returned = tuple(Failure.of(event) for event in trace.returns)
-    return MessageHistory(trace.message, failures, tuple(trace.replays), end_of(trace, records), returned)
 
 
 def end_of(trace: Trace, records: Records) -> EndState:

@@ -29,7 +29,7 @@ from stormproof.trident.terms.wording import counted, parse_time
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import AuditLedger
-    from stormproof.trident.audit.questions import Answer, Asked, ReplaysAnswer
+    from stormproof.trident.audit.questions import Answer, Asked
 
 LIMIT: Final = 100
 _TOPOLOGY: Final = parameter(
@@ -87,13 +87,9 @@ def show(question: Question, *, as_json: bool, **asked: Any) -> None:
     whole = _asked(**asked)
     with opened() as stores:
         from stormproof.trident.audit.inspect import opener_for
-        from stormproof.trident.audit.questions import answered_replays, ask
+        from stormproof.trident.audit.questions import ask
 
-        answer: Answer | ReplaysAnswer = (
-            answered_replays(stores.audit, whole)
-            if question.name == "replays"
-            else ask(stores.audit, question, whole, opener_for(stores.database))
-        )
+        answer = ask(stores.audit, question, whole, opener_for(stores.database))
         status = _status(stores.audit, question, answer)
     emit(answer, as_json=as_json, text=partial(_text, answer))
     finish(status)
@@ -107,7 +103,7 @@ def _asked(*, since: str | None = None, until: str | None = None, group: Sequenc
     return Asked(**filters, since=parse_time(since, now), until=parse_time(until, now), group=tuple(group or ()))
 
 
-def _status(ledger: AuditLedger, question: Question, answer: Answer | ReplaysAnswer) -> Exit:
+def _status(ledger: AuditLedger, question: Question, answer: Answer) -> Exit:
     if question.name == "verdicts":
         from stormproof.trident.audit.questions import newest_verdicts
 
@@ -121,15 +117,10 @@ def _of_verdicts(newest: Mapping[str, str | None]) -> Exit:
     return Exit.DONE if all(one == Verdict.CLEAN for one in newest.values()) else Exit.CANNOT_TELL
 
 
-def _text(answer: Answer | ReplaysAnswer) -> None:
-    """An answer's rows, for people; of replays, the histories where they are told."""
+def _text(answer: Answer) -> None:
+    """An answer's rows, for people."""
     from stormproof.trident.audit.questions import columns_of
-    from stormproof.trident.cli.reports import replays_text
 
-    histories = getattr(answer, "histories", None)
-    if histories is not None:
-        replays_text(histories)
-        return
     names = columns_of(answer.rows)
     if answer.rows:
         heads = [name.replace("_", " ") for name in names]

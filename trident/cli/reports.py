@@ -11,7 +11,6 @@ from stormproof.trident.audit.batches import TxnReport
 from stormproof.trident.audit.figures import ComponentsReport, components
 from stormproof.trident.audit.inspect import Holding, committer_of
 from stormproof.trident.audit.message import EndState, MessageReport, Opening
-from stormproof.trident.audit.questions import ReplaysReport
 from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusReport, TopologyStatus
 from stormproof.trident.cli.logs import recovery_text
 from stormproof.trident.cli.options import opened
@@ -191,48 +190,6 @@ def _pace_text(of: str, p: Pace) -> str:
         f"{p.steps_ms['job']:.0f} ms, wait for its turn {p.steps_ms['wait']:.0f} ms, commit {p.steps_ms['commit']:.0f} ms; "
         f"back-pressure {p.back_pressure:.0%}"
     )
-
-
-def replays_text(report: ReplaysReport) -> None:
-    """What was tried again, for people: message by message, and batch by batch."""
-    if report.messages:
-        table(
-            ["message", "failed", "returned", "reasons", "components", "replayed in", "end", "last error"],
-            [
-                (
-                    _with_server_id(m.message, report.server_ids),
-                    m.times_failed,
-                    len(m.returned),
-                    ", ".join(sorted({f.reason for f in m.failures})),
-                    ", ".join(sorted({f.component for f in m.failures})),
-                    ", ".join(map(str, m.replayed_in)) or None,
-                    end_text(m.end),
-                    (m.failures or m.returned)[-1].error[:200] if m.failures or m.returned else None,
-                )
-                for m in report.messages
-            ],
-        )
-    for batch in report.batches:
-        say(f"txid {batch.txid} {batch.state}, {counted(batch.messages, 'message')}: {batch.reason}")
-    for attempt in report.attempts:
-        say(f"txid {attempt.txid} attempt {attempt.attempt} {attempt.outcome}: {attempt.error}")
-    for suppressed in report.suppressed:
-        again = "" if suppressed.micro_batch is None else f"micro-batch {suppressed.micro_batch} was handed out again, "
-        if suppressed.sink:
-            say(f"{again}txid {suppressed.txid}: sink {suppressed.sink} held it already, a duplicate was suppressed")
-        else:
-            say(f"{again}all of its rows had been taken already, a duplicate was suppressed")
-    more = report.left_out
-    say(
-        f"{report.topology}: {counted(len(report.messages) + more['messages'], 'message')} replayed or dead, "
-        f"{counted(len(report.batches) + more['batches'], 'batch', 'batches')} given back or abandoned, "
-        f"{counted(len(report.attempts) + more['attempts'], 'failed attempt')}, "
-        f"{counted(len(report.suppressed) + more['suppressed'], 'duplicate')} suppressed"
-    )
-    if any(more.values()):
-        say(
-            f"older ones are left out (--limit): {', '.join(f'{number} {name}' for name, number in more.items() if number)}"
-        )
 
 
 def _with_server_id(message: str, server_ids: Mapping[str, str]) -> str:
