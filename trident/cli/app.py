@@ -152,7 +152,7 @@ def explain(
     *,
     param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
     guarantee: Annotated[str | None, typer.Option(help="The guarantee; default: the topology's own.")] = None,
-    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it, as .svg, or as .dot for Graphviz.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it, as .dot for Graphviz.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a topology compiles to: stages, tasks, exchanges, fused operators, sinks. Runs nothing."""

@@ -42,17 +42,16 @@ def explain_topology(
     """Print what a topology compiles to, and draw it to the file `plot`.
 
     Raises:
-        UsageError: `plot` is neither an .svg nor a .dot file, or cannot be written.
+        UsageError: `plot` is no .dot file, or cannot be written.
         TopologyError: the topology cannot run under this guarantee.
     """
-    if plot is not None and Path(plot).suffix not in {".svg", ".dot"}:
-        raise UsageError(f"--plot {plot}: name a file that ends in .svg or .dot", file=plot)
+    if plot is not None and Path(plot).suffix != ".dot":
+        raise UsageError(f"--plot {plot}: name a file that ends in .dot; of it dot -Tsvg makes a picture", file=plot)
     topology, _ = load_topology(target, parameters)
     found = explain(topology, guarantee)
     if plot is not None:
-        drawn = found.to_svg() if Path(plot).suffix == ".svg" else found.to_dot()
         try:
-            Path(plot).write_text(drawn, encoding="utf-8")
+            Path(plot).write_text(found.to_dot(), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--plot {plot}: it cannot be written: {error.strerror}", file=plot) from error
         note(f"drew {plot}")

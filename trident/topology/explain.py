@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -190,10 +189,6 @@ class Explanation:
         ]
         return [*fused, *over, *((s.component, s.name, "") for s in self.sinks)]
 
-    def to_svg(self) -> str:
-        """The graph as an SVG picture: a column for each stage, arrows as in `to_dot`."""
-        return _svg(self)
-
 
 def explain(
     topology: TopologyGraph, guarantee: Guarantee | str | None = None, *, parallelism: int | None = None
@@ -362,84 +357,3 @@ def _mode_text(sink: ExplainedSink) -> str:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-_WIDTH: Final = 250
-_GAP: Final = 150
-_HEIGHT: Final = 44
-_STEP: Final = 64
-_TOP: Final = 70
-
-
-def _svg(explanation: Explanation) -> str:
-    places: dict[str, tuple[int, int]] = {}
-    boxes: list[str] = []
-    rows_most = 0
-    for stage in explanation.stages:
-        x = 20 + stage.number * (_WIDTH + _GAP)
-        shown = [(c.name, c.what) for c in stage.components]
-        ends = [s for s in explanation.sinks if s.stage == stage.number]
-        shown += [(s.name, f"{_mode_text(s)} {s.target}") for s in ends]
-        rows_most = max(rows_most, len(shown))
-        boxes.append(_text(x, 30, f"stage {stage.number}", bold=True))
-        boxes.append(_text(x, 48, f"tasks: {stage.tasks_text}"))
-        for row, (name, what) in enumerate(shown):
-            y = _TOP + row * _STEP
-            places[name] = (x, y)
-            round_ = 18 if row >= len(stage.components) else 3
-            boxes.append(
-                f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="{round_}" fill="#f4f4f4" stroke="#444"/>'
-            )
-            boxes.append(_text(x + 8, y + 18, name, bold=True))
-            boxes.append(_text(x + 8, y + 35, what))
-    lines: list[str] = []
-    for origin, to, label in explanation._arrows():  # pyright: ignore[reportPrivateUsage]
-        (x1, y1), (x2, y2) = places[origin.partition("[")[0]], places[to]
-        if x1 == x2:
-            middle = x1 - 12 if y2 - y1 > _STEP else x1 + _WIDTH // 2
-            path = (
-                f"M{x1 + _WIDTH // 2},{y1 + _HEIGHT} L{x2 + _WIDTH // 2},{y2}"
-                if middle != x1 - 12
-                else f"M{x1},{y1 + _HEIGHT // 2} C{middle},{y1 + _HEIGHT} {middle},{y2} {x2},{y2 + _HEIGHT // 2}"
-            )
-        else:
-            path = (
-                f"M{x1 + _WIDTH},{y1 + _HEIGHT // 2} C{x1 + _WIDTH + _GAP // 2},{y1 + _HEIGHT // 2} "
-                f"{x2 - _GAP // 2},{y2 + _HEIGHT // 2} {x2},{y2 + _HEIGHT // 2}"
-            )
-        dashed = ' stroke-dasharray="5,4"' if label else ""
-        lines.append(f'<path d="{path}" fill="none" stroke="#444" marker-end="url(#a)"{dashed}/>')
-        if label:
-            lines.append(_text(x2 - _GAP + 8, y2 + _HEIGHT // 2 - 6, label, most=20))
-    for read in explanation.reads:
-        (x1, y1), (x2, y2) = places[read.state], places[read.component]
-        lines.append(
-            f'<path d="{_back(x1, y1 + _HEIGHT // 2, x2, y2 + _HEIGHT // 2)}" fill="none" stroke="#444" '
-            'marker-end="url(#a)" stroke-dasharray="1,4"/>'
-        )
-        lines.append(_text(x2 + _WIDTH + 8, y2 + _HEIGHT // 2 - 6, _read_label(read), most=20))
-    width = 40 + len(explanation.stages) * (_WIDTH + _GAP) - (_GAP // 2 if explanation.reads else _GAP)
-    height = _TOP + rows_most * _STEP + 10
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">'
-        f"<title>{html.escape(explanation.topology)}, {explanation.guarantee}</title>"
-        '<defs><marker id="a" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z" fill="#444"/></marker></defs>'
-    )
-    return "\n".join([head, *lines, *boxes, "</svg>", ""])
-
-
-def _back(x1: int, y1: int, x2: int, y2: int) -> str:
-    """A path from a state to the right side of its reader: from the state's right side, or from its left if it is behind."""
-    if x1 > x2 + _WIDTH:
-        middle = (x1 + x2 + _WIDTH) // 2
-        return f"M{x1},{y1} C{middle},{y1} {middle},{y2} {x2 + _WIDTH},{y2}"
-    out = max(x1, x2) + _WIDTH + _GAP // 3
-    return f"M{x1 + _WIDTH},{y1} C{out},{y1} {out},{y2} {x2 + _WIDTH},{y2}"
-
-
-def _text(x: int, y: int, text: str, *, bold: bool = False, most: int = 40) -> str:
-    shown = text if len(text) <= most else f"{text[: most - 1]}…"
-    weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x}" y="{y}"{weight}>{html.escape(shown)}<title>{html.escape(text)}</title></text>'
