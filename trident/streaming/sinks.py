@@ -165,12 +165,6 @@ class OneMessageSource(Source):
         return True
 
 
-def slice_of(key: str, txid: int, seed: int) -> Slice:
-    """The slice that is a job, or a micro-batch; its number is its txid."""
-    position: dict[str, Json] = {"key": key, "number": txid}
-    return Slice(position, one_message(txid, seed), 0)
-
-
 def one_message(number: int, seed: int) -> Expectation:
     """What the acker must find for a micro-batch."""
     return Expectation(1, xor_reduce(tokens(np.array([number], np.int64), seed)))
@@ -210,8 +204,11 @@ class OneMessageSteps(Steps):
         return 0
 
 
-class SinkStream(ForeachBatch):
-    """Frames straight into sinks, once for each key; a micro-batch's is its place in its query."""
+class ExactlyOnce(ForeachBatch):
+    """Writes micro-batches (as the function of `foreachBatch`) or jobs (`once`) to sinks, exactly once; by `exactly_once`.
+
+    Each has a key; a micro-batch's is its place in its query. As a context manager it closes in order.
+    """
 
     def __init__(
         self,
@@ -395,7 +392,7 @@ class SinkStream(ForeachBatch):
                 self._record_again(current, tx, known, known.txid)
                 return known, None
             txid = txns.next_txid(tx)
-            slice_ = slice_of(known.key, txid, seed)
+            slice_ = Slice({"key": known.key, "number": txid}, one_message(txid, seed), 0)
             txns.open_batch(tx, txid, Guarantee.EXACTLY_ONCE, current.source.name, slice_, seed)
             failpoint("open.in_transaction")
         steps.take = partial(self._record_place, taken=replace(known, number=txid, txid=txid))
@@ -413,57 +410,6 @@ class SinkStream(ForeachBatch):
         events.record(
             tx, [Event(EventKind.SUPPRESSED, txid=txid, sink=sink, detail={**detail}) for sink in current.sessions]
         )
-
-
-def rehearsed(
-    name: str, key: str, frame: Frame, plan: Plan, schema: pa.Schema, frames: Frames, settings: Settings
-) -> DryRun:
-    """What `once(frame, key)` would do, with the frame as it would be written.
-
-    Raises:
-        JobFailed: the job failed.
-        Otherwise as `look`.
-    """
-    view, database = look(settings, name, key, graph_of(plan, handed_in.source_of(name)))
-    if database is not None:
-        require_own_tables(placed(plan, database, settings))
-    previews = {sink.name: table_of(sink, plan, view, name, database) for sink in sinks_of(plan)}
-    if view.refusal:
-        notes = (*notes_of(view), view.refusal)
-        return DryRun(
-            name,
-            key,
-            DryRunOutcome.REFUSE,
-            view.taken or view.last_txid + 1,
-            None,
-            sinks_told(plan, previews, {}),
-            notes,
-        )
-    if view.taken is not None:
-        waits = any(txn.txid == view.taken and txn.state is not TxnState.COMMITTED for txn in view.unresolved)
-        outcome = DryRunOutcome.ROLL_FORWARD if waits else DryRunOutcome.SUPPRESS
-        return DryRun(name, key, outcome, view.taken, None, sinks_told(plan, previews, {}), notes_of(view))
-    writers = {
-        sink: Rehearsal(sink, one_message_writer(preview.writer, plan.sinks[sink], key))
-        for sink, preview in previews.items()
-        if preview.writer is not None
-    }
-    rows, found, problems = None, dict[str, RowsPreview](), tuple[str, ...]()
-    if writers:
-        written = frames.write(frame, writers, TaskContext(NO_LIFE, view.last_txid + 1, 1, 0), schema)
-        rows, problems = written.rows, written.problems
-        found = {sink: RowsPreview.of(files_of(written.files, sink)) for sink in writers}
-    sinks = sinks_told(plan, previews, found)
-    outcome = DryRunOutcome.REFUSE if problems else outcome_of(sinks)
-    notes = (*notes_of(view), *(f"no sink can hold a row: {text}" for text in problems))
-    return DryRun(name, key, outcome, view.last_txid + 1, rows, sinks, notes)
-
-
-class ExactlyOnce(SinkStream):
-    """Writes micro-batches (as the function of `foreachBatch`) or jobs (`once`) to sinks, exactly once; by `exactly_once`.
-
-    As a context manager it closes in order.
-    """
 
     def once(self, frame: Frame, key: str) -> OnceResult:
         """Append a DataFrame's rows to every sink, exactly once for this key, and return when every sink holds them.
@@ -537,6 +483,50 @@ class ExactlyOnce(SinkStream):
         return rehearsed(
             self.name, key, self._gathered(plan, frame), plan, schema, self._frames, self._settings or Settings()
         )
+
+
+def rehearsed(
+    name: str, key: str, frame: Frame, plan: Plan, schema: pa.Schema, frames: Frames, settings: Settings
+) -> DryRun:
+    """What `once(frame, key)` would do, with the frame as it would be written.
+
+    Raises:
+        JobFailed: the job failed.
+        Otherwise as `look`.
+    """
+    view, database = look(settings, name, key, graph_of(plan, handed_in.source_of(name)))
+    if database is not None:
+        require_own_tables(placed(plan, database, settings))
+    previews = {sink.name: table_of(sink, plan, view, name, database) for sink in sinks_of(plan)}
+    if view.refusal:
+        notes = (*notes_of(view), view.refusal)
+        return DryRun(
+            name,
+            key,
+            DryRunOutcome.REFUSE,
+            view.taken or view.last_txid + 1,
+            None,
+            sinks_told(plan, previews, {}),
+            notes,
+        )
+    if view.taken is not None:
+        waits = any(txn.txid == view.taken and txn.state is not TxnState.COMMITTED for txn in view.unresolved)
+        outcome = DryRunOutcome.ROLL_FORWARD if waits else DryRunOutcome.SUPPRESS
+        return DryRun(name, key, outcome, view.taken, None, sinks_told(plan, previews, {}), notes_of(view))
+    writers = {
+        sink: Rehearsal(sink, one_message_writer(preview.writer, plan.sinks[sink], key))
+        for sink, preview in previews.items()
+        if preview.writer is not None
+    }
+    rows, found, problems = None, dict[str, RowsPreview](), tuple[str, ...]()
+    if writers:
+        written = frames.write(frame, writers, TaskContext(NO_LIFE, view.last_txid + 1, 1, 0), schema)
+        rows, problems = written.rows, written.problems
+        found = {sink: RowsPreview.of(files_of(written.files, sink)) for sink in writers}
+    sinks = sinks_told(plan, previews, found)
+    outcome = DryRunOutcome.REFUSE if problems else outcome_of(sinks)
+    notes = (*notes_of(view), *(f"no sink can hold a row: {text}" for text in problems))
+    return DryRun(name, key, outcome, view.last_txid + 1, rows, sinks, notes)
 
 
 def _job(key: str, tx: Tx) -> HandedIn:
