@@ -57,7 +57,6 @@ ERROR_CHARACTERS: Final = 160
 def list_letters(
     *,
     topology: str | None,
-    where: Sequence[str] | None,
     decided: bool,
     count: bool,
     limit: int | None,
@@ -68,7 +67,7 @@ def list_letters(
 
     All are counted without their payloads. Those that are shown are read whole.
     """
-    chosen, undecided = filter_of(where or (), **filters), not decided
+    chosen, undecided = filter_of(**filters), not decided
     shown = limit if limit is not None or as_json else SHOWN_LETTERS
     kept, counts, ids = list[Letter](), LetterClasses(), dict[tuple[str, str | None], str]()
     undecided_one: tuple[str, str] | None = None
@@ -379,7 +378,6 @@ def dispose(
     id: Sequence[str] | None,
     ids_file: str | None,
     all: bool,
-    where: Sequence[str] | None,
     canary: int | None = None,
     max_failures: float | None = None,
     wait_s: float | None = None,
@@ -395,7 +393,7 @@ def dispose(
     Ends with status 1 if one of the named messages is no undecided dead letter, or one cannot be opened again, or a canary
     did not hand out everything.
     """
-    ids, chosen = [*(id or ()), *(() if ids_file is None else ids_in(ids_file))], filter_of(where or (), **filters)
+    ids, chosen = [*(id or ()), *(() if ids_file is None else ids_in(ids_file))], filter_of(**filters)
     careful, requeue = CanaryRules.of(canary, max_failures, wait_s), verb == "requeue"
     dead_letters.require_choice(ids, chosen, every=all)
     with opened() as stores, letters_of(stores, topology) as letters:

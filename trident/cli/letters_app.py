@@ -34,12 +34,6 @@ _TOPOLOGY: Final = parameter("topology", str, typer.Argument(metavar="TOPOLOGY",
 _EVERY: Final = parameter(
     "topology", str | None, typer.Argument(metavar="TOPOLOGY", help="Default: every topology."), None
 )
-_WHERE: Final = parameter(
-    "where",
-    list[str] | None,
-    typer.Option("--where", metavar="KEY=VALUE", help="A filter as KEY=VALUE, such as reason=error; may be repeated."),
-    None,
-)
 _IDS: Final = parameter(
     "ids_file",
     str | None,
@@ -63,7 +57,7 @@ def _dispose(verb: str, **given: Any) -> None:
 
 
 def _disposes(decision: Decision) -> None:
-    options = [_IDS, *map(taken, decision.fields), _WHERE, _DRY_RUN, _YES, BY, WHY, AS_JSON]
+    options = [_IDS, *map(taken, decision.fields), _DRY_RUN, _YES, BY, WHY, AS_JSON]
     made = command([_TOPOLOGY, *options], told_of(decision), partial(_dispose, decision.name))
     app.command(decision.name)(made)
 
@@ -71,7 +65,7 @@ def _disposes(decision: Decision) -> None:
 app.command("list")(
     command(
         [
-            *(_EVERY, *_FILTERS, _WHERE),
+            *(_EVERY, *_FILTERS),
             parameter(
                 "decided",
                 bool,

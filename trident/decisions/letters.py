@@ -85,23 +85,17 @@ class LetterFilter:
         return self.match is None or self.match in letter.error or self.match in shown_payload(letter.payload)
 
 
-def filter_of(where: Sequence[str], **given: object) -> LetterFilter:
-    """The filter that a person's values name: each on its own, and `--where KEY=VALUE` for any of them.
+def filter_of(**given: object) -> LetterFilter:
+    """The filter that a person's values name.
 
     Raises:
-        UsageError: a key is unknown or given twice, or a time or a txid cannot be read.
+        UsageError: a time or a txid cannot be read.
     """
-    found = {name: str(value) for name, value in given.items() if value is not None}
-    for one in where:
-        key, equals, value = one.partition("=")
-        name = key.strip().replace("-", "_")
-        if not equals or name not in given:
-            keys = ", ".join(one.replace("_", "-") for one in given)
-            raise UsageError(f"--where {one}: write KEY=VALUE with one of the keys {keys}", where=one)
-        if name in found:
-            raise UsageError(f"--where {one}: {key.strip()} is given twice", where=one)
-        found[name] = value.strip()
-    values: dict[str, Any] = {name: _READ[name](name, text) if name in _READ else text for name, text in found.items()}
+    values: dict[str, Any] = {
+        name: _READ[name](name, str(value)) if name in _READ else str(value)
+        for name, value in given.items()
+        if value is not None
+    }
     return LetterFilter(**values)
 
 

@@ -522,7 +522,7 @@ DECISIONS: Final = (
         "With --canary each wave begins once every message of the last one is confirmed or has failed again, while at most "
         "--max-failures of a wave fail; the topology's driver must run. Exit status: 1 if some were not requeued; it says "
         "why. "
-        "Example: stormproof dead-letters requeue orders --where reason=error --canary 10",
+        "Example: stormproof dead-letters requeue orders --reason error --canary 10",
         look="web.decide.letters.look",
         button="Requeue",
         made=False,

@@ -41,7 +41,7 @@ class Done:
 
 def look(stores: Stores, topology: str, *, id: tuple[str, ...], all: bool, **filters: object) -> Look:
     """Which dead letters are meant: those selected, those that a filter admits, or expressly all of them."""
-    where = filter_of((), **filters)
+    where = filter_of(**filters)
     stores.topology(topology)
     nothing = require_chosen(id, is_empty=(where.without_sink if id else where).is_empty, every=all)
     if nothing is not None:
@@ -95,7 +95,7 @@ def drop(
 ) -> Done:
     """Drop, or requeue, those that were shown; what changed since is told."""
     del all
-    told = changes(chosen.keys, _found(stores, topology, filter_of((), **filters), id).keys)
+    told = changes(chosen.keys, _found(stores, topology, filter_of(**filters), id).keys)
     with letters_of(stores, topology) as letters:
         done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=by, why=why)
     refused = [f"{message}: {reason}" for message, reason in done.refused.items()]
