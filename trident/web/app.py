@@ -14,12 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import UsageError
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.web import assets
 from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.decide import pages
 from stormproof.trident.web.decide.proposals import Proposals
 from stormproof.trident.web.people import NewSecret, Sessions, WebOptions, WebRole, new_secret
-from stormproof.trident.web.reading import LedgerReader, Opened
+from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import rendered
 from stormproof.trident.web.shield import Shield
 from stormproof.trident.web.views import (
@@ -73,7 +74,7 @@ NAVIGATION: Final = (
 
 
 def app_of(
-    open_: Callable[[], Opened],
+    open_: Callable[[], Stores],
     options: WebOptions,
     clock: Clock,
     *,

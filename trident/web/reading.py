@@ -16,11 +16,8 @@ from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import StormproofError
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-    from stormproof.core.postgres.database import Database
     from stormproof.core.start.settings import Settings
-    from stormproof.trident.audit.ledger import AuditLedger
+    from stormproof.trident.decisions.stores import Stores
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,17 +33,7 @@ WAIT_S: Final = 1.0
 _KEPT: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The page's database: settings, how to connect, SQLAlchemy's engine, the ledger for reading."""
-
-    settings: Settings
-    database: Database
-    engine: sa.Engine
-    audit: AuditLedger
-
-
-def open_ledger(settings: Settings) -> Opened:
+def open_ledger(settings: Settings) -> Stores:
     """Connect to the database that the settings name, with a pool of its own.
 
     Raises:
@@ -54,7 +41,7 @@ def open_ledger(settings: Settings) -> Opened:
         StoreUnavailable: it cannot be reached.
     """
     from stormproof.core.postgres.database import connect
-    from stormproof.trident.audit.ledger import AuditLedger
+    from stormproof.trident.decisions.stores import Stores
     from stormproof.trident.ledger.database import ledger_engine, require_schema
 
     database = settings.resolve_database()
@@ -67,7 +54,7 @@ def open_ledger(settings: Settings) -> Opened:
     except BaseException:
         engine.dispose()
         raise
-    return Opened(settings, database, engine, AuditLedger(engine))
+    return Stores(settings, database, engine)
 
 
 @dataclass(slots=True)
@@ -86,17 +73,17 @@ class LedgerReader:
     says so and goes on. At most `THREADS` calls run at once, the others wait.
     """
 
-    def __init__(self, open_: Callable[[], Opened], clock: Clock, *, shared_s: float = SHARED_S) -> None:
+    def __init__(self, open_: Callable[[], Stores], clock: Clock, *, shared_s: float = SHARED_S) -> None:
         self._open = open_
         self._clock = clock
         self._shared_s = shared_s
-        self._opened: Opened | None = None
+        self._opened: Stores | None = None
         self._opening = threading.Lock()
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(THREADS)
 
-    def opened(self) -> Opened:
+    def opened(self) -> Stores:
         """The database; connects if that was not done yet.
 
         Raises:
@@ -118,7 +105,7 @@ class LedgerReader:
         """Run a function that blocks, on a thread; for what changes something, and for answers that are nobody else's."""
         return await anyio.to_thread.run_sync(self._in_slot, partial(function, *args, **kwargs))
 
-    async def ask(self, question: Callable[[Opened], T], *, key: Hashable, for_s: float | None = None) -> T:
+    async def ask(self, question: Callable[[Stores], T], *, key: Hashable, for_s: float | None = None) -> T:
         """A question's answer; one answer serves all who ask with the same key within `for_s` seconds (default: a second).
 
         The key must tell apart whatever changes the answer, also what the asker may see. An error is shared likewise.
@@ -129,14 +116,14 @@ class LedgerReader:
         keeps_s = self._shared_s if for_s is None else for_s
         return cast("T", await anyio.to_thread.run_sync(self._shared, question, key, keeps_s))
 
-    async def latest(self, question: Callable[[Opened], T], *, key: Hashable, every_s: float) -> T | None:
+    async def latest(self, question: Callable[[Stores], T], *, key: Hashable, every_s: float) -> T | None:
         """A slow question's newest answer, which is at most so old, or being asked anew meanwhile.
 
         Nobody waits for it longer than `WAIT_S`; None: there is no answer yet, or the last one was an error.
         """
         return cast("T | None", await anyio.to_thread.run_sync(self._latest, question, key, every_s))
 
-    def _latest(self, question: Callable[[Opened], Any], key: Hashable, every_s: float) -> Any:
+    def _latest(self, question: Callable[[Stores], Any], key: Hashable, every_s: float) -> Any:
         answer = self._answer(key)
         now = self._clock.monotonic_s()
         if (answer.at_s is None or now - answer.at_s >= every_s) and answer.lock.acquire(blocking=False):
@@ -160,7 +147,7 @@ class LedgerReader:
         with self._slots:
             return function()
 
-    def _shared(self, question: Callable[[Opened], Any], key: Hashable, keeps_s: float) -> Any:
+    def _shared(self, question: Callable[[Stores], Any], key: Hashable, keeps_s: float) -> Any:
         answer = self._answer(key)
         with answer.lock:
             now = self._clock.monotonic_s()

@@ -34,7 +34,7 @@ from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import rendered
 
 if TYPE_CHECKING:
-    from stormproof.trident.web.reading import Opened
+    from stormproof.trident.decisions.stores import Stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Visit:
         route: str = self.request.scope["state"]["route"]
         return self.link(route, **{**dict(self.query), **changed})
 
-    async def ask(self, question: Callable[[Opened], T], *key: Hashable, for_s: float | None = None) -> T:
+    async def ask(self, question: Callable[[Stores], T], *key: Hashable, for_s: float | None = None) -> T:
         """A question to the ledger; the answer is shared by all who ask with the same key. See `LedgerReader.ask`."""
         return await self.site.reader.ask(question, key=(question.__qualname__, *key), for_s=for_s)
 

@@ -129,10 +129,7 @@ ROUTES: Final = (
 
 
 async def _stores(visit: Visit) -> Stores:
-    from stormproof.trident.decisions.stores import Stores
-
-    opened = await visit.site.reader.call(visit.site.reader.opened)
-    return Stores(opened.settings, opened.database, opened.engine)
+    return await visit.site.reader.call(visit.site.reader.opened)
 
 
 async def _shown(visit: Visit, params: QueryParams) -> Response:

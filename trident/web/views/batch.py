@@ -18,7 +18,6 @@ from stormproof.trident.decisions import skips
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.terms.transaction_states import TxnCause, TxnState
 from stormproof.trident.terms.wording import counted, parse_time
-from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
 
 MESSAGES_SHOWN = 100
@@ -93,12 +92,11 @@ def timeline(found: TxnReport) -> list[Moment]:
     return moments
 
 
-def _refusing(opened: Opened, found: TxnReport) -> tuple[str | None, bool]:
+def _refusing(stores: Stores, found: TxnReport) -> tuple[str | None, bool]:
     """The sink at which a batch is blocked; and whether its table can be given the rows that it takes."""
     at = [event.sink for event in found.events if event.kind == "blocked" and event.sink is not None]
     if found.state != "blocked" or not at:
         return None, False
-    stores = Stores(opened.settings, opened.database, opened.engine)
     try:
         skips.row_skipper(stores, stores.topology(found.topology), found.txid, at[-1])
     except StormproofError:
@@ -110,9 +108,9 @@ async def batch(visit: Visit) -> Response:
     """The page of one batch."""
     name, txid = visit.required("topology"), visit.number("txid", 0, low=1)
 
-    def question(opened: Opened) -> tuple[TxnReport, str | None, bool]:
-        report = txn(opened.audit, name, txid, opener_for(opened.database))
-        return report, *_refusing(opened, report)
+    def question(stores: Stores) -> tuple[TxnReport, str | None, bool]:
+        report = txn(stores.audit, name, txid, opener_for(stores.database))
+        return report, *_refusing(stores, report)
 
     found, refusing, takes_rows = await visit.ask(question, name, txid)
     if not visit.is_operator:
@@ -156,8 +154,8 @@ async def batches(visit: Visit) -> Response:
     )
     after = visit.text("after")
 
-    def question(opened: Opened) -> BatchPage:
-        return read(opened.audit, chosen, after=after)
+    def question(stores: Stores) -> BatchPage:
+        return read(stores.audit, chosen, after=after)
 
     return visit.page(
         "batches.html",

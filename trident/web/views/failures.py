@@ -14,7 +14,6 @@ from stormproof.trident.decisions.letters import Letter, letters_of, named, not_
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.terms.wording import parse_time
-from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
 
 SHOWN = 100
@@ -46,9 +45,9 @@ async def failures(visit: Visit) -> Response:
     limit = visit.number("limit", SHOWN, low=1, high=1_000)
     chosen, grouped = asked_of(visit, limit=limit), asked_of(visit, limit=200, error_class=None, group=_GROUP)
 
-    def question(opened: Opened) -> Failures:
-        classes = ask(opened.audit, QUESTIONS["dead-letters"], grouped)
-        return Failures(classes.rows, ask(opened.audit, QUESTIONS["dead-letters"], chosen))
+    def question(stores: Stores) -> Failures:
+        classes = ask(stores.audit, QUESTIONS["dead-letters"], grouped)
+        return Failures(classes.rows, ask(stores.audit, QUESTIONS["dead-letters"], chosen))
 
     return visit.page(
         "failures.html",
@@ -90,9 +89,8 @@ class Failure:
     new_payload: ShownPayload | None
 
 
-def _read(opened: Opened, name: str, shown_id: str) -> tuple[Failure, ...]:
+def _read(stores: Stores, name: str, shown_id: str) -> tuple[Failure, ...]:
     """The dead letters of a message, the newest first."""
-    stores = Stores(opened.settings, opened.database, opened.engine)
     with letters_of(stores, name) as letters:
         (message,) = named(stores, name, [shown_id])
         found = letters.of_message(message)
@@ -110,15 +108,15 @@ def _read(opened: Opened, name: str, shown_id: str) -> tuple[Failure, ...]:
 async def failure(visit: Visit) -> Response:
     """One failed message, whole, but for its payload and what may quote it."""
     name, shown_id = visit.required("topology"), visit.required("id")
-    found = await visit.ask(lambda opened: _read(opened, name, shown_id), "failure", name, shown_id)
+    found = await visit.ask(lambda stores: _read(stores, name, shown_id), "failure", name, shown_id)
     return _page(visit, name, shown_id, found, unmasked=False)
 
 
 async def payload(visit: Visit) -> Response:
     """The same with its payload, for a person who may see it and asked for it. It is in no address, and nothing keeps it."""
     name, shown_id = visit.form.get("topology", ""), visit.form.get("id", "")
-    opened = await visit.site.reader.call(visit.site.reader.opened)
-    found = await visit.site.reader.call(_read, opened, name, shown_id)
+    stores = await visit.site.reader.call(visit.site.reader.opened)
+    found = await visit.site.reader.call(_read, stores, name, shown_id)
     return _page(visit, name, shown_id, found, unmasked=True)
 
 

@@ -11,7 +11,7 @@ from stormproof.core.contract.dead_letter import error_class
 from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.message import MessageReport
 from stormproof.trident.audit.message import message as read
-from stormproof.trident.web.reading import Opened
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.web.visit import Visit
 
 TOPOLOGIES_MAX = 100
@@ -46,8 +46,8 @@ async def message(visit: Visit) -> Response:
     """The page of one message."""
     name, shown_id = visit.required("topology"), visit.required("id")
 
-    def question(opened: Opened) -> MessageReport:
-        return read(opened.audit, name, shown_id, opener=opener_for(opened.database))
+    def question(stores: Stores) -> MessageReport:
+        return read(stores.audit, name, shown_id, opener=opener_for(stores.database))
 
     found = await visit.ask(question, name, shown_id)
     return visit.page(
@@ -71,9 +71,9 @@ class Hit:
     state: str
 
 
-def _find(opened: Opened, sought: str, topology: str | None) -> list[Hit]:
+def _find(stores: Stores, sought: str, topology: str | None) -> list[Hit]:
     hits: list[Hit] = []
-    with opened.audit.snapshot() as snapshot:
+    with stores.audit.snapshot() as snapshot:
         rows = [snapshot.topology(topology)] if topology is not None else list(snapshot.topologies()[:TOPOLOGIES_MAX])
         number = int(sought) if sought.isascii() and sought.isdigit() and len(sought) < 19 else None
         if number is not None:
@@ -84,7 +84,7 @@ def _find(opened: Opened, sought: str, topology: str | None) -> list[Hit]:
             ]
     for row in rows:
         try:
-            report = read(opened.audit, row.name, sought)
+            report = read(stores.audit, row.name, sought)
         except UsageError:
             continue  # no message of this topology
         hits.append(Hit(row.name, None, report.message, report.end.kind.value))
@@ -95,8 +95,8 @@ async def find(visit: Visit) -> Response:
     """Look for a message's id or a txid, in one topology or in all; one hit is shown at once."""
     sought, topology = visit.text("q") or "", visit.text("topology")
 
-    def question(opened: Opened) -> list[Hit]:
-        return _find(opened, sought, topology)
+    def question(stores: Stores) -> list[Hit]:
+        return _find(stores, sought, topology)
 
     hits = await visit.ask(question, sought, topology) if sought else []
     if len(hits) == 1:

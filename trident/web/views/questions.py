@@ -12,9 +12,9 @@ from starlette.responses import Response
 from stormproof.core.base.errors import UsageError
 from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.questions import Answer, Asked, ask, columns_of
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.terms.wording import parse_time
-from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.views.batch import WHY_HIDDEN
 from stormproof.trident.web.visit import Visit
 
@@ -45,8 +45,8 @@ async def question(visit: Visit) -> Response:
         **given,
     )
 
-    def read(opened: Opened) -> Answer:
-        return ask(opened.audit, entry, chosen, opener_for(opened.database))
+    def read(stores: Stores) -> Answer:
+        return ask(stores.audit, entry, chosen, opener_for(stores.database))
 
     found = await visit.ask(read, *sorted(visit.values().items()), for_s=2.0)
     if name == "aborted" and not visit.is_operator:
@@ -131,9 +131,9 @@ async def replays(visit: Visit) -> Response:
         error_class=visit.text("error_class"),
     )
 
-    def question(opened: Opened) -> Replays:
+    def question(stores: Stores) -> Replays:
         def asked(**more: Any) -> Answer:
-            return ask(opened.audit, QUESTIONS["replays"], replace(chosen, **more))
+            return ask(stores.audit, QUESTIONS["replays"], replace(chosen, **more))
 
         return Replays(
             asked(group=(step, "reason"), limit=10_000),

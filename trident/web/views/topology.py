@@ -18,8 +18,8 @@ from stormproof.trident.audit.overview import Health, backlogs
 from stormproof.trident.audit.overview import overview as read
 from stormproof.trident.audit.questions import Answer, Asked, ask
 from stormproof.trident.audit.status import TopologyStatus, status
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.questions import QUESTIONS
-from stormproof.trident.web.reading import Opened
 from stormproof.trident.web.visit import Visit
 
 WIDTH: Final = 216
@@ -181,29 +181,29 @@ SLOW_S = 5.0
 STEPS = ("open", "job", "wait", "prepare", "commit", "held_up")
 
 
-def _status(opened: Opened, name: str) -> TopologyStatus:
+def _status(stores: Stores, name: str) -> TopologyStatus:
     def committer(binding: object) -> str | None:
-        return committer_of(binding, opened.database)  # type: ignore[arg-type]
+        return committer_of(binding, stores.database)  # type: ignore[arg-type]
 
-    return status(opened.audit, name, committer=committer, opener=opener_for(opened.database)).topologies[0]
+    return status(stores.audit, name, committer=committer, opener=opener_for(stores.database)).topologies[0]
 
 
-def _figures(opened: Opened, name: str) -> tuple[GraphFigures, Drawing]:
-    found = figures(opened.audit, name)
+def _figures(stores: Stores, name: str) -> tuple[GraphFigures, Drawing]:
+    found = figures(stores.audit, name)
     return found, drawing(found)
 
 
-def _asked(opened: Opened, question: str, name: str) -> Answer:
-    return ask(opened.audit, QUESTIONS[question], Asked(topology=name, limit=5))
+def _asked(stores: Stores, question: str, name: str) -> Answer:
+    return ask(stores.audit, QUESTIONS[question], Asked(topology=name, limit=5))
 
 
 async def topology(visit: Visit) -> Response:
     """The page of one topology."""
     name = visit.required("topology")
-    found = await visit.ask(lambda opened: _status(opened, name), "status", name, for_s=2.0)
-    drawn = await visit.ask(lambda opened: _figures(opened, name), "figures", name, for_s=SLOW_S)
-    verdicts = await visit.ask(lambda opened: _asked(opened, "verdicts", name), "verdicts", name)
-    actions = await visit.ask(lambda opened: _asked(opened, "actions", name), "actions", name)
+    found = await visit.ask(lambda stores: _status(stores, name), "status", name, for_s=2.0)
+    drawn = await visit.ask(lambda stores: _figures(stores, name), "figures", name, for_s=SLOW_S)
+    verdicts = await visit.ask(lambda stores: _asked(stores, "verdicts", name), "verdicts", name)
+    actions = await visit.ask(lambda stores: _asked(stores, "actions", name), "actions", name)
     return visit.page(
         "topology.html",
         title=name,
@@ -221,8 +221,8 @@ BACKLOG_S = 15.0
 """What waits in the sources may be much to count: it is counted so often."""
 
 
-def _backlogs(opened: Opened) -> dict[str, Backlog | None]:
-    return backlogs(opened.audit)
+def _backlogs(stores: Stores) -> dict[str, Backlog | None]:
+    return backlogs(stores.audit)
 
 
 def grade(one: Health) -> str:
@@ -238,8 +238,8 @@ async def overview(visit: Visit) -> Response:
     """The first page; those with problems first."""
     waiting = await visit.site.reader.latest(_backlogs, key="backlogs", every_s=BACKLOG_S)
 
-    def content(opened: Opened) -> tuple[int, Markup]:
-        found = read(opened.audit)
+    def content(stores: Stores) -> tuple[int, Markup]:
+        found = read(stores.audit)
         return len(found), visit.part("overview_content.html", **_shown(found, waiting or {}))
 
     number, shown = await visit.ask(content, visit.root)
