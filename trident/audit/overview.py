@@ -16,23 +16,13 @@ import sqlalchemy as sa
 from stormproof.core.base.errors import StormproofError
 from stormproof.core.contract.source import Backlog
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.report import LastVerdict, newest_verdicts
 from stormproof.trident.audit.source import open_losses, stored_source
 from stormproof.trident.audit.status import LAST_BATCHES, DriverState, Problem, RefusedStart, driver_state, problems_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.control import JobProgress, SignOfLife, signs_of_life
 from stormproof.trident.ledger.rows import Txn, to_txn
 from stormproof.trident.terms.transaction_states import EventKind, TxnState
-
-
-@dataclass(frozen=True, slots=True)
-class LastVerdict:
-    """The newest verdict of `audit verify`."""
-
-    verdict: str
-    at: datetime
-    last_txid: int | None
-    deep: bool
-    """Whether the rows of tables were compared, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +96,6 @@ _PENDING: Final = sa.text(
     "select topology, sum(leased + given_back + waiting) as pending, sum(undecided_dead_letters) as dead"
     " from stormproof.audit_pending group by topology"
 )
-_VERDICTS: Final = sa.text(
-    """
-    select t.incarnation, v.verdict, v.at, v.last_txid, v.deep
-    from stormproof.topology t
-    cross join lateral (
-      select verdict, at, last_txid, deep from stormproof.verdict where incarnation = t.incarnation order by id desc limit 1
-    ) v
-    """
-)
 _REFUSED: Final = sa.text(
     """
     select t.incarnation, e.at, e.sink, e.error
@@ -150,7 +131,7 @@ def overview(ledger: AuditLedger) -> tuple[Health, ...]:
         signs = signs_of_life(connection)
         recent = {row.incarnation: row for row in connection.execute(_RECENT, {"last": LAST_BATCHES})}
         pending = {row.topology: row for row in connection.execute(_PENDING)}
-        verdicts = {row.incarnation: row for row in connection.execute(_VERDICTS)}
+        verdicts = newest_verdicts(connection)
         refused = {
             row.incarnation: row for row in connection.execute(_REFUSED, {"kind": EventKind.START_REFUSED.value})
         }
@@ -166,7 +147,7 @@ def overview(ledger: AuditLedger) -> tuple[Health, ...]:
     found: list[Health] = []
     for row in rows:
         sign = signs.get(row.incarnation)
-        counts, verdict, last = pending.get(row.name), verdicts.get(row.incarnation), recent.get(row.incarnation)
+        counts, last = pending.get(row.name), recent.get(row.incarnation)
         found.append(
             _health(
                 *(row, sign, unresolved.get(row.incarnation, ()), refused.get(row.incarnation), losses),
@@ -175,9 +156,7 @@ def overview(ledger: AuditLedger) -> tuple[Health, ...]:
                 dead_letters=0 if counts is None else int(counts.dead),
                 rejects=rejects.get(row.incarnation, 0),
                 recent=None if last is None else _recent(last),
-                verdict=None
-                if verdict is None
-                else LastVerdict(verdict.verdict, verdict.at, verdict.last_txid, verdict.deep),
+                verdict=verdicts.get(row.incarnation),
             )
         )
     return tuple(found)

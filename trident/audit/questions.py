@@ -18,7 +18,7 @@ from stormproof.trident.audit.inspect import Has, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.source import recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.audit.status import holdings_of
-from stormproof.trident.declarations.questions import FILTERS, QUESTIONS, SPANS, Question
+from stormproof.trident.declarations.questions import FILTERS, SPANS, Question
 from stormproof.trident.terms.transaction_states import TxnState
 
 LIMIT: Final = 100
@@ -222,21 +222,6 @@ def _reason(snapshot: LedgerSnapshot, row: Mapping[str, Any]) -> str | None:
     incarnation = snapshot.topology(row["topology"]).incarnation
     batch = next(iter(snapshot.txns(incarnation, row["txid"], row["txid"])), None)
     return None if batch is None else batch.reason
-
-
-def newest_verdicts(ledger: AuditLedger, topology: str | None) -> dict[str, str | None]:
-    """The newest verdict of each topology, or of one; None where there is none on record."""
-    with ledger.snapshot() as snapshot:
-        names = [row.name for row in snapshot.topologies()] if topology is None else [snapshot.topology(topology).name]
-        found = snapshot.connection.execute(
-            sa.text(
-                f"select distinct on (topology) topology, verdict from {QUESTIONS['verdicts'].view}"
-                " where topology = any(:names) order by topology, id desc"
-            ),
-            {"names": list(names)},
-        )
-        known = {str(row.topology): str(row.verdict) for row in found}
-    return {name: known.get(name) for name in names}
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

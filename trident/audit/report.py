@@ -23,7 +23,7 @@ from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.message import EndKind, Records, end_of, traces
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase
-from stormproof.trident.ledger.rows import Event, Reject, Txn
+from stormproof.trident.ledger.rows import Event, Reject, Txn, record_of
 from stormproof.trident.terms.transaction_states import Verdict
 from stormproof.trident.terms.wording import counted
 
@@ -350,6 +350,33 @@ def keep(engine: sa.Engine, report: VerifyReport, *, at: datetime, by: str, took
     except StormproofError as error:
         return replace(report, not_recorded=error.message)
     return replace(report, recorded=int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class LastVerdict:
+    """The newest verdict of a topology."""
+
+    verdict: str
+    at: datetime
+    last_txid: int | None
+    deep: bool
+    """Whether the rows of tables were compared, too."""
+
+
+_NEWEST: Final = sa.text(
+    """
+    select t.incarnation, v.verdict, v.at, v.last_txid, v.deep
+    from stormproof.topology t
+    cross join lateral (
+      select verdict, at, last_txid, deep from stormproof.verdict where incarnation = t.incarnation order by id desc limit 1
+    ) v
+    """
+)
+
+
+def newest_verdicts(connection: sa.Connection) -> dict[str, LastVerdict]:
+    """The newest verdict of each topology, by its incarnation, where there is one on record."""
+    return {row.incarnation: record_of(LastVerdict, row) for row in connection.execute(_NEWEST)}
 
 
 class LookAtAll(Exception):

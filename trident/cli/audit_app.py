@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -105,16 +105,21 @@ def _asked(*, since: str | None = None, until: str | None = None, group: Sequenc
 
 def _status(ledger: AuditLedger, question: Question, answer: Answer) -> Exit:
     if question.name == "verdicts":
-        from stormproof.trident.audit.questions import newest_verdicts
-
-        return _of_verdicts(newest_verdicts(ledger, answer.asked.topology))
+        return _of_verdicts(ledger, answer.asked.topology)
     return Exit.FAILED if question.fails and any(map(question.is_failed_by, answer.rows)) else Exit.DONE
 
 
-def _of_verdicts(newest: Mapping[str, str | None]) -> Exit:
-    if Verdict.VIOLATION in newest.values():
+def _of_verdicts(ledger: AuditLedger, topology: str | None) -> Exit:
+    """By the newest verdict of each topology, or of one."""
+    from stormproof.trident.audit.report import newest_verdicts
+
+    with ledger.snapshot() as snapshot:
+        rows = snapshot.topologies() if topology is None else (snapshot.topology(topology),)
+        newest = newest_verdicts(snapshot.connection)
+    found = {newest[row.incarnation].verdict if row.incarnation in newest else None for row in rows}
+    if Verdict.VIOLATION in found:
         return Exit.FAILED
-    return Exit.DONE if all(one == Verdict.CLEAN for one in newest.values()) else Exit.CANNOT_TELL
+    return Exit.DONE if found <= {Verdict.CLEAN} else Exit.CANNOT_TELL
 
 
 def _text(answer: Answer) -> None:

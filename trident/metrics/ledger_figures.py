@@ -5,26 +5,18 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 
 import sqlalchemy as sa
 
 from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.audit.report import LastVerdict, newest_verdicts
 from stormproof.trident.audit.status import DriverState, ProblemKind, TopologyStatus, status
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Sample
 from stormproof.trident.terms.transaction_states import RejectState, TxnState, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class NewestVerdict:
-    """What the newest `audit verify` of a topology found, and when."""
-
-    verdict: str
-    at: datetime
 
 
 def ledger_figures(ledger: AuditLedger, names: tuple[str, ...], now: datetime) -> list[Sample]:
@@ -38,8 +30,8 @@ def ledger_figures(ledger: AuditLedger, names: tuple[str, ...], now: datetime) -
         found = [one for name in dict.fromkeys(names) for one in status(ledger, name).topologies]
     else:
         found = list(status(ledger).topologies)
-    verdicts = _verdicts(ledger)
-    last = _last_commits(ledger)
+    with ledger.snapshot() as snapshot:
+        verdicts, last = newest_verdicts(snapshot.connection), _last_commits(snapshot.connection)
     samples = [Sample(m.BUILD_INFO, (version("stormproof"), platform.python_version()), 1.0)]
     for one in found:
         samples += _of_topology(one, now, verdicts.get(one.incarnation), last.get(one.incarnation))
@@ -47,7 +39,7 @@ def ledger_figures(ledger: AuditLedger, names: tuple[str, ...], now: datetime) -
 
 
 def _of_topology(
-    one: TopologyStatus, now: datetime, verdict: NewestVerdict | None, last_commit: datetime | None
+    one: TopologyStatus, now: datetime, verdict: LastVerdict | None, last_commit: datetime | None
 ) -> Iterator[Sample]:
     def of(metric: m.Metric, value: float, *labels: str) -> Sample:
         return Sample(metric, (one.name, *labels), float(value))
@@ -87,16 +79,7 @@ def _of_topology(
         yield of(m.LEDGER_VERDICT_AT, verdict.at.timestamp())
 
 
-def _verdicts(ledger: AuditLedger) -> Mapping[str, NewestVerdict]:
-    """The newest verdict of each incarnation."""
-    v = t.verdict.c
-    newest = sa.select(sa.func.max(v.id)).group_by(v.incarnation)
-    with ledger.snapshot() as snapshot:
-        rows = snapshot.connection.execute(sa.select(v.incarnation, v.verdict, v.at).where(v.id.in_(newest)))
-        return {row.incarnation: NewestVerdict(row.verdict, row.at) for row in rows}
-
-
-def _last_commits(ledger: AuditLedger) -> Mapping[str, datetime]:
+def _last_commits(connection: sa.Connection) -> Mapping[str, datetime]:
     """When each incarnation last committed: the end of its highest committed batch."""
     c = t.txn.c
     last = (
@@ -106,6 +89,5 @@ def _last_commits(ledger: AuditLedger) -> Mapping[str, datetime]:
         .limit(1)
         .scalar_subquery()
     )
-    with ledger.snapshot() as snapshot:
-        rows = snapshot.connection.execute(sa.select(t.topology.c.incarnation, last.label("at")))
-        return {row.incarnation: row.at for row in rows if row.at is not None}
+    rows = connection.execute(sa.select(t.topology.c.incarnation, last.label("at")))
+    return {row.incarnation: row.at for row in rows if row.at is not None}
