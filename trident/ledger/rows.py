@@ -205,16 +205,6 @@ class Reject:
         """The SQLSTATE, or ``refused`` where no error of Postgres refused it: as in the audit's views."""
         return self.sqlstate or "refused"
 
-    @property
-    def sqlstate_class(self) -> str | None:
-        """The first two characters of the SQLSTATE."""
-        return None if self.sqlstate is None else self.sqlstate[:2]
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether the message is rejected and nobody has decided about it."""
-        return self.state is RejectState.OPEN
-
 
 def record_of(kind: type[T], row: Any, /, **given: Any) -> T:
     """A row, or another record, as a record of this kind: each field that is not given by its name, times with a zone."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -204,26 +205,12 @@ class RunStatistics:
 
     def plus(self, later: RunStatistics) -> RunStatistics:
         """The sums of both runs, with the later one's epoch."""
-        reasons = {r: self.failed_by_reason.get(r, 0) + n for r, n in later.failed_by_reason.items()}
+        numbers = [f.name for f in fields(self) if f.type in ("int", "float") and f.name != "epoch"]
         return replace(
             later,
-            batches=self.batches + later.batches,
-            messages=self.messages + later.messages,
-            tuples=self.tuples + later.tuples,
-            failed=self.failed + later.failed,
-            failed_by_reason={**self.failed_by_reason, **reasons},
-            returned=self.returned + later.returned,
-            unanchored=self.unanchored + later.unanchored,
-            replayed=self.replayed + later.replayed,
-            attempts=self.attempts + later.attempts,
-            dead_letters=self.dead_letters + later.dead_letters,
-            rejected=self.rejected + later.rejected,
-            aborted_batches=self.aborted_batches + later.aborted_batches,
-            abandoned_batches=self.abandoned_batches + later.abandoned_batches,
-            suppressed=self.suppressed + later.suppressed,
-            superseded=self.superseded + later.superseded,
+            failed_by_reason=dict(Counter(self.failed_by_reason) + Counter(later.failed_by_reason)),
             recoveries=(*self.recoveries, *later.recoveries),
-            elapsed_s=self.elapsed_s + later.elapsed_s,
+            **{name: getattr(self, name) + getattr(later, name) for name in numbers},
         )
 
 
@@ -310,50 +297,13 @@ class Observers(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
+        for method in vars(Observer):
+            if not method.startswith("_"):
+                setattr(self, method, partial(self._tell, method))
 
-    def opened(self, txid: int, guarantee: Guarantee, slice_: Slice) -> None:
-        """See `Observer.opened`."""
-        self._tell(lambda one: one.opened(txid, guarantee, slice_))
-
-    def attempt_ended(self, txid: int, attempt: int, outcome: AttemptOutcome) -> None:
-        """See `Observer.attempt_ended`."""
-        self._tell(lambda one: one.attempt_ended(txid, attempt, outcome))
-
-    def committed(self, batch: CommittedBatch) -> None:
-        """See `Observer.committed`."""
-        self._tell(lambda one: one.committed(batch))
-
-    def given_up(self, txid: int, state: TxnState, cause: TxnCause, reason: str) -> None:
-        """See `Observer.given_up`."""
-        self._tell(lambda one: one.given_up(txid, state, cause, reason))
-
-    def failed(self, txid: int, failed: Mapping[str, int], returned: int) -> None:
-        """See `Observer.failed`."""
-        self._tell(lambda one: one.failed(txid, failed, returned))
-
-    def dead_letters(self, txid: int, number: int) -> None:
-        """See `Observer.dead_letters`."""
-        self._tell(lambda one: one.dead_letters(txid, number))
-
-    def suppressed(self, sinks: Sequence[str]) -> None:
-        """See `Observer.suppressed`."""
-        self._tell(lambda one: one.suppressed(sinks))
-
-    def blocked(self, txid: int, sink: str, cause: TxnCause, reason: str) -> None:
-        """See `Observer.blocked`."""
-        self._tell(lambda one: one.blocked(txid, sink, cause, reason))
-
-    def recovered(self, report: RecoveryReport) -> None:
-        """See `Observer.recovered`."""
-        self._tell(lambda one: one.recovered(report))
-
-    def timed(self, result: BatchResult) -> None:
-        """See `Observer.timed`."""
-        self._tell(lambda one: one.timed(result))
-
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
+    def _tell(self, method: str, *told: object) -> None:
         for one in self._observers:
             try:
-                tell(one)
+                getattr(one, method)(*told)
             except Exception:
                 log.exception("%s could not take in what a batch did: its figures are wrong", type(one).__name__)
