@@ -18,7 +18,7 @@ from support.state_suite import failing
 from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.trident.state.key_value import KeyValueStore, OpaqueMap
-from stormproof.trident.state.matrix import MATRIX
+from stormproof.trident.state.matrix import service
 from stormproof.trident.state.protocol import StateFactory, StateKind
 
 PAGE = Path(__file__).parents[2] / "docs" / "state.md"
@@ -43,7 +43,7 @@ def test_the_table_is_the_compilers() -> None:
 
 def matrix_as_markdown() -> str:
     lines = [f"| source | {' | '.join(f'{state} state' for state in StateKind)} |", "| --- | --- | --- | --- |"]
-    outcomes = ([MATRIX[source, state].outcome for state in StateKind] for source in SourceKind)
+    outcomes = ([service(source, state) for state in StateKind] for source in SourceKind)
     lines += [f"| {source} | {' | '.join(row)} |" for source, row in zip(SourceKind, outcomes, strict=True)]
     return "\n".join(lines)
 

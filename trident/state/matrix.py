@@ -9,7 +9,6 @@ And the checks of a state, its updater, its keys and its merges while the topolo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -39,58 +38,30 @@ class Service(StrEnum):
     """The source cannot serve it, whatever the state is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One pair. `instead`: what to choose where it is refused. `trident`: whether Storm's Trident serves it."""
-
-    source: SourceKind
-    state: StateKind
-    outcome: Service
-    reason: str
-    instead: str
-    trident: str
-
-    @property
-    def exactly_once(self) -> bool:
-        """Whether exactly-once is served."""
-        return self.outcome is Service.EXACTLY_ONCE
+REFUSED: Final[Mapping[Service, tuple[str, str]]] = {
+    Service.DOUBLES: (
+        "the rows are the same each time, but the state cannot tell that it has them: keys written before a crash are "
+        "written again after it",
+        "a TransactionalMap or OpaqueMap, or run at-least-once",
+    ),
+    Service.UNSERVED: (
+        "the source loses what was in flight, or hands it out again as new messages beside what was done with it; no state "
+        "can see that",
+        "put the messages into a PostgresQueue or files first, or run at-least-once",
+    ),
+}
+"""Why, and what to choose instead."""
 
 
-_FIXED: Final = (
-    "a batch's rows are fixed before the state is touched, so a txid that comes again brings the same rows, and the "
-    "state knows which keys have them"
-)
-_FIXED_ALL: Final = (
-    "a batch's rows are fixed before the state is touched; the state could even take other rows for the same txid"
-)
-_DRAWN_ANEW: Final = (
-    "a batch that is run again may have other messages, but only until its rows are fixed, and the state is touched "
-    "after that: the same txid never brings other rows"
-)
-_COUNTS_AGAIN: Final = (
-    "the rows are the same each time, but the state cannot tell that it has them: keys written before a crash are "
-    "written again after it"
-)
-_LOSES: Final = (
-    "the source loses what was in flight, or hands it out again as new messages beside what was done with it; no state "
-    "can see that"
-)
-_ANOTHER_STATE: Final = "a TransactionalMap or OpaqueMap, or run at-least-once"
-_ANOTHER_SOURCE: Final = "put the messages into a PostgresQueue or files first, or run at-least-once"
+def service(source: SourceKind, state: StateKind) -> Service:
+    """What a source and a state give together under exactly-once.
 
-_S, _T = SourceKind, StateKind
-CELLS: Final = (
-    Cell(_S.NON_TRANSACTIONAL, _T.NON_TRANSACTIONAL, Service.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
-    Cell(_S.NON_TRANSACTIONAL, _T.TRANSACTIONAL, Service.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
-    Cell(_S.NON_TRANSACTIONAL, _T.OPAQUE, Service.UNSERVED, _LOSES, _ANOTHER_SOURCE, "no"),
-    Cell(_S.TRANSACTIONAL, _T.NON_TRANSACTIONAL, Service.DOUBLES, _COUNTS_AGAIN, _ANOTHER_STATE, "no"),
-    Cell(_S.TRANSACTIONAL, _T.TRANSACTIONAL, Service.EXACTLY_ONCE, _FIXED, "", "yes"),
-    Cell(_S.TRANSACTIONAL, _T.OPAQUE, Service.EXACTLY_ONCE, _FIXED_ALL, "", "yes"),
-    Cell(_S.OPAQUE, _T.NON_TRANSACTIONAL, Service.DOUBLES, _COUNTS_AGAIN, _ANOTHER_STATE, "no"),
-    Cell(_S.OPAQUE, _T.TRANSACTIONAL, Service.EXACTLY_ONCE, _DRAWN_ANEW, "", "no"),
-    Cell(_S.OPAQUE, _T.OPAQUE, Service.EXACTLY_ONCE, _DRAWN_ANEW, "", "yes"),
-)
-MATRIX: Final[Mapping[tuple[SourceKind, StateKind], Cell]] = {(cell.source, cell.state): cell for cell in CELLS}
+    A batch that is run again may have other messages, but only until its rows are fixed, and the state is touched after
+    that. So a txid that comes again brings the same rows, and a state that knows which keys have them counts them once.
+    """
+    if source is SourceKind.NON_TRANSACTIONAL:
+        return Service.UNSERVED
+    return Service.DOUBLES if state is StateKind.NON_TRANSACTIONAL else Service.EXACTLY_ONCE
 
 
 def require_served(
@@ -104,11 +75,12 @@ def require_served(
     if guarantee is not Guarantee.EXACTLY_ONCE:
         return
     for spout, source in sources.items():
-        cell = MATRIX[source, state]
-        if not cell.exactly_once:
+        given = service(source, state)
+        if given in REFUSED:
+            reason, instead = REFUSED[given]
             raise TopologyError(
                 f"state {name!r} ({target}, {state.value}) behind spout {spout!r} ({source.value}) cannot serve "
-                f"exactly-once: {cell.reason}. Choose instead: {cell.instead}",
+                f"exactly-once: {reason}. Choose instead: {instead}",
                 component=name,
                 spout=spout,
                 source=source.value,
