@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -47,9 +47,6 @@ FORMS_KEPT: Final = timedelta(days=1)
 
 CHUNK_TXIDS: Final = 1_000
 """Batches per prune transaction; bounds how long a lock is held. A kill in between leaves a shorter prune."""
-
-if TYPE_CHECKING:
-    import psycopg
 
 MAX_MESSAGE: Final = 2**63 - 1
 
@@ -130,9 +127,7 @@ def prune(
             files = _Files(evidence.who, evidence.lowest_unresolved())
         is_fed = place_of(snapshot.connection, row.incarnation) is not None
     removed: Counter[str] = Counter()
-    job = _Job(
-        ledger, audit, topology, row.incarnation, target, alive, evidence, by, why, ended_before, now, dry_run=dry_run
-    )
+    job = _Job(ledger, audit, topology, row.incarnation, target, alive, evidence, by, why, ended_before, now, dry_run)
     upto = before
     while upto < target:
         low, upto = upto + 1, min(upto + chunk_txids, target)
@@ -160,49 +155,34 @@ def _target(connection: sa.Connection, incarnation: str, ended_before: datetime)
     return int(highest) - 1 if first_needed is None else min(int(first_needed), int(highest)) - 1
 
 
+@dataclass
 class _Job:
     """One prune of one topology, chunk by chunk."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        audit: AuditLedger,
-        topology: str,
-        incarnation: str,
-        target: int,
-        alive: frozenset[str],
-        evidence: SourceEvidence | None,
-        by: str,
-        why: str,
-        ended_before: datetime,
-        now: datetime,
-        *,
-        dry_run: bool,
-    ) -> None:
-        self.kept: set[int] = set()
-        self._ledger = ledger
-        self._audit = audit
-        self._topology = topology
-        self._incarnation = incarnation
-        self._target = target
-        self._dry_run = dry_run
-        self._alive = alive
-        self._evidence = evidence
-        self._by = by
-        self._why = why
-        self._ended_before = ended_before
-        self._now = now
-        self._recorded: int | None = None
-        self._gone: set[str] = set()
+    ledger: Ledger
+    audit: AuditLedger
+    topology: str
+    incarnation: str
+    target: int
+    alive: frozenset[str]
+    evidence: SourceEvidence | None
+    by: str
+    why: str
+    ended_before: datetime
+    now: datetime
+    dry_run: bool
+    kept: set[int] = field(default_factory=set[int])
+    recorded: int | None = None
+    gone: set[str] = field(default_factory=set[str])
 
     @contextmanager
     def transaction(self) -> Generator[Tx]:
         """A transaction under the present driver's epoch, since one may start meanwhile; a dry run rolls it back."""
-        with self._audit.snapshot() as snapshot:
-            run = Run(self._topology, self._incarnation, snapshot.topology(self._topology).epoch)
-        with suppress(_DryRun), self._ledger.transaction(run) as tx:
+        with self.audit.snapshot() as snapshot:
+            run = Run(self.topology, self.incarnation, snapshot.topology(self.topology).epoch)
+        with suppress(_DryRun), self.ledger.transaction(run) as tx:
             yield tx
-            if self._dry_run:
+            if self.dry_run:
                 raise _DryRun
 
     def chunk(self, tx: Tx, low: int, high: int, so_far: Counter[str]) -> Counter[str]:
@@ -217,12 +197,12 @@ class _Job:
         removed["event"] += self._delete(
             tx, t.event, sa.between(t.event.c.txid, low, high), t.event.c.kind.in_([k.value for k in _FORGOTTEN])
         )
-        if self._recorded is None:
+        if self.recorded is None:
             removed["event"] += self._delete(
                 tx,
                 t.event,
                 t.event.c.txid.is_(None),
-                t.event.c.at < self._ended_before,
+                t.event.c.at < self.ended_before,
                 t.event.c.kind.in_([k.value for k in _FORGOTTEN_RUNS]),
             )
         removed["attempt"] = self._delete(tx, t.attempt, sa.between(t.attempt.c.txid, low, high))
@@ -231,7 +211,7 @@ class _Job:
             for sink, txid in self._anchors(tx, high)
         ]
         removed["txn_sink"] = self._delete(tx, t.txn_sink, sa.between(t.txn_sink.c.txid, low, high), *not_anchors)
-        if not self._dry_run:  # the anchors of earlier chunks and prunes that are anchors no more
+        if not self.dry_run:  # the anchors of earlier chunks and prunes that are anchors no more
             removed["txn_sink"] += self._delete(tx, t.txn_sink, t.txn_sink.c.txid < low, *not_anchors)
         for table in (t.txn_component, t.txn_edge):
             removed[table.name] = self._delete(tx, table, sa.between(table.c.txid, low, high))
@@ -239,7 +219,7 @@ class _Job:
             tx, t.txn, sa.or_(within, _among(t.txn.c.txid, outrun)), sa.not_(_among(t.txn.c.txid, needed))
         )
         self.kept = (self.kept | needed) - outrun
-        self._gone |= gone
+        self.gone |= gone
         self._record(tx, high, so_far + removed)
         return removed
 
@@ -248,7 +228,7 @@ class _Job:
     ) -> int | None:
         """Remove some micro-batches that may go, with the rows of their files. The number after which to go on, or None."""
         stop_id = 0 if files is None else min(files.unresolved, self._lowest_message_behind(tx, upto))
-        forgettable = Forgettable(upto, self._ended_before, stop_id, self._numbers_with_events(tx))
+        forgettable = Forgettable(upto, self.ended_before, stop_id, self._numbers_with_events(tx))
         found, after_these = forgettable.find(tx, after, limit)
         if not found:
             return after_these
@@ -269,10 +249,10 @@ class _Job:
         """
         c = t.verdict.c
         scope = (c.deep, sa.cast(c.tables, sa.Text), c.verdict, c.settled_upto.is_(None))
-        newest = sa.select(sa.func.max(c.id)).where(c.incarnation == self._incarnation).group_by(*scope)
-        forms = min(self._ended_before, self._now - FORMS_KEPT)
+        newest = sa.select(sa.func.max(c.id)).where(c.incarnation == self.incarnation).group_by(*scope)
+        forms = min(self.ended_before, self.now - FORMS_KEPT)
         counts = +Counter(
-            verdict=self._delete(tx, t.verdict, c.at < self._ended_before, c.id.not_in(newest)),
+            verdict=self._delete(tx, t.verdict, c.at < self.ended_before, c.id.not_in(newest)),
             confirmation=self._delete(tx, t.confirmation, t.confirmation.c.at < forms),
         )
         if counts:
@@ -284,7 +264,7 @@ class _Job:
         c = t.txn.c
         first = sa.cast(c.position[("range", 0)].as_string(), sa.BigInteger)
         lowest = tx.connection.execute(
-            sa.select(sa.func.min(first)).where(c.incarnation == self._incarnation, c.txid > upto)
+            sa.select(sa.func.min(first)).where(c.incarnation == self.incarnation, c.txid > upto)
         ).scalar_one_or_none()
         return MAX_MESSAGE if lowest is None else int(lowest)
 
@@ -294,11 +274,11 @@ class _Job:
         rows = tx.connection.execute(
             sa.select(c.number, c.message).distinct().where(self._of_messages(c.number.is_not(None)))
         )
-        return sorted({int(row.number) for row in rows if row.message not in self._gone})
+        return sorted({int(row.number) for row in rows if row.message not in self.gone})
 
     def _delete(self, tx: Tx, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> int:
         return tx.connection.execute(
-            sa.delete(table).where(table.c.incarnation == self._incarnation, *conditions)
+            sa.delete(table).where(table.c.incarnation == self.incarnation, *conditions)
         ).rowcount
 
     def _messages(self, tx: Tx, low: int, high: int) -> tuple[set[str], set[int]]:
@@ -317,8 +297,8 @@ class _Job:
         gone = {
             name
             for name, trace in found.items()
-            if name not in self._alive
-            and max(trace.txids, default=0) <= self._target
+            if name not in self.alive
+            and max(trace.txids, default=0) <= self.target
             and end_of(trace, records).kind in (EndKind.COMMITTED, EndKind.LOST)
         }
         needed = {e.txid for e in events if e.txid is not None and low <= e.txid <= high and e.message not in gone}
@@ -326,7 +306,7 @@ class _Job:
 
     def _furthest(self, tx: Tx, condition: sa.ColumnElement[bool]) -> set[int]:
         """Which of these batches say how far the source was read."""
-        return set() if self._evidence is None else set(self._evidence.furthest(self._txns(tx, condition)))
+        return set() if self.evidence is None else set(self.evidence.furthest(self._txns(tx, condition)))
 
     def _outrun(self, tx: Tx, low: int, furthest: Collection[int]) -> set[int]:
         """Txids below the chunk whose rows were kept only since they said how far the source was read, and do so no more."""
@@ -340,7 +320,7 @@ class _Job:
         c = t.txn_sink.c
         rows = tx.connection.execute(
             sa.select(c.sink, sa.func.max(c.txid))
-            .where(c.incarnation == self._incarnation, c.txid <= high, c.committed_at.is_not(None))
+            .where(c.incarnation == self.incarnation, c.txid <= high, c.committed_at.is_not(None))
             .group_by(c.sink)
         )
         return [(str(sink), int(txid)) for sink, txid in rows]
@@ -348,37 +328,37 @@ class _Job:
     def _of_messages(self, *conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
         """The topology's events of messages."""
         c, kinds = t.event.c, [kind.value for kind in MESSAGE_EVENTS]
-        return sa.and_(c.incarnation == self._incarnation, c.message.is_not(None), c.kind.in_(kinds), *conditions)
+        return sa.and_(c.incarnation == self.incarnation, c.message.is_not(None), c.kind.in_(kinds), *conditions)
 
     def _txns(self, tx: Tx, condition: sa.ColumnElement[bool]) -> list[Txn]:
         c = t.txn.c
         rows = tx.connection.execute(
-            sa.select(t.txn).where(c.incarnation == self._incarnation, condition).order_by(c.txid)
+            sa.select(t.txn).where(c.incarnation == self.incarnation, condition).order_by(c.txid)
         )
         return [to_txn(row) for row in rows]
 
     def _record(self, tx: Tx, upto: int, removed: Counter[str]) -> None:
         tx.confirm()
-        mine = t.prune.c.incarnation == self._incarnation
-        if self._recorded is not None:
-            tx.connection.execute(sa.delete(t.prune).where(mine, t.prune.c.upto == self._recorded))
+        mine = t.prune.c.incarnation == self.incarnation
+        if self.recorded is not None:
+            tx.connection.execute(sa.delete(t.prune).where(mine, t.prune.c.upto == self.recorded))
         counts: dict[str, Json] = {**removed}
         tx.connection.execute(
             sa.insert(t.prune).values(
-                incarnation=self._incarnation,
+                incarnation=self.incarnation,
                 upto=upto,
-                at=self._now,
-                by=self._by,
-                why=self._why,
-                ended_before=self._ended_before,
+                at=self.now,
+                by=self.by,
+                why=self.why,
+                ended_before=self.ended_before,
                 removed=counts,
             )
         )
-        self._recorded = upto
+        self.recorded = upto
 
     def _add_to_record(self, tx: Tx, upto: int, more: Counter[str]) -> None:
         """Add to this prune's row; where it had no txids to remove, to that of the prune before."""
-        mine = sa.and_(t.prune.c.incarnation == self._incarnation, t.prune.c.upto == upto)
+        mine = sa.and_(t.prune.c.incarnation == self.incarnation, t.prune.c.upto == upto)
         found = tx.connection.execute(sa.select(t.prune.c.removed).where(mine)).scalar_one_or_none()
         if found is None:
             self._record(tx, upto, more)
