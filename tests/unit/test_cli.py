@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from stormproof.core.base.errors import CannotTell, Fenced, SinkRefused, StormproofError, TopologyError, UsageError
@@ -55,6 +59,24 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def commands(of: typer.Typer) -> Iterator[Callable[..., None]]:
+    for one in of.registered_commands:
+        assert one.callback is not None
+        yield one.callback
+    for group in of.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands(group.typer_instance)
+
+
+def test_each_commands_work_takes_the_commands_arguments() -> None:
+    works = {work: one for one in commands(app) if (work := getattr(one, "work", None)) is not None}
+    assert len(works) > 20
+    for work, declared in works.items():
+        module, _, name = work.rpartition(".")
+        does = getattr(import_module(f"stormproof.trident.cli.{module}"), name)
+        inspect.signature(does).bind(**dict.fromkeys(inspect.signature(declared).parameters))
 
 
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
 from stormproof.trident.cli import audit_app, ledger_app, letters_app, queue_app
-from stormproof.trident.cli.options import AsJson, Conf, add_decisions, gone
+from stormproof.trident.cli.options import AsJson, Conf, MaxMessages, Params, Target, add_decisions, does, gone
 from stormproof.trident.cli.output import guarded
 
 _ClickException: Final = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -60,26 +60,32 @@ def options(
 
 
 @app.command()
+@does("run.run_topology")
 def run(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A Topology, or a function that returns one.")],
+    target: Target,
     *,
     guarantee: Annotated[
         str | None, typer.Option(help="exactly-once, at-least-once or at-most-once; overrides the topology's own.")
     ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End once the source is empty.")] = False,
-    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
-    max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages in one batch.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes of payload in one batch.")] = None,
-    interval: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds between two polls of an empty source.")
+    param: Params = None,
+    batch_messages: MaxMessages = None,
+    batch_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", min=1, help="Most bytes of payload in one batch.")
     ] = None,
-    in_flight: Annotated[
+    poll_interval_s: Annotated[
+        float | None, typer.Option("--interval", min=0.001, help="Seconds between two polls of an empty source.")
+    ] = None,
+    max_batches_in_flight: Annotated[
         int | None,
-        typer.Option(min=1, help="Most batches in flight at a time. Default: 1; with --latency-target: 4."),
+        typer.Option(
+            "--in-flight", min=1, help="Most batches in flight at a time. Default: 1; with --latency-target: 4."
+        ),
     ] = None,
-    latency_target: Annotated[
+    latency_target_s: Annotated[
         float | None,
         typer.Option(
+            "--latency-target",
             min=0.001,
             help="Tune batch size and batches in flight, up to these limits, to commit within so many seconds.",
         ),
@@ -122,46 +128,23 @@ def run(
     stopped it. With --dry-run: 0 if it would commit or wait, 1 if it would be refused, 4 if it cannot tell.
     Example: stormproof run mine.py:words --param lake=lake --until-idle
     """
-    from stormproof.trident.cli.run import run_topology
-
-    run_topology(
-        target,
-        param or (),
-        guarantee=guarantee,
-        engine=engine,
-        conf=conf or (),
-        until_idle=until_idle,
-        max_batches=max_batches,
-        dry_run=dry_run,
-        accept_change=accept_change,
-        as_json=as_json,
-        batch_messages=max_messages,
-        batch_bytes=max_bytes,
-        poll_interval_s=interval,
-        max_batches_in_flight=in_flight,
-        latency_target_s=latency_target,
-        log_format=log_format,
-        metrics_port=metrics_port,
-        metrics_file=metrics_file,
-    )
 
 
 @app.command()
+@does("explain.explain_topology")
 def explain(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A Topology, or a function that returns one.")],
+    target: Target,
     *,
-    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
+    param: Params = None,
     guarantee: Annotated[str | None, typer.Option(help="The guarantee; default: the topology's own.")] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it, as .dot for Graphviz.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a topology compiles to: stages, tasks, exchanges, fused operators, sinks. Runs nothing."""
-    from stormproof.trident.cli.explain import explain_topology
-
-    explain_topology(target, param or (), guarantee=guarantee, plot=plot, as_json=as_json)
 
 
 @app.command()
+@does("reports.show_status")
 def status(
     topology: Annotated[
         str | None, typer.Argument(metavar="TOPOLOGY", help="This one in detail. Default: all.")
@@ -173,12 +156,10 @@ def status(
     With TOPOLOGY the exit status is 1 if it has a problem (a blocked txid, a refused start, a driver that is gone or silent,
     an open loss), else 0. Example: stormproof status orders --json
     """
-    from stormproof.trident.cli.reports import show_status
-
-    show_status(topology, as_json=as_json)
 
 
 @app.command()
+@does("web.serve_page")
 def web(
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -208,21 +189,10 @@ def web(
     Prints an address with a one-time token; after its use, another one. Needs the extra `web`.
     Example: stormproof web --port 8420 --read-only
     """
-    from stormproof.trident.cli.web import serve_page
-
-    serve_page(
-        host=host,
-        port=port,
-        read_only=read_only,
-        allow_hosts=allow_host or (),
-        user_header=user_header,
-        proxies=proxy or (),
-        operators=operator or (),
-        as_json=as_json,
-    )
 
 
 @app.command()
+@does("metrics.export")
 def metrics(
     topologies: Annotated[
         list[str] | None, typer.Argument(metavar="[TOPOLOGY...]", help="Only these. Default: all.")
@@ -238,9 +208,6 @@ def metrics(
     Run it every minute, with --file in the folder of node exporter's textfile collector, for alerts that a driver is gone,
     silent or blocked. Example: stormproof metrics --file /metrics/stormproof.prom
     """
-    from stormproof.trident.cli.metrics import export
-
-    export(topologies or (), file=file, as_json=as_json)
 
 
 add_decisions(app)
@@ -249,6 +216,7 @@ gone(app, "db", "psql --url")
 
 
 @app.command()
+@does("doctor.examine")
 def doctor(
     spark: Annotated[
         bool, typer.Option("--spark/--no-spark", help="Whether to start Spark, which takes some seconds.")
@@ -271,23 +239,19 @@ def doctor(
     With --cluster a small job checks every executor of the configured master: Python, packages, connections to Postgres, the
     staging folder and the driver, and the clock. Example: stormproof doctor --cluster --conf spark.executor.memory=2g
     """
-    from stormproof.trident.cli.doctor import examine
-
-    examine(spark=spark, cluster=cluster, conf=conf or (), kind=kind, as_json=as_json)
 
 
 @app.command()
+@does("init.write_project")
 def init(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder; created if missing.")],
     as_json: AsJson = False,
 ) -> None:
     """Write a first topology, its test, settings and a systemd unit into a folder. Overwrites nothing."""
-    from stormproof.trident.cli.init import write_project
-
-    write_project(folder, as_json=as_json)
 
 
 @app.command()
+@does("pack.fetch_jars")
 def jars(
     folder: Annotated[
         str | None,
@@ -297,12 +261,10 @@ def jars(
     as_json: AsJson = False,
 ) -> None:
     """Download Delta's jars, unless they are there and intact; exit status 1 if that fails."""
-    from stormproof.trident.cli.pack import fetch_jars
-
-    fetch_jars(folder, as_json=as_json)
 
 
 @app.command()
+@does("pack.make_archive")
 def pack(
     *,
     output: Annotated[
@@ -326,12 +288,10 @@ def pack(
     Without --environment it is a zip of this package alone, for executors that have its dependencies. The archive is written
     only if a bare interpreter can import from it, and it is reproducible. Example: stormproof pack --environment
     """
-    from stormproof.trident.cli.pack import make_archive
-
-    make_archive(output, environment=environment, python=python, more=more or (), as_json=as_json)
 
 
 @app.command()
+@does("psql.open_psql")
 def psql(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGUMENTS...]", help="Arguments for psql.")
@@ -346,9 +306,3 @@ def psql(
     as_json: AsJson = False,
 ) -> None:
     """Open psql on the configured database, or run SQL. An embedded Postgres runs meanwhile."""
-    from stormproof.trident.cli.psql import open_psql, show_url
-
-    if url:
-        show_url(show_password=show_password, as_json=as_json)
-    else:
-        open_psql(command or [], arguments or [], as_json=as_json)

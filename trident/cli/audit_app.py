@@ -19,6 +19,7 @@ from stormproof.trident.cli.options import (
     TopologyName,
     Txid,
     command,
+    does,
     opened,
     parameter,
 )
@@ -154,6 +155,7 @@ Since = Annotated[
 
 
 @app.command()
+@does("verify.show_verify")
 def verify(
     topology: TopologyName,
     first: Annotated[int, typer.Option(min=1, help="The first txid.")] = 1,
@@ -188,13 +190,10 @@ def verify(
     Exit status: 0 if all agrees; 1 if there is a violation; 4 if the evidence is gone, or if --deep could not compare all
     rows and messages; the last line says which. Example: stormproof audit verify orders --first 100
     """
-    from stormproof.trident.cli.verify import VerifyOptions, show_verify
-
-    asked = VerifyOptions(first, last, since=since, deep=deep, sinks=sink, others_write=others_write)
-    show_verify(topology, asked, by=by, as_json=as_json)
 
 
 @app.command()
+@does("reports.show_txn")
 def txn(topology: TopologyName, txid: Txid, as_json: AsJson = False) -> None:
     """Show what a txid read, replayed, and wrote to each sink."""
     from stormproof.trident.cli.reports import show_txn
@@ -203,6 +202,7 @@ def txn(topology: TopologyName, txid: Txid, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@does("reports.show_components")
 def components(topology: TopologyName, *, since: Since = None, as_json: AsJson = False) -> None:
     """Show each component's tuples emitted, acked and failed, its time, and the tuples of each edge.
 
@@ -215,6 +215,7 @@ def components(topology: TopologyName, *, since: Since = None, as_json: AsJson =
 
 
 @app.command()
+@does("reports.show_message")
 def message(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
     """Show what became of a message: the batches that opened it, its failures, and its state now.
 
@@ -231,6 +232,7 @@ for _one in QUESTIONS.values():
 
 
 @app.command()
+@does("verify.make_report")
 def report(
     topology: TopologyName,
     *,
@@ -273,19 +275,3 @@ def report(
     Exit status: of the verdict, 0 clean, 1 violation, 4 cannot tell.
     Example: stormproof audit report orders --since 30d --out orders.json
     """
-    from stormproof.trident.cli.verify import make_report
-
-    make_report(
-        topology,
-        out,
-        deep=deep,
-        others_write=others_write,
-        since=since,
-        until=until,
-        by=by,
-        as_json=as_json,
-        rows=rows,
-        messages=tuple(message or ()),
-        verdict=verdict,
-        payload_digests=payload_digests,
-    )

@@ -316,15 +316,15 @@ class Check:
 def examine(
     *,
     spark: bool,
-    cluster: bool = False,
-    conf: Sequence[str] = (),
-    kind: RoleKind = RoleKind.DRIVER,
+    cluster: bool,
+    conf: Sequence[str] | None,
+    kind: RoleKind,
     as_json: bool,
 ) -> None:
     """Make every check, whatever failed before; end with status 1 if one failed."""
     if cluster and not spark:
         raise UsageError("--cluster asks Spark's executors: leave --no-spark away")
-    given = spark_options(conf)
+    given = spark_options(conf or ())
     checks = [Check("python", True, f"{sys.version.split()[0]} at {sys.executable}")]
     settings = _looked(
         "settings", lambda: Settings().with_spark(given), _settings_text, "correct what it names", checks

@@ -37,7 +37,7 @@ def _of_tables(topology: TopologyGraph) -> Iterator[str]:
 
 
 def explain_topology(
-    target: str, parameters: Sequence[str], *, guarantee: str | None, plot: str | None, as_json: bool
+    target: str, *, param: Sequence[str] | None, guarantee: str | None, plot: str | None, as_json: bool
 ) -> None:
     """Print what a topology compiles to, and draw it to the file `plot`.
 
@@ -47,7 +47,7 @@ def explain_topology(
     """
     if plot is not None and Path(plot).suffix != ".dot":
         raise UsageError(f"--plot {plot}: name a file that ends in .dot; of it dot -Tsvg makes a picture", file=plot)
-    topology, _ = load_topology(target, parameters)
+    topology, _ = load_topology(target, param or ())
     found = explain(topology, guarantee)
     if plot is not None:
         try:

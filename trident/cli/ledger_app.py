@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli.options import AsJson, add_decisions, gone
+from stormproof.trident.cli.options import AsJson, add_decisions, does, gone
 
 app = typer.Typer(help="The ledger: its schema, its size, and decisions about topologies.", no_args_is_help=True)
 
 
 @app.command("migrate")
+@does("psql.migrate_schema")
 def ledger_migrate(as_json: AsJson = False) -> None:
     """Create the schema of ledger and queues. The schema of another version is refused, and left as it is."""
     from stormproof.trident.cli.psql import migrate_schema
@@ -26,6 +27,7 @@ gone(app, "ledger retry", "retry")
 
 
 @app.command("sql")
+@does("psql.print_sql")
 def ledger_sql(
     grants: Annotated[
         str | None,
@@ -48,9 +50,3 @@ def ledger_sql(
     as_json: AsJson = False,
 ) -> None:
     """Print the SQL that `migrate` runs, or a role's GRANT statements. Needs no database."""
-    from stormproof.trident.cli.psql import print_grants, print_sql
-
-    if grants is None:
-        print_sql(as_json=as_json)
-    else:
-        print_grants(grants, kind, driver, as_json=as_json)

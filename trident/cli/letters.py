@@ -372,8 +372,8 @@ def ids_in(source: str) -> list[str]:
 
 
 def dispose(
-    verb: str,
     *,
+    verb: str,
     topology: str,
     id: Sequence[str] | None,
     ids_file: str | None,

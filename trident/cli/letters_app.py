@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -18,9 +18,11 @@ from stormproof.trident.cli.options import (
     Why,
     add_decisions,
     command,
+    does,
     parameter,
     taken,
     told_of,
+    worker,
 )
 from stormproof.trident.declarations.decisions import DECISIONS, LETTERS, Decision
 
@@ -44,21 +46,9 @@ _DRY_RUN: Final = parameter("dry_run", bool, typer.Option("--dry-run", help="Onl
 _YES: Final = parameter("yes", bool, typer.Option("--yes", "-y", help="Do not ask."), False)
 
 
-def _list(**given: Any) -> None:
-    from stormproof.trident.cli.letters import list_letters
-
-    list_letters(**given)
-
-
-def _dispose(verb: str, **given: Any) -> None:
-    from stormproof.trident.cli.letters import dispose
-
-    dispose(verb, **given)
-
-
 def _disposes(decision: Decision) -> None:
     options = [_IDS, *map(taken, decision.fields), _DRY_RUN, _YES, BY, WHY, AS_JSON]
-    made = command([_TOPOLOGY, *options], told_of(decision), partial(_dispose, decision.name))
+    made = command([_TOPOLOGY, *options], told_of(decision), partial(worker("letters.dispose"), verb=decision.name))
     app.command(decision.name)(made)
 
 
@@ -85,12 +75,13 @@ app.command("list")(
         "No sink holds a message that failed too often; of a rejected message all other sinks hold the rows. A message that "
         "is requeued, edited or dropped leaves the list, and stays on record.\n\n"
         "Example: stormproof dead-letters list orders --sink invoices --error-class 23 --since 2h",
-        _list,
+        worker("letters.list_letters"),
     )
 )
 
 
 @app.command("show")
+@does("letters.show_letter")
 def letters_show(topology: TopologyName, message: MessageId, as_json: AsJson = False) -> None:
     """Show one dead letter: its payload, failures, refused rows, batches and decisions."""
     from stormproof.trident.cli.letters import show_letter
@@ -99,6 +90,7 @@ def letters_show(topology: TopologyName, message: MessageId, as_json: AsJson = F
 
 
 @app.command("edit")
+@does("letters.edit_letter")
 def letters_edit(
     topology: TopologyName,
     message: MessageId,
@@ -120,9 +112,6 @@ def letters_edit(
 
     Example: stormproof dead-letters edit orders 753-12 --payload mended.json --why "a comma for a point"
     """
-    from stormproof.trident.cli.letters import edit_letter
-
-    edit_letter(topology, message, payload, exact=exact, by=by, why=why, as_json=as_json)
 
 
 add_decisions(app, "dead-letters")

@@ -14,14 +14,14 @@ from stormproof.trident.metrics.exposition import registry_with, replace_text, t
 from stormproof.trident.metrics.ledger_figures import ledger_figures
 
 
-def export(topologies: Sequence[str], *, file: str | None, as_json: bool) -> None:
+def export(topologies: Sequence[str] | None, *, file: str | None, as_json: bool) -> None:
     """Print the figures, or write them to a file that readers never see in part.
 
     Raises:
         UsageError: no such topology, or the file cannot be written.
     """
     with opened() as stores:
-        samples = ledger_figures(stores.audit, tuple(topologies), SystemClock().now())
+        samples = ledger_figures(stores.audit, tuple(topologies or ()), SystemClock().now())
     text = text_of(registry_with(lambda: samples))
     if file is not None:
         try:

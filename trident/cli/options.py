@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -37,6 +38,22 @@ def command(parameters: Sequence[inspect.Parameter], told: str, run: Callable[..
     vars(call)["__signature__"] = inspect.Signature(list(parameters))
     call.__doc__ = told
     return call
+
+
+def worker(work: str) -> Callable[..., None]:
+    """A function below `trident/cli`, as `MODULE.NAME`. It is imported when it is called, for `--help` must be quick."""
+    module, _, name = work.rpartition(".")
+
+    def call(**given: Any) -> None:
+        getattr(import_module(f"stormproof.trident.cli.{module}"), name)(**given)
+
+    vars(call)["work"] = work
+    return call
+
+
+def does(work: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command's declaration, with the function that does its work (see `worker`) and gets each argument by its name."""
+    return lambda declared: wraps(declared)(worker(work))
 
 
 def gone(app: typer.Typer, old: str, new: str) -> None:
@@ -77,6 +94,7 @@ Conf = Annotated[
         "--conf", metavar="NAME=VALUE", help="A setting of Spark, such as spark.executor.memory=4g; may be repeated."
     ),
 ]
+MaxMessages = Annotated[int | None, typer.Option("--max-messages", min=1, help="Most messages in one batch.")]
 _JSON: Final = typer.Option("--json", help="Print JSON on standard output.")
 AsJson = Annotated[bool, _JSON]
 AS_JSON: Final = parameter("as_json", bool, _JSON, False)
@@ -93,7 +111,8 @@ BY: Final = parameter("by", str, _BY, "")
 BY_WHOM: Final = parameter("by", str, _BY_WHOM)
 WHY: Final = parameter("why", str, _WHY, "")
 Txid = Annotated[int, typer.Argument(metavar="TXID", help="The batch's number, as `status` and `audit` show it.")]
-SinkName = Annotated[str, typer.Argument(metavar="SINK", help="The sink's name, as `status` shows it.")]
+Target = Annotated[str, typer.Argument(metavar="FILE.py:NAME", help="A Topology, or a function that returns one.")]
+Params = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")]
 MessageId = Annotated[
     str,
     typer.Argument(metavar="ID", help="The message's id, as `dead-letters list` shows it, or its id at the server."),

@@ -21,7 +21,7 @@ from stormproof.trident.cli.output import emit, note, say
 
 
 def make_archive(
-    output: str | None, *, environment: bool, python: str | None, more: Sequence[str], as_json: bool
+    output: str | None, *, environment: bool, python: str | None, more: Sequence[str] | None, as_json: bool
 ) -> None:
     """Write the archive, once it imports in a bare interpreter."""
     if not environment and (python is not None or more):
@@ -31,7 +31,7 @@ def make_archive(
     if not file.name.endswith(wanted):
         raise UsageError(f"--output {file.name}: Spark goes by the name's end; this one has to be {wanted}")
     note(f"packing, and importing from the archive with a bare {python_name()} ...")
-    made = pack_environment(file, python, more) if environment else pack_package(file)
+    made = pack_environment(file, python, more or ()) if environment else pack_package(file)
     settings = settings_for(made, environment=environment)
     report = {
         "file": str(made.file),

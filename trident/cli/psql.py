@@ -39,8 +39,15 @@ class Answer:
     rows: tuple[tuple[object, ...], ...]
 
 
-def open_psql(statements: Sequence[str], arguments: Sequence[str], *, as_json: bool) -> None:
-    """Run the statements; without any, run the program psql, and end with its exit status.
+def open_psql(
+    *,
+    arguments: Sequence[str] | None,
+    command: Sequence[str] | None,
+    url: bool,
+    show_password: bool,
+    as_json: bool,
+) -> None:
+    """Run the statements; without any, run the program psql, and end with its exit status. With `url`, only print that.
 
     An embedded server runs at least as long as this does.
 
@@ -48,22 +55,25 @@ def open_psql(statements: Sequence[str], arguments: Sequence[str], *, as_json: b
         UsageError: Postgres refuses a statement, or both statements and arguments for psql were given.
         SettingsError: there is no program psql.
     """
-    if statements and arguments:
+    if url:
+        _show_url(show_password=show_password, as_json=as_json)
+        return
+    if command and arguments:
         raise UsageError("-c runs without the program psql, which the arguments after -- are for: give one of them")
-    if as_json and not statements:
+    if as_json and not command:
         raise UsageError("--json goes with -c SQL")
     settings = Settings()
     database = settings.resolve_database()
-    if statements:
-        answers = [answer for statement in statements for answer in _run(database, statement)]
+    if command:
+        answers = [answer for statement in command for answer in _run(database, statement)]
         emit(answers, as_json=as_json, text=lambda: _text(answers))
         return
     program = _find_psql(prefer_embedded=settings.uses_embedded)
     known, rest = _as_environment(database)
-    command = [program, *(["-d", rest] if rest else []), *arguments]
+    words = [program, *(["-d", rest] if rest else []), *(arguments or ())]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is psql's: it cancels a statement
     try:
-        child = subprocess.Popen(command, env={**os.environ, **known}, preexec_fn=_take_interrupts)  # noqa: PLW1509
+        child = subprocess.Popen(words, env={**os.environ, **known}, preexec_fn=_take_interrupts)  # noqa: PLW1509
         status = child.wait()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -75,7 +85,7 @@ def _take_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def show_url(*, show_password: bool, as_json: bool) -> None:
+def _show_url(*, show_password: bool, as_json: bool) -> None:
     """Print the database's URL; for an embedded one, note on standard error how long it runs."""
     settings = Settings()
     database = settings.resolve_database()
@@ -168,12 +178,7 @@ def migrate_schema(*, as_json: bool) -> None:
     emit(report, as_json=as_json, text=lambda: say(f"{report['database']}: revision {after.current} ({changed})"))
 
 
-def print_sql(*, as_json: bool) -> None:
-    """Print the schema's SQL, for a person to run; needs no database."""
-    emit({"sql": sql()}, as_json=as_json, text=lambda: printed(sql()))
-
-
-def print_grants(role: str, kind: RoleKind, driver: str | None, *, as_json: bool) -> None:
-    """Print a role's GRANT statements, for a person to run; needs no database."""
-    text = "\n".join(grants_sql(role, kind, driver))
+def print_sql(*, grants: str | None, kind: RoleKind, driver: str | None, as_json: bool) -> None:
+    """Print the schema's SQL, or a role's GRANT statements, for a person to run; needs no database."""
+    text = sql() if grants is None else "\n".join(grants_sql(grants, kind, driver))
     emit({"sql": text}, as_json=as_json, text=lambda: printed(text))

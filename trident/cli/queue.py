@@ -64,12 +64,12 @@ def import_topology(queue: str, source: Source, name: str | None = None) -> Topo
 SHOWN_CHARACTERS = 200
 
 
-def put_lines(queue: str, source: str, *, as_json: bool) -> None:
+def put_lines(queue: str, lines: str, *, as_json: bool) -> None:
     """Put a file's lines: all of them, or none if it fails."""
-    if source != "-" and not Path(source).is_file():
-        raise UsageError(f"--lines {source}: there is no such file", file=source)
+    if lines != "-" and not Path(lines).is_file():
+        raise UsageError(f"--lines {lines}: there is no such file", file=lines)
     with opened(makes=True) as stores, closing(PostgresQueue(queue, database=stores.database)) as into:
-        receipt = into.put_lines(source)
+        receipt = into.put_lines(lines)
     report = {"queue": queue, "messages": receipt.messages, "first": receipt.first, "last": receipt.last}
     ids = {0: "", 1: f", {receipt.first}"}.get(receipt.messages, f", {receipt.first} to {receipt.last}")
     emit(report, as_json=as_json, text=lambda: say(f"{queue}: {counted(receipt.messages, 'message')} put{ids}"))
@@ -190,9 +190,9 @@ def _readers(stores: Stores, queues: Sequence[QueueStats]) -> dict[str, str | No
 
 def import_messages(
     queue: str,
-    target: str,
-    parameters: Sequence[str],
+    source: str,
     *,
+    param: Sequence[str] | None,
     name: str | None,
     follow: bool,
     engine: str,
@@ -200,11 +200,11 @@ def import_messages(
     as_json: bool,
     **chosen: int | None,
 ) -> None:
-    """Import the messages of the source that `target` names; with `follow` until a signal stops it."""
+    """Import the messages of the source that `source` names; with `follow` until a signal stops it."""
     choice = engine_named(engine)
     settings = Settings(**{setting: value for setting, value in chosen.items() if value is not None})
-    source, module = load_source(target, parameters)
-    topology = import_topology(queue, source, name)
+    found, module = load_source(source, param or ())
+    topology = import_topology(queue, found, name)
     if dry_run:
         rehearse(topology, Guarantee.EXACTLY_ONCE, settings, as_json=as_json)
     with opened(makes=True) as stores, closing(PostgresQueue(queue, database=stores.database)) as into:
@@ -220,7 +220,7 @@ def import_messages(
         )
     report = {
         "queue": queue,
-        "source": source.name,
+        "source": found.name,
         "topology": topology.name,
         "messages": statistics.messages,
         "dead_letters": statistics.dead_letters,
@@ -230,7 +230,7 @@ def import_messages(
 
     def text() -> None:
         say(run_text(statistics))
-        say(f"{counted(statistics.messages, 'message')} of {source.name} put into queue {queue}")
+        say(f"{counted(statistics.messages, 'message')} of {found.name} put into queue {queue}")
 
     emit(report, as_json=as_json, text=text)
     finish(ends_with(statistics))

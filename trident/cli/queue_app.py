@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from stormproof.trident.cli.options import AsJson, QueueName, add_decisions, gone
+from stormproof.trident.cli.options import AsJson, MaxMessages, Params, QueueName, add_decisions, does, gone
 
 app = typer.Typer(help="Postgres queues: put messages, import them, look at them.", no_args_is_help=True)
 
 
 @app.command("put")
+@does("queue.put_lines")
 def queue_put(
     queue: QueueName,
     lines: Annotated[
@@ -23,12 +24,10 @@ def queue_put(
 
     Example: stormproof queue put lines --lines words.txt
     """
-    from stormproof.trident.cli.queue import put_lines
-
-    put_lines(queue, lines, as_json=as_json)
 
 
 @app.command("create")
+@does("queue.create")
 def queue_create(
     queue: QueueName,
     schema: Annotated[
@@ -42,12 +41,10 @@ def queue_create(
     An existing queue is left as it is; a schema other than the recorded one is refused.
     Example: stormproof queue create orders --schema "order_id long, total decimal(10, 2)"
     """
-    from stormproof.trident.cli.queue import create
-
-    create(queue, schema, as_json=as_json)
 
 
 @app.command("import")
+@does("queue.import_messages")
 def queue_import(
     queue: QueueName,
     source: Annotated[
@@ -55,14 +52,14 @@ def queue_import(
         typer.Argument(metavar="FILE.py:NAME", help="A source such as KafkaSource, or a function that returns one."),
     ],
     *,
-    param: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the function.")] = None,
+    param: Params = None,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the import in the ledger. Default: made of the names of source and queue."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Continue with later messages, until stopped.")] = False,
     engine: Annotated[str, typer.Option(help="inline, in this process; or spark.")] = "inline",
-    max_messages: Annotated[int | None, typer.Option(min=1, help="Most messages in one batch.")] = None,
+    batch_messages: MaxMessages = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the first batch would do, and do nothing.")
     ] = False,
@@ -73,42 +70,25 @@ def queue_import(
     The source needs schema='payload binary'; payloads are copied byte by byte. Called again, it continues. The ledger has it
     as a topology. Exit status: as of run. Example: stormproof queue import jobs sources.py:rabbit
     """
-    from stormproof.trident.cli.queue import import_messages
-
-    import_messages(
-        queue,
-        source,
-        param or (),
-        name=name,
-        follow=follow,
-        engine=engine,
-        dry_run=dry_run,
-        as_json=as_json,
-        batch_messages=max_messages,
-    )
 
 
 @app.command("peek")
+@does("queue.peek")
 def queue_peek(
     queue: QueueName,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many messages.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Show a queue's first messages. Opens nothing."""
-    from stormproof.trident.cli.queue import peek
-
-    peek(queue, count, as_json=as_json)
 
 
 @app.command("list")
+@does("queue.list_queues")
 def queue_list(
     queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="One in detail; default: all.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every queue's messages and size, and each reader's position; or one queue in detail, with its readers' names."""
-    from stormproof.trident.cli.queue import list_queues
-
-    list_queues(queue, as_json=as_json)
 
 
 gone(app, "queue stats", "queue list QUEUE")

@@ -34,11 +34,11 @@ _DRY_RUN_ENDS: Final = {DryRunOutcome.REFUSE: Exit.FAILED, DryRunOutcome.CANNOT_
 
 def run_topology(
     target: str,
-    parameters: Sequence[str],
     *,
+    param: Sequence[str] | None,
     guarantee: str | None,
     engine: str,
-    conf: Sequence[str],
+    conf: Sequence[str] | None,
     until_idle: bool,
     max_batches: int | None,
     dry_run: bool,
@@ -49,8 +49,8 @@ def run_topology(
     """Run a topology; end with status 130 if a signal stopped it. `chosen` are settings, those that are not None."""
     engine_choice = engine_named(engine)
     settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
-    settings = settings.with_spark(spark_options(conf))
-    topology, module = load_topology(target, parameters)
+    settings = settings.with_spark(spark_options(conf or ()))
+    topology, module = load_topology(target, param or ())
     if dry_run:
         rehearse(topology, None if guarantee is None else as_guarantee(guarantee), settings, as_json=as_json)
     promised = as_guarantee(guarantee or topology.guarantee or "exactly-once")

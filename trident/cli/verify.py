@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -26,18 +26,6 @@ from stormproof.trident.terms.transaction_states import Verdict
 from stormproof.trident.terms.wording import counted, parse_time
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyOptions:
-    """The options of ``audit verify``."""
-
-    first: int = 1
-    last: int | None = None
-    since: str | None = None
-    deep: bool = False
-    sinks: Sequence[str] | None = None
-    others_write: bool = False
-
-
 @contextmanager
 def rows_shown() -> Generator[RowsProgress]:
     """Shows, on a terminal, how many rows of which table were read by now."""
@@ -52,12 +40,24 @@ def rows_shown() -> Generator[RowsProgress]:
         )
 
 
-def show_verify(topology: str, asked: VerifyOptions, *, by: str, as_json: bool) -> None:
+def show_verify(
+    topology: str,
+    *,
+    first: int,
+    last: int | None,
+    since: str | None,
+    deep: bool,
+    sink: Sequence[str] | None,
+    others_write: bool,
+    by: str,
+    as_json: bool,
+) -> None:
     """Verify a topology, keep the verdict, and end with it as exit status."""
-    if not asked.deep and (asked.sinks or asked.others_write):
+    if not deep and (sink or others_write):
         raise UsageError("--sink and --others-write say how tables are read: give --deep, too")
     with opened() as stores:
-        report = _verified(stores, topology, asked, by=by)
+        read = Deep(sink, others_write) if deep else None
+        report = _verified(stores, topology, read, by=by, first=first, last=last, since=since)
     told = {field.name: getattr(report, field.name) for field in fields(report)}
     told |= {"verdict": report.verdict, "reach": report.reach}
     emit(told, as_json=as_json, text=lambda: _verify_text(report))
@@ -129,6 +129,7 @@ def make_report(
     others_write: bool,
     by: str,
     as_json: bool,
+    message: Sequence[str] | None,
     **wanted: Any,
 ) -> None:
     """Write a report file, and end with the verdict as exit status.
@@ -144,12 +145,13 @@ def make_report(
     if out.exists():
         raise _stands(out)
     now = SystemClock().now()
-    whole = Wanted(topology, parse_time(since, now), parse_time(until, now), **wanted)
+    whole = Wanted(topology, parse_time(since, now), parse_time(until, now), messages=tuple(message or ()), **wanted)
+    read = Deep(others_write=others_write) if deep else None
     with opened() as stores:
 
         def verified(first: int, last: int | None) -> VerifyReport:
             note(f"verifying topology {topology} from txid {first} ...")
-            return _verified(stores, topology, VerifyOptions(first, last, deep=deep, others_write=others_write), by=by)
+            return _verified(stores, topology, read, by=by, first=first, last=last)
 
         told = record(
             stores.audit,
@@ -174,17 +176,26 @@ def make_report(
     finish(_STATUS[str(verdict["verdict"])])
 
 
-def _verified(stores: Stores, topology: str, asked: VerifyOptions, *, by: str) -> VerifyReport:
+def _verified(
+    stores: Stores,
+    topology: str,
+    deep: Deep | None,
+    *,
+    by: str,
+    first: int,
+    last: int | None,
+    since: str | None = None,
+) -> VerifyReport:
     """Verify it, and keep the verdict."""
     clock = SystemClock()
     began_s = clock.monotonic_s()
     with rows_shown() as progress:
         found = audit.verify(
             *(stores.audit, topology, audit.opener_for(stores.database)),
-            first=asked.first,
-            last=asked.last,
-            since=_point(asked.since, clock.now()),
-            deep=Deep(asked.sinks, asked.others_write, progress) if asked.deep else None,
+            first=first,
+            last=last,
+            since=_point(since, clock.now()),
+            deep=None if deep is None else replace(deep, progress=progress),
         )
     took_ms = round((clock.monotonic_s() - began_s) * 1000)
     return keep(stores.engine, found, at=clock.now(), by=by, took_ms=took_ms)

@@ -19,10 +19,10 @@ def serve_page(
     host: str,
     port: int,
     read_only: bool,
-    allow_hosts: Sequence[str],
+    allow_host: Sequence[str] | None,
     user_header: str | None,
-    proxies: Sequence[str],
-    operators: Sequence[str],
+    proxy: Sequence[str] | None,
+    operator: Sequence[str] | None,
     as_json: bool,
 ) -> None:
     """Serve the page until it is interrupted, and print where it is.
@@ -35,11 +35,11 @@ def serve_page(
         required(module, "web", "stormproof web")
     from stormproof.trident.web.server import Served, is_loopback, listening, serve
 
-    identify = _identity(user_header, proxies, operators)
+    identify = _identity(user_header, proxy or (), operator or ())
     settings = Settings()
     import_plugins(settings.plugins)
     own = () if host in ("0.0.0.0", "::") else (host,)  # noqa: S104 - compared
-    names = list(dict.fromkeys((*allow_hosts, *own, *LOOPBACK)))
+    names = list(dict.fromkeys((*(allow_host or ()), *own, *LOOPBACK)))
     app = web_app(settings, identify=identify, read_only=read_only, hosts=names)
     bound = listening(host, port)
     if not is_loopback(host):
