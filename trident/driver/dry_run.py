@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Final
 
@@ -129,8 +129,34 @@ _TOLD: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rehearsal:
+    """What is told of any dry run."""
+
+    name: str
+    outcome: DryRunOutcome
+    txid: int
+    sinks: tuple[DryRunSink, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> bool:
+        """Whether it would be refused."""
+        return self.outcome is DryRunOutcome.REFUSE
+
+    def _text(self, *head: str) -> str:
+        of_sinks = [line for sink in self.sinks for line in sink.lines()]
+        return "\n".join([*head, *of_sinks, *(f"  note: {note}" for note in self.notes)])
+
+    def to_json(self) -> dict[str, Json]:
+        """The same for programs."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        own = {name: [*value] if isinstance(value, tuple) else value for name, value in own.items()}
+        return {**own, "outcome": self.outcome.value, "sinks": [sink.to_json() for sink in self.sinks]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun(_Rehearsal):
     """What a call would do; `str` of it is for people, `to_json` for programs. Nothing was done.
 
     `txid` is the one that has the key's rows, or else the next one. `rows` is how many the job computed; None where it was
@@ -138,41 +164,16 @@ class DryRun:
     has to know.
     """
 
-    name: str
     key: str
-    outcome: DryRunOutcome
-    txid: int
     rows: int | None
-    sinks: tuple[DryRunSink, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def refused(self) -> bool:
-        """Whether the call would be refused."""
-        return self.outcome is DryRunOutcome.REFUSE
 
     def __str__(self) -> str:
         rows = "" if self.rows is None else f", {self.rows:,} rows"
-        lines = [f"dry run of {self.name}, key {self.key!r}: {self.outcome}, txid {self.txid}{rows}"]
-        for sink in self.sinks:
-            lines += sink.lines()
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
-
-    def to_json(self) -> dict[str, Json]:
-        """The same for programs."""
-        return {
-            "name": self.name,
-            "key": self.key,
-            "outcome": self.outcome.value,
-            "txid": self.txid,
-            "rows": self.rows,
-            "sinks": [sink.to_json() for sink in self.sinks],
-            "notes": [*self.notes],
-        }
+        return self._text(f"dry run of {self.name}, key {self.key!r}: {self.outcome}, txid {self.txid}{rows}")
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyDryRun:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyDryRun(_Rehearsal):
     """What the next batch of a topology would do; `str` of it is for people, `to_json` for programs. Nothing was done.
 
     `txid` is the next one. `messages` were read: at most one batch, of those that were never opened. `failed` of them fail;
@@ -180,43 +181,18 @@ class TopologyDryRun:
     before.
     """
 
-    name: str
-    outcome: DryRunOutcome
-    txid: int
     messages: int
     failed: int
-    sinks: tuple[DryRunSink, ...]
     examples: tuple[str, ...] = ()
     unread: str = ""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def refused(self) -> bool:
-        """Whether a start would be refused."""
-        return self.outcome is DryRunOutcome.REFUSE
 
     def __str__(self) -> str:
         read = f"{self.messages:,} messages read, {self.failed:,} would fail"
-        lines = [f"dry run of topology {self.name}: {self.outcome}, txid {self.txid}; {read}"]
-        lines += [f"  failed: {text}" for text in self.examples]
-        lines += [f"  not read: {self.unread}"] if self.unread else []
-        for sink in self.sinks:
-            lines += sink.lines()
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
-
-    def to_json(self) -> dict[str, Json]:
-        """The same for programs."""
-        return {
-            "name": self.name,
-            "outcome": self.outcome.value,
-            "txid": self.txid,
-            "messages": self.messages,
-            "failed": self.failed,
-            "examples": [*self.examples],
-            "unread": self.unread,
-            "sinks": [sink.to_json() for sink in self.sinks],
-            "notes": [*self.notes],
-        }
+        return self._text(
+            f"dry run of topology {self.name}: {self.outcome}, txid {self.txid}; {read}",
+            *(f"  failed: {text}" for text in self.examples),
+            *([f"  not read: {self.unread}"] if self.unread else []),
+        )
 
 
 def outcome_of(sinks: Sequence[DryRunSink]) -> DryRunOutcome:
@@ -540,13 +516,13 @@ def _told(
     if plan.serial:
         notes.append("a bolt reads a state, which a dry run does not open: the operators were not run")
     return TopologyDryRun(
-        plan.topology,
-        outcome,
-        view.last_txid + 1,
-        found.messages,
-        len(ran.failures),
-        sinks,
-        ran.examples,
-        found.why,
-        tuple(notes),
+        name=plan.topology,
+        outcome=outcome,
+        txid=view.last_txid + 1,
+        messages=found.messages,
+        failed=len(ran.failures),
+        sinks=sinks,
+        examples=ran.examples,
+        unread=found.why,
+        notes=tuple(notes),
     )

@@ -498,21 +498,15 @@ def rehearsed(
     if database is not None:
         require_own_tables(placed(plan, database, settings))
     previews = {sink.name: table_of(sink, plan, view, name, database) for sink in sinks_of(plan)}
+    told = partial(DryRun, name=name, key=key, txid=view.taken or view.last_txid + 1)
     if view.refusal:
         notes = (*notes_of(view), view.refusal)
-        return DryRun(
-            name,
-            key,
-            DryRunOutcome.REFUSE,
-            view.taken or view.last_txid + 1,
-            None,
-            sinks_told(plan, previews, {}),
-            notes,
-        )
+        sinks = sinks_told(plan, previews, {})
+        return told(outcome=DryRunOutcome.REFUSE, rows=None, sinks=sinks, notes=notes)
     if view.taken is not None:
         waits = any(txn.txid == view.taken and txn.state is not TxnState.COMMITTED for txn in view.unresolved)
         outcome = DryRunOutcome.ROLL_FORWARD if waits else DryRunOutcome.SUPPRESS
-        return DryRun(name, key, outcome, view.taken, None, sinks_told(plan, previews, {}), notes_of(view))
+        return told(outcome=outcome, rows=None, sinks=sinks_told(plan, previews, {}), notes=notes_of(view))
     writers = {
         sink: Rehearsal(sink, one_message_writer(preview.writer, plan.sinks[sink], key))
         for sink, preview in previews.items()
@@ -526,7 +520,7 @@ def rehearsed(
     sinks = sinks_told(plan, previews, found)
     outcome = DryRunOutcome.REFUSE if problems else outcome_of(sinks)
     notes = (*notes_of(view), *(f"no sink can hold a row: {text}" for text in problems))
-    return DryRun(name, key, outcome, view.last_txid + 1, rows, sinks, notes)
+    return told(outcome=outcome, rows=rows, sinks=sinks, notes=notes)
 
 
 def _job(key: str, tx: Tx) -> HandedIn:
