@@ -111,7 +111,7 @@ def test_exactly_once_writes_nothing_of_a_message_that_failed_late(fold: bool, t
     assert (statistics.batches, statistics.attempts, statistics.messages, statistics.replayed) == (2, 3, 5, 1)
     report = txn(audited(world), "words", 1)
     ((row),) = report.failures
-    assert (row.failure.attempt, row.failure.component, row.failure.error) == (1, "task 0", "late")
+    assert (row.attempt, row.component, row.error) == (1, "task 0", "late")
     require_verified(world)
 
 

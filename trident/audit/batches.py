@@ -187,14 +187,6 @@ class SinkOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageFailureRow:
-    """A message that failed in the batch or was returned from it."""
-
-    message: str
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
 class OtherEvent:
     """Any other event of the batch: blocked, retried by an operator, suppressed."""
 
@@ -233,10 +225,10 @@ class TxnReport:
     steps_ms: dict[str, float]
     attempts: tuple[AttemptRow, ...]
     sinks: tuple[SinkOutput, ...]
-    failures: tuple[MessageFailureRow, ...]
+    failures: tuple[Failure, ...]
     replayed: tuple[str, ...]
     events: tuple[OtherEvent, ...]
-    returned: tuple[MessageFailureRow, ...] = ()
+    returned: tuple[Failure, ...] = ()
     server_ids: Mapping[str, str] = field(default_factory=dict[str, str])
     """What their server calls the messages that are named here, where that is on record."""
 
@@ -281,17 +273,13 @@ def txn(ledger: AuditLedger, topology: str, txid: int, opener: SinkOpener | None
         guarantee=batch.guarantee.value,
         attempts=tuple(attempts),
         sinks=tuple(SinkOutput.of(item.work, holdings.of(batch, item.work), rejects) for item in work),
-        failures=tuple(
-            MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.FAILURE
-        ),
+        failures=tuple(Failure.of(e) for e in events if e.kind is EventKind.FAILURE),
         replayed=tuple(e.message or "" for e in events if e.kind is EventKind.REPLAY),
         events=tuple(
             OtherEvent(e.kind.value, e.at, e.sink, e.message, _text(e), e.action)
             for e in events
             if e.kind not in _OWN_PLACE
         ),
-        returned=tuple(
-            MessageFailureRow(e.message or "", Failure.of(e)) for e in events if e.kind is EventKind.RETURNED
-        ),
+        returned=tuple(Failure.of(e) for e in events if e.kind is EventKind.RETURNED),
         server_ids=at_servers,
     )

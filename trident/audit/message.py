@@ -71,6 +71,7 @@ class EndState:
 class Failure:
     """One failure of one message; or one return together with a message that failed, with that message's reason."""
 
+    message: str
     txid: int
     attempt: int
     reason: str
@@ -83,6 +84,7 @@ class Failure:
     def of(event: Event) -> Failure:
         """From the ledger's event."""
         return Failure(
+            message=event.message or "",
             txid=event.txid or 0,
             attempt=event.attempt or 0,
             reason=event.reason or "",

@@ -249,10 +249,10 @@ def _txn_text(report: TxnReport) -> None:
     )
     for row in report.failures:
         message = _with_server_id(row.message, report.server_ids)
-        say(f"failed: {message} in {row.failure.component}: {row.failure.reason}: {row.failure.error[:200]}")
+        say(f"failed: {message} in {row.component}: {row.reason}: {row.error[:200]}")
     for row in report.returned:
         message = _with_server_id(row.message, report.server_ids)
-        say(f"returned, no failure counted: {message}: {row.failure.error[:200]}")
+        say(f"returned, no failure counted: {message}: {row.error[:200]}")
     if report.replayed:
         say(f"replayed: {', '.join(_with_server_id(one, report.server_ids) for one in report.replayed)}")
     for event in report.events:

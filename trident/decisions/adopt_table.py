@@ -107,20 +107,11 @@ class TableAdopted:
         ]
 
 
-def loss_at(stores: Stores, topology: str, sink: str, *, accept_loss: bool) -> Loss | None:
-    """What an adoption of the sink's table would give up now; None: nothing.
-
-    Raises:
-        PositionMismatch, SinkRefused: as `adopt_table`.
-    """
-    row = stores.topology(topology)
-    return _examined(stores, row, stores.binding(row, sink), accept_loss=accept_loss)[2]
-
-
 def look(stores: Stores, topology: str, sink: str, *, accept_loss: bool = False) -> Look:
     """The table, and what its adoption would give up."""
-    loss = loss_at(stores, topology, sink, accept_loss=accept_loss)
-    binding = stores.binding(stores.topology(topology), sink)
+    row = stores.topology(topology)
+    binding = stores.binding(row, sink)
+    loss = _examined(stores, row, binding, accept_loss=accept_loss)[2]
     facts = {"sink": sink, "table": binding.target, "known as": binding.table_id}
     if loss is None:
         return Look(facts, said=("nothing is lost, as far as can be told",))

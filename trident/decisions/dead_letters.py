@@ -193,7 +193,9 @@ class RetriedNow:
 def retry_waiting(
     stores: Stores, topology: str, *, by: str, why: str, told: Callable[[str], None] = lambda _: None
 ) -> RetriedNow:
-    """`retry_now` of a topology; `told` gets whose messages are out of reach.
+    """Hand out now what waits for a retry; the running driver sees it when it looks for messages next.
+
+    `told` gets whose messages are out of reach.
 
     Raises:
         UsageError: there is no such topology, or no message of it is within reach.
@@ -201,16 +203,11 @@ def retry_waiting(
     with letters_of(stores, topology) as letters:
         if letters.elsewhere:
             told(letters.out_of_reach)
-        return retry_now(stores, letters, by=by, why=why)
-
-
-def retry_now(stores: Stores, letters: Letters, *, by: str, why: str) -> RetriedNow:
-    """Hand out now what waits for a retry; the running driver sees it when it looks for messages next."""
-    letters.require_sources()
-    with stores.transaction(letters.row) as tx:
-        tx.confirm()
-        retried = letters.retry_now(by=by, why=why, tx=tx.raw)
-    return RetriedNow(letters.topology, retried, by, why)
+        letters.require_sources()
+        with stores.transaction(letters.row) as tx:
+            tx.confirm()
+            retried = letters.retry_now(by=by, why=why, tx=tx.raw)
+    return RetriedNow(topology, retried, by, why)
 
 
 def undecided_letter(letters: Letters, message: str) -> Letter:

@@ -29,7 +29,7 @@ from stormproof.trident.driver.batch_records import to_prepared
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.rows import SinkWork
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.ledger.txns import RejectedRow, decide_rows, rows_given_up, skip, skippable
+from stormproof.trident.ledger.txns import RejectedRow, rows_given_up, skip, skippable
 from stormproof.trident.terms.transaction_states import OperatorAction, TxnState
 from stormproof.trident.terms.wording import counted
 
@@ -419,7 +419,8 @@ def skip_rows(stores: Stores, topology: str, txid: int, sink: str, *, by: str, w
     work = require_skippable(stores, row, txid, sink)
     described, input_, files = row_skipper(stores, row, txid, sink)
     with stores.transaction(row) as tx:
-        decide_rows(tx, txid, sink, by=by, why=why)
+        detail: dict[str, Json] = {"sink": sink}
+        events.decided(tx, OperatorAction.SKIP_ROWS, by=by, why=why, txid=txid, sink=sink, detail=detail)
     identity = SinkIdentity(topology, row.incarnation, sink)
     with closing(described.operate(identity, input_, row.epoch, files)) as session:
         try:

@@ -587,11 +587,6 @@ def take_late_commit(tx: Tx, sink: str, held: Held, *, waiting: int | None = Non
     return True
 
 
-def decide_rows(tx: Tx, txid: int, sink: str, *, by: str, why: str) -> None:
-    """Record that the rows of a batch that a sink refuses are given up; called before the sink is touched."""
-    events.decided(tx, OperatorAction.SKIP_ROWS, by=by, why=why, txid=txid, sink=sink, detail={"sink": sink})
-
-
 def rows_given_up(tx: Tx, txid: int) -> TxnState:
     """Note that a sink holds a batch without the rows that its table refuses. Returns the batch's state.
 

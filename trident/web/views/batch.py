@@ -126,7 +126,7 @@ async def batch(visit: Visit) -> Response:
         takes_rows=takes_rows,
         moments=timeline(found),
         steps={key: value for key, value in found.steps_ms.items() if "." not in key},
-        classes=Counter((error_class(f.failure.reason, f.failure.error), f.failure.component) for f in found.failures),
+        classes=Counter((error_class(f.reason, f.error), f.component) for f in found.failures),
         rejected=rejected[:MESSAGES_SHOWN],
         shown=MESSAGES_SHOWN,
         error_class=error_class,
