@@ -176,7 +176,7 @@ TABLE
 
 [`stormproof audit report`](cli.md#stormproof-audit-report) writes a JSON file for an auditor:
 
-- `verdict`: of `audit verify` run for these batches, or with `--verdict N` one on record. A clean one that does not cover all batches counts as "cannot tell"
+- `verdict`: of `audit verify`, run for these batches
 - `not_looked_at`: what it does not cover
 - `topology`, `sinks`, `graphs`, `driver_lives`, `driver_events`: tables, shapes of the graph, runs of the driver, take-overs, recoveries
 - `questions`: counts by group, and the newest rows. `sha256` is of the other members as JSON without spaces, keys in order, in ASCII

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from hashlib import sha256
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.base.errors import Json, UsageError
+from stormproof.core.base.errors import Json
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.message import MessageReport, message
 from stormproof.trident.audit.questions import Asked, answered
@@ -91,10 +90,6 @@ class Wanted:
     rows: int = ROWS
     messages: tuple[str, ...] = ()
     """Messages whose whole history it has."""
-    verdict: int | None = None
-    """The number of a verdict that was kept; None: the verification is run."""
-    payload_digests: bool = False
-    """Whether dead letters and rejects have the SHA-256 of their payloads. A short payload can be guessed from it."""
 
 
 DAYS_MAX: Final = 400
@@ -276,8 +271,6 @@ def answers(
             case _:
                 left_out[command] = _answer(snapshot, wanted, question, one)
         found.append(one)
-    if wanted.payload_digests:
-        found[NUMBERS["dead-letters"] - 1]["payloads"] = _payload_digests(snapshot, row, wanted.rows)
     return found, left_out
 
 
@@ -322,31 +315,6 @@ def _entries(snapshot: LedgerSnapshot, topology: str, scope: Scope) -> list[Json
     ]
 
 
-def _payload_digests(snapshot: LedgerSnapshot, row: TopologyRow, most: int) -> Json:
-    """The SHA-256 and length of the payloads of dead letters and rejects, the newest."""
-    found = snapshot.connection.execute(
-        sa.text(
-            "select 'dead_letter' as what, s.origin || '-' || s.id as message, s.dead_at as at, s.payload"
-            " from stormproof.dead_letter s where s.subscription in (:incarnation, :name)"
-            " or starts_with(s.subscription, :incarnation || ':')"
-            " union all select 'reject', r.message, r.at, r.payload from stormproof.reject r"
-            " where r.incarnation = :incarnation and r.payload is not null order by at desc limit :most"
-        ),
-        {"incarnation": row.incarnation, "name": row.name, "most": most},
-    )
-    return [
-        plain(
-            {
-                "what": one.what,
-                "message": one.message,
-                "sha256": sha256(bytes(one.payload)).hexdigest(),
-                "bytes": len(one.payload),
-            }
-        )
-        for one in found
-    ]
-
-
 def history(found: MessageReport) -> Json:
     """One message: without the texts of its errors, and without its payload."""
     return plain(
@@ -370,35 +338,8 @@ def history(found: MessageReport) -> Json:
     )
 
 
-def kept_verdict(snapshot: LedgerSnapshot, wanted: Wanted) -> dict[str, Any] | None:
-    """The verdict on record that the report is to have; None: the verification is run.
-
-    Raises:
-        UsageError: there is none with this number.
-    """
-    if wanted.verdict is None:
-        return None
-    found = snapshot.connection.execute(
-        sa.text(f"select * from {QUESTIONS['verdicts'].view} where topology = :topology and id = :id"),
-        {"topology": wanted.topology, "id": wanted.verdict},
-    ).mappings()
-    row = found.one_or_none()
-    if row is None:
-        raise UsageError(
-            f"topology {wanted.topology!r} has no verdict {wanted.verdict} on record; see: stormproof audit verdicts "
-            f"{wanted.topology}",
-            topology=wanted.topology,
-        )
-    return dict(row)
-
-
-def verdict(kept: Mapping[str, Any] | None, checked: VerifyReport | None, totals: Mapping[str, Any]) -> Json:
-    """What the report says: the kept verdict, or the verification's; where there is neither, "cannot_tell"."""
-    if kept is not None:
-        uncovered = not_covered(kept, totals)
-        # A clean verdict on a part of the batches is none on all of them.
-        so = "cannot_tell" if uncovered and kept["verdict"] in ("clean", "not_compared") else kept["verdict"]
-        return plain({"from": "record", **kept, "verdict": so, "as_kept": kept["verdict"], "did_not_cover": uncovered})
+def verdict(checked: VerifyReport | None) -> Json:
+    """What the verification says; where no batch is to be verified, "cannot_tell"."""
     if checked is None:
         return {"from": "nothing", "verdict": "cannot_tell", "why": "no batch was opened in the time of this report"}
     # A blocked batch's notice quotes its reason, which may quote a value.
@@ -427,31 +368,16 @@ def verdict(kept: Mapping[str, Any] | None, checked: VerifyReport | None, totals
     )
 
 
-def not_covered(kept: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Json]:
-    """Batches of the report's time that a verdict on record did not look at."""
-    first, last = scope["first"], scope["last"]
-    if first is None:
-        return []
-    upto = kept["last_txid"] or 0
-    found: list[Json] = []
-    if kept["first_txid"] > first:
-        found.append(f"Txids {first} to {min(kept['first_txid'] - 1, last)}: that verdict began behind them.")
-    if upto < last:
-        found.append(f"Txids {max(upto + 1, first)} to {last}: that verdict ended before them.")
-    return found
-
-
 _NOT_COMPARED: Final = (NoticeKind.NOT_COMPARED, NoticeKind.SUPERSEDED_NOT_COMPARED)
 
 
 def not_looked_at(
     wanted: Wanted,
     told: Mapping[str, Any],
-    kept: Mapping[str, Any] | None,
     checked: VerifyReport | None,
     left_out: Mapping[str, int],
 ) -> list[Json]:
-    """Each limit as a sentence. `kept` is the verdict on record, `checked` the verification, if the report has one."""
+    """Each limit as a sentence."""
     scope = told["scope"]
     found: list[Json] = [
         "Payloads, and the texts of errors, which may quote them: errors are told by their class.",
@@ -461,14 +387,7 @@ def not_looked_at(
         found.append(
             f"Batches up to txid {scope['pruned_upto']}: they were pruned, and what is left of them is no whole record."
         )
-    if kept is not None:
-        found.append(
-            f"The tables, at the time of this report: the verdict is number {kept['id']} on record, of {plain(kept['at'])}."
-        )
-        if not kept["deep"]:
-            found.append("The rows of the sinks' tables: that verdict is of the sinks' own records alone.")
-        found += not_covered(kept, scope)
-    elif checked is None:
+    if checked is None:
         found.append("Ledger, sinks and source against each other: no batch was opened in the time of this report.")
     else:
         found.append(f"What the verdict does not prove. It proves: {checked.proves}")
@@ -503,15 +422,15 @@ def record(
     """The record; the same ledger at the same instant gives the same.
 
     Raises:
-        UsageError: no such topology, message or verdict.
+        UsageError: no such topology or message.
         StoreUnavailable: the ledger's database does not answer.
     """
     with ledger.snapshot() as snapshot:
         row = snapshot.topology(wanted.topology)
         scope = scope_of(row.incarnation, wanted.since, wanted.until)
         totals = totals_of(snapshot, scope)
-        kept, checked = kept_verdict(snapshot, wanted), None
-    if kept is None and totals["batches"]:
+    checked = None
+    if totals["batches"]:
         first, last = totals["first"], totals["last"]
         assert isinstance(first, int)
         assert isinstance(last, int)
@@ -543,11 +462,11 @@ def record(
             "sinks": [_sink(one) for one in snapshot.sinks(row.incarnation)],
             "driver_lives": plain(lives(snapshot, scope)),
             "driver_events": _driver_events(snapshot, scope, wanted.rows),
-            "verdict": verdict(kept, checked, totals),
+            "verdict": verdict(checked),
             "questions": [{**one, "sha256": digest_of(one)} for one in questions],
             "digest": digest(snapshot, scope),
         }
-    told["not_looked_at"] = not_looked_at(wanted, told, kept, checked, left_out)
+    told["not_looked_at"] = not_looked_at(wanted, told, checked, left_out)
     return told
 
 

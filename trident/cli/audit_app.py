@@ -248,22 +248,11 @@ def report(
     message: Annotated[
         list[str] | None, typer.Option("--message", metavar="ID", help="Add this message's history; may be repeated.")
     ] = None,
-    verdict: Annotated[
-        int | None,
-        typer.Option("--verdict", min=1, metavar="N", help="Take this recorded verdict. Default: run verify."),
-    ] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Compare the rows of the sinks' tables, as audit verify --deep does.")
     ] = False,
     others_write: Annotated[
         bool, typer.Option("--others-write", help="With --deep: allow rows that other writers added.")
-    ] = False,
-    payload_digests: Annotated[
-        bool,
-        typer.Option(
-            "--payload-digests",
-            help="Add SHA-256 and length of dead letters' and rejects' payloads; short payloads can be guessed from them.",
-        ),
     ] = False,
     rows: Annotated[int, typer.Option("--rows", min=1, max=10_000, help="Most rows of each list.")] = 200,
     by: By = "",

@@ -135,11 +135,8 @@ def make_report(
     """Write a report file, and end with the verdict as exit status.
 
     Raises:
-        UsageError: no such topology, message or verdict; the file is there already; or a verdict on record is asked
-            for and tables are to be read.
+        UsageError: no such topology or message; or the file is there already.
     """
-    if deep and wanted.get("verdict") is not None:
-        raise UsageError("--deep has the tables read now; a verdict on record (--verdict) says itself whether it did")
     if others_write and not deep:
         raise UsageError("--others-write says how tables are read: give --deep, too")
     if out.exists():
