@@ -111,7 +111,7 @@ FILTERS = [
     (("--limit", "3"), 3),
 ]
 REFUSED = [
-    (("list", NAME, "--since", "yesterday"), "--since yesterday: write a time"),
+    (("list", NAME, "--since", "yesterday"), "'yesterday' is no time"),
     (("list", "leters"), "knows no topology 'leters'; known: letters"),
     (("show", NAME, "1-1"), "is no dead letter. See: stormproof dead-letters list letters"),
     (("drop", NAME), "name the messages' ids, or --all, or a filter"),

@@ -14,10 +14,11 @@ from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
+from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.web.app import app_of
 from stormproof.trident.web.application import WebApp
 from stormproof.trident.web.people import WebOptions, WebRole, WebUser
-from stormproof.trident.web.reading import Opened, open_ledger
+from stormproof.trident.web.reading import open_ledger
 
 HOME: Final = "http://localhost:8420"
 READER: Final = WebUser("rita", WebRole.READER)
@@ -26,13 +27,13 @@ ADDRESSES: Final = ("href", "src", "action", "formaction", "hx-get", "hx-post", 
 _TOKEN: Final = re.compile(r'<meta name="csrf-token" content="([0-9a-f]{64})">')
 
 
-def nothing_answers() -> Opened:
+def nothing_answers() -> Stores:
     """A ledger that cannot be reached."""
     raise StoreUnavailable("the database postgresql://db/none does not answer")
 
 
 def page(
-    options: WebOptions | None = None, clock: Clock | None = None, open_: Callable[[], Opened] = nothing_answers
+    options: WebOptions | None = None, clock: Clock | None = None, open_: Callable[[], Stores] = nothing_answers
 ) -> WebApp:
     """The page; each read is done anew."""
     return app_of(open_, options or WebOptions(), clock or SystemClock(), shared_s=0)

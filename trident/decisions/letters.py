@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead
 from stormproof.core.pending.letters import DeadLetters
@@ -23,7 +24,7 @@ from stormproof.trident.audit.source import PendingEvidence, recorded_ids, serve
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.terms.transaction_states import RejectState
-from stormproof.trident.terms.wording import moment
+from stormproof.trident.terms.wording import parse_time
 
 if TYPE_CHECKING:
     from stormproof.trident.audit import AuditLedger
@@ -99,6 +100,10 @@ def filter_of(**given: object) -> LetterFilter:
     return LetterFilter(**values)
 
 
+def _time(_name: str, text: str) -> datetime | None:
+    return parse_time(text, SystemClock().now())
+
+
 def _txid(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise UsageError(f"{name}: {text[:40]!r} is no txid")
@@ -106,8 +111,8 @@ def _txid(name: str, text: str) -> int:
 
 
 _READ: Final[Mapping[str, Callable[[str, str], object]]] = {
-    "since": moment,
-    "until": moment,
+    "since": _time,
+    "until": _time,
     "first": _txid,
     "last": _txid,
 }

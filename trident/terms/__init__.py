@@ -4,5 +4,5 @@
 | --- | --- |
 | `transaction_states` | the states of a batch and their moves; causes, events, decisions |
 | `observers` | what is told of each batch, and to whom; what a run counts |
-| `wording` | how counts and times are written, and tables in a notebook |
+| `wording` | how counts and times are written |
 """

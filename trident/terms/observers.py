@@ -15,7 +15,6 @@ from stormproof.core.base.errors import Json
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.source import Slice
 from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
-from stormproof.trident.terms.wording import html_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +171,6 @@ class RunStatistics:
 
     tuning: Figures | None = None
     """The tuned size and number of batches at the end; None without a latency target."""
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the figures that are not 0."""
-        told = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("topology", "guarantee", "recoveries")
-        }
-        rows = [
-            (name.replace("_", " "), value) for name, value in told.items() if value or name in ("batches", "messages")
-        ]
-        return html_table(f"{self.topology}, {self.guarantee}", ("figure", "value"), rows)
 
     def after(self, result: BatchResult) -> RunStatistics:
         """The figures with one batch more, which this run or its recovery ended."""

@@ -1,10 +1,8 @@
-"""Counts, ages and times as a person reads and writes them: one form on the command line and on the page. Tables, too."""
+"""Counts, ages and times as a person reads and writes them: one form on the command line and on the page."""
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -43,28 +41,6 @@ def parse_age(text: str) -> timedelta:
     return timedelta(seconds=int(match[1]) * _UNITS_S[match[2]])
 
 
-def moment(name: str, text: str) -> datetime:
-    """A time in ISO 8601 (local if it names no zone), or an age before now.
-
-    Raises:
-        UsageError: it is neither; `name` is the option's.
-    """
-    from stormproof.core.base.clock import SystemClock
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        pass
-    else:
-        return moment.astimezone()
-    try:
-        return SystemClock().now() - parse_age(text)
-    except UsageError:
-        raise UsageError(
-            f"--{name} {text}: write a time, as in 2026-01-31T08:00, or an age, as in 2h or 7d", **{name: text}
-        ) from None
-
-
 def parse_time(text: str | None, now: datetime) -> datetime | None:
     """A time in ISO 8601, local where it names no zone; or an age, as 12h: so long before `now`. Of nothing, None.
 
@@ -83,18 +59,3 @@ def parse_time(text: str | None, now: datetime) -> datetime | None:
                 f"{text!r} is no time: write it as 2026-11-23T05:00:00+00:00, or as an age, as in 12h"
             ) from None
     return found.astimezone(UTC)
-
-
-def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table; everything in it is text, whatever it has of HTML. None is an empty cell."""
-    head = "".join(f"<th>{html.escape(one)}</th>" for one in headings)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        value = f"{value:,.3f}"
-    elif isinstance(value, int) and not isinstance(value, bool):
-        value = f"{value:,}"
-    return f"<td>{'' if value is None else html.escape(str(value))}</td>"

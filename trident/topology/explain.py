@@ -18,7 +18,6 @@ from stormproof.core.graph.plan import BoltNode, Edge, GatherNode, JoinNode, Ope
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.user_code.functions import name_of
 from stormproof.trident.state.query import NewValues, ReadsState, StateQuery
-from stormproof.trident.terms.wording import html_table
 
 ENGINES: Final = "the engine's number"
 READERS: Final = "one for each part of the source"
@@ -128,22 +127,6 @@ class Explanation:
             lines += [f"  => {s.name}: {s.target}, {_mode_text(s)} <- {s.component}" for s in self._sinks_of(stage)]
             lines += [f"  (passes through: {name})" for name in stage.passes]
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        """For notebooks: a row for each component and each sink."""
-        rows = [
-            row
-            for stage in self.stages
-            for row in (
-                *(
-                    (stage.number, stage.tasks_text, c.name, c.what, ", ".join(c.inputs), c.schema)
-                    for c in stage.components
-                ),
-                *((stage.number, None, s.name, _mode_text(s), s.component, s.target) for s in self._sinks_of(stage)),
-            )
-        ]
-        headings = ("stage", "tasks", "name", "what", "takes", "fields, or the sink's table")
-        return html_table(f"{self.topology}, {self.guarantee}", headings, rows)
 
     def _sinks_of(self, stage: ExplainedStage) -> list[ExplainedSink]:
         return [s for s in self.sinks if s.stage == stage.number]
