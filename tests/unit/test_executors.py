@@ -89,16 +89,16 @@ def test_the_doctor_names_the_host_and_what_differs() -> None:
     well = replace(here, host="a", skew_s=3.0, packages=here.packages | {"pyarrow": "1.0"})
     sick = replace(here, host="b", faults=(MachineUnfit("b cannot import pyarrow"),))
     checks = list(checks_of(Found(here, ExecutorAnswers((well, sick), 3), "4.2.0", "spark://m:7077")))
-    assert [(name.split("/")[0], ok) for name, ok, _, _ in checks] == [
+    assert [(check.name.split("/")[0], check.ok) for check in checks] == [
         ("executor a", True),
         ("executor b", False),
         ("executors that were not asked", True),
     ]
-    assert "pyarrow is 1.0 there" in str(checks[0][3])
-    assert "3.0 s ahead" in str(checks[0][3])
+    assert "pyarrow is 1.0 there" in str(checks[0].advice)
+    assert "3.0 s ahead" in str(checks[0].advice)
     same = ExecutorAnswer("c", 1, here.python, here.executable, here.packages, 0.2, ())
-    ((_, _, _, advice),) = checks_of(Found(here, ExecutorAnswers((same,), 1), "4.2.0", "spark://m:7077"))
-    assert advice is None
+    (check,) = checks_of(Found(here, ExecutorAnswers((same,), 1), "4.2.0", "spark://m:7077"))
+    assert check.advice is None
 
 
 def test_a_fault_that_spark_reports_names_its_host() -> None:

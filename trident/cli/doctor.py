@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 from uuid import uuid4
 
 import psycopg
@@ -15,6 +15,7 @@ import psycopg
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import (
     CannotTell,
+    Json,
     MissingRight,
     PositionMismatch,
     SettingsError,
@@ -204,21 +205,15 @@ START_S: Final = 60.0
 ANSWER_S: Final = 180.0
 """How long it waits for answers: an executor unpacks an environment of half a gigabyte before its first one."""
 
-CheckParts: TypeAlias = tuple[str, bool, str, str | None]
-"""The name, whether it is well, what was found, and what to do."""
-
 
 @dataclass(frozen=True, slots=True)
-class ExecutorReport:
-    """One executor, for machines."""
+class Check:
+    """One check; `advice` says what to do if it failed, or if a warning is due."""
 
-    host: str
-    executor: int
-    python: str
-    executable: str
-    packages: dict[str, str]
-    clock_ahead_s: float
-    faults: list[str]
+    name: str
+    ok: bool
+    found: str
+    advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,24 +248,20 @@ def ask_cluster(settings: Settings, *, with_database: bool) -> Found:
         session.stop()
 
 
-def checks_of(found: Found) -> Iterator[CheckParts]:
+def checks_of(found: Found) -> Iterator[Check]:
     """A check for each executor, and what else is worth a warning."""
     for answer in found.cluster.answers:
         name = f"executor {answer.host}/{answer.executor}"
         if answer.faults:
-            yield name, False, "; ".join(fault.message for fault in answer.faults), None
+            yield Check(name, False, "; ".join(fault.message for fault in answer.faults))
             continue
         packages = ", ".join(f"{package} {version}" for package, version in answer.packages.items())
-        notes = list(_notes(found.driver, answer))
-        yield name, True, f"Python {answer.python} at {answer.executable}; {packages}", "; ".join(notes) or None
+        seen = f"Python {answer.python} at {answer.executable}; {packages}"
+        yield Check(name, True, seen, "; ".join(_notes(found.driver, answer)) or None)
     silent = found.cluster.known - len(found.cluster.answers)
     if silent > 0:
-        yield (
-            "executors that were not asked",
-            True,
-            str(silent),
-            "they are busy with other work, or have just come: ask again",
-        )
+        why = "they are busy with other work, or have just come: ask again"
+        yield Check("executors that were not asked", True, str(silent), why)
 
 
 def _notes(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[str]:
@@ -283,34 +274,24 @@ def _notes(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[str]:
         yield f"its clock is at least {abs(answer.skew_s):.1f} s {way} the driver's: synchronise both (NTP)"
 
 
-def reports_of(found: Found) -> list[ExecutorReport]:
+def reports_of(found: Found) -> list[dict[str, Json]]:
     """The executors, for machines."""
     return [
-        ExecutorReport(
-            answer.host,
-            answer.executor,
-            answer.python,
-            answer.executable,
-            answer.packages,
-            round(answer.skew_s, 3),
-            [fault.message for fault in answer.faults],
-        )
+        {
+            "host": answer.host,
+            "executor": answer.executor,
+            "python": answer.python,
+            "executable": answer.executable,
+            "packages": dict(answer.packages),
+            "clock_ahead_s": round(answer.skew_s, 3),
+            "faults": [fault.message for fault in answer.faults],
+        }
         for answer in found.cluster.answers
     ]
 
 
 POSTGRES_MIN: Final = 140_000
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check; `advice` says what to do if it failed, or if a warning is due."""
-
-    name: str
-    ok: bool
-    found: str
-    advice: str | None = None
 
 
 def examine(
@@ -329,7 +310,7 @@ def examine(
     settings = _looked(
         "settings", lambda: Settings().with_spark(given), _settings_text, "correct what it names", checks
     )
-    executors: list[ExecutorReport] = []
+    executors: list[dict[str, Json]] = []
     if settings is not None:
         _looked("java", _java, str, "install Java 17 or 21, or the extra: pip install 'stormproof[java]'", checks)
         _looked("delta jars", lambda: _jars(settings), str, "fetch them: stormproof jars", checks)
@@ -445,13 +426,13 @@ def _writable(folder: str) -> str:
     return folder
 
 
-def _cluster(settings: Settings, reaches_database: bool, checks: list[Check]) -> list[ExecutorReport]:
+def _cluster(settings: Settings, reaches_database: bool, checks: list[Check]) -> list[dict[str, Json]]:
     """Start Spark on the settings' master, ask every executor, and add a check for each."""
     spark_line()
     found = _looked("cluster", lambda: ask_cluster(settings, with_database=reaches_database), str, None, checks)
     if found is None:
         return []
-    checks += [Check(*check) for check in checks_of(found)]
+    checks += checks_of(found)
     return reports_of(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -76,22 +77,16 @@ def record(tx: Tx, txid: int, rejects: Sequence[Reject]) -> None:
     )
 
 
+_AS_REJECTED: Final = ["txid", "sink", "message", "number", "origin", "rows", "sqlstate", "error", "row", "payload"]
+
+
 def insert(tx: Tx, rejects: Sequence[Reject]) -> None:
     """Add rejects, each with its event."""
     now = tx.clock.now()
     rows: list[dict[str, Any]] = [
         {
+            **{name: getattr(one, name) for name in _AS_REJECTED},
             "incarnation": tx.run.incarnation,
-            "txid": one.txid,
-            "sink": one.sink,
-            "message": one.message,
-            "number": one.number,
-            "origin": one.origin,
-            "rows": one.rows,
-            "sqlstate": one.sqlstate,
-            "error": one.error,
-            "row": one.row,
-            "payload": one.payload,
             "at": now,
             "state": RejectState.OPEN.value,
             "digest": hashlib.sha256((one.payload or b"") + one.row.encode()).digest(),
@@ -156,9 +151,7 @@ def retried(tx: Tx, txid: int, failed: Collection[str] = ()) -> list[Reject]:
 
 def _again(one: Reject, txid: int) -> Reject:
     error = f"when it was retried, the topology had no sink {one.sink!r}; before: {one.error}"
-    return Reject(
-        txid, one.sink, one.message, one.number, one.origin, one.rows, one.sqlstate, error, one.row, one.payload
-    )
+    return replace(one, txid=txid, error=error)
 
 
 def of_topology(tx: Tx, *conditions: sa.ColumnElement[bool]) -> list[Reject]:

@@ -131,6 +131,10 @@ class RecoveryReport:
         )
 
 
+_SUMMED: Final = ["tuples", "failed", "returned", "unanchored", "dead_letters", "superseded", "rejected", "attempts"]
+"""Figures of a batch that those of a run are sums of."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
     """The figures of one `run`, with the batches of an earlier driver that its recovery committed.
@@ -178,18 +182,11 @@ class RunStatistics:
             self,
             batches=self.batches + 1,
             messages=self.messages + result.committed_messages,
-            tuples=self.tuples + result.tuples,
-            failed=self.failed + result.failed,
             failed_by_reason=dict(Counter(self.failed_by_reason) + Counter(result.reasons)),
-            returned=self.returned + result.returned,
-            unanchored=self.unanchored + result.unanchored,
-            dead_letters=self.dead_letters + result.dead_letters,
-            superseded=self.superseded + result.superseded,
-            rejected=self.rejected + result.rejected,
             replayed=self.replayed + (result.messages if result.retry else 0),
-            attempts=self.attempts + result.attempts,
             aborted_batches=self.aborted_batches + (result.state == TxnState.ABORTED.value),
             abandoned_batches=self.abandoned_batches + (result.state == TxnState.ABANDONED.value),
+            **{name: getattr(self, name) + getattr(result, name) for name in _SUMMED},
         )
 
     def plus(self, later: RunStatistics) -> RunStatistics:
