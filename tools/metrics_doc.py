@@ -16,19 +16,17 @@ For Prometheus and OpenTelemetry. Made by `tools/metrics_doc.py` from `trident/m
 
 ```sh
 stormproof run mine.py:words --metrics-port 9400             # http://127.0.0.1:9400/metrics; 0: a free port, printed
-stormproof run mine.py:words --until-idle --metrics-file /var/lib/node_exporter/words.prom     # a batch job
 ```
 
-In code: `topology.run(metrics_port=9400)`, or the settings `metrics_port` and `metrics_file`, also for functions of
-`foreachBatch` and `exactly_once(...)`.
+In code: `topology.run(metrics_port=9400)`, or the setting `metrics_port`, also for functions of `foreachBatch` and
+`exactly_once(...)`. After a batch job, which nobody scrapes in time, have `stormproof metrics` write the ledger's.
 
 - `metrics_host = "0.0.0.0"` serves other machines, without a password. Metrics contain no payloads, message ids or error
   texts.
-- Topologies of one process may share a port or file; two processes may not.
+- Topologies of one process may share a port; two processes may not.
 - Counters begin at 0 with each run; use `rate` and `increase`. *Exact* ones add up to the ledger over all runs, wherever a
   driver was killed, except for a COMMIT whose answer was lost.
-- The backlog is queried at most every `metrics_interval_s`. A file is replaced then and at the end, and stays. Its name must
-  end in `.prom` for node exporter.
+- The backlog is queried at most every `metrics_interval_s`.
 
 `metrics_opentelemetry = true` (extra `otel`) passes them to OpenTelemetry's API: topology and labels are attributes,
 and `stormproof_commit_latency_seconds` is `stormproof.commit_latency` in `s`. Each batch is a span. Your program sets

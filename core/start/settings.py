@@ -208,14 +208,10 @@ class Settings(BaseSettings):
         min_length=1,
         description="address of `metrics_port`; `0.0.0.0` serves everybody, without a password",
     )
-    metrics_file: Path | None = Field(
-        default=None,
-        description="file for the metrics, for node exporter's textfile collector (`*.prom`)",
-    )
     metrics_interval_s: float = Field(
         default=15.0,
         gt=0,
-        description="seconds between two writes of `metrics_file`, or queries of the source's backlog",
+        description="least seconds between two queries of the source's backlog",
     )
     metrics_opentelemetry: bool = Field(
         default=False,
@@ -316,25 +312,17 @@ class Settings(BaseSettings):
         """The same, with further settings of Spark's, which go before those that are there."""
         return self.model_copy(update={"spark": {**self.spark, **spark_names(more)}})
 
-    def with_metrics(self, port: int | None, file: str | Path | None) -> Settings:
-        """The same, with another port or file for metrics where one is given.
+    def with_metrics(self, port: int | None) -> Settings:
+        """The same, with another port for metrics where one is given.
 
         Raises:
             SettingsError: no such port.
         """
-        if port is None and file is None:
+        if port is None:
             return self
-        if port is not None and (type(port) is not int or not 0 <= port <= 65535):
+        if type(port) is not int or not 0 <= port <= 65535:
             raise SettingsError(f"argument metrics_port: {shown(port)} is no port: 0 to 65535", setting="metrics_port")
-        update: dict[str, object] = {} if port is None else {"metrics_port": port}
-        if file is not None:
-            try:
-                update["metrics_file"] = Path(file)
-            except TypeError:
-                raise SettingsError(
-                    f"argument metrics_file: {shown(file)} is no path", setting="metrics_file"
-                ) from None
-        return self.model_copy(update=update)
+        return self.model_copy(update={"metrics_port": port})
 
     @property
     def staging_address(self) -> str:

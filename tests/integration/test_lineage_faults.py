@@ -22,6 +22,7 @@ from support.command_line import command_line_in
 from support.databases import at
 from support.driven import FILE, Driven
 from support.lineage_rules import faults
+from support.metered import metrics_in
 from support.queues import prepared_database, put
 from support.topologies import SinkMode, messages, topology
 
@@ -204,12 +205,13 @@ def test_a_server_that_is_no_good_holds_up_no_batch_and_what_was_dropped_is_coun
 ) -> None:
     prepared_database(database)
     without_s, _, _ = run_timed(database, tmp_path, "without")
-    with bad_server(fault) as url, caplog.at_level(logging.WARNING, "stormproof.lineage"):
+    log = caplog.at_level(logging.WARNING, "stormproof.lineage")
+    with bad_server(fault) as url, log, metrics_in(tmp_path / "metrics"):
         took_s, ended_s, batches = run_timed(
             *(database, tmp_path, "beside"),
             lineage_url=url,
             lineage_interval_s=0,
-            metrics_file=tmp_path / "metrics",
+            metrics_port=0,
         )
     # One event that was waited for takes TIMEOUT_S at a server that hangs, and each batch has two.
     assert batches > 10

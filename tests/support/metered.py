@@ -22,7 +22,9 @@ from stormproof.trident.driver import coordinator as coordinators
 from stormproof.trident.driver.job_runners import JobsInTurn
 from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.exposition import TextFile
+from stormproof.trident.metrics import exposition
+from stormproof.trident.metrics.book import Book
+from stormproof.trident.metrics.exposition import registry_of, replace_text, text_of
 from support.crashes import Cell, child_of, ended
 from support.databases import at
 from support.topologies import topology
@@ -39,25 +41,29 @@ def run_metered(cell: Cell, file: Path, armed: str = "") -> int:
 
 
 @contextmanager
-def written_at_each_failpoint() -> Generator[None]:
+def metrics_in(file: Path) -> Generator[Callable[[str], None]]:
+    """The metrics of a run go to a file, at its start and its end, in place of a port; yields what writes them now."""
+    books: list[Book] = []
+    registry = registry_of(lambda: tuple(books))
+
+    def write(_: str = "") -> None:
+        if books:
+            replace_text(file, text_of(registry))
+
+    def served(_host: str, _port: int, book: Book) -> tuple[str, Callable[[], None]]:
+        books.append(book)
+        write()
+        return "nowhere", write
+
+    with patch.object(exposition, "serve", served):
+        yield write
+
+
+@contextmanager
+def written_at_each_failpoint(file: Path) -> Generator[None]:
     """The file is written at every failpoint, before that one kills: so what it says is what the driver knew."""
-    files: list[TextFile] = []
-    begin = TextFile.begin
-
-    def noted(file: TextFile) -> None:
-        files.append(file)
-        begin(file)
-
-    def write(_: str) -> None:
-        for file in files:
-            file.write()
-
-    TextFile.begin = noted  # type: ignore[method-assign,assignment]
-    try:
-        with failpoint.watched(write):
-            yield
-    finally:
-        TextFile.begin = begin  # type: ignore[method-assign]
+    with metrics_in(file) as write, failpoint.watched(write):
+        yield
 
 
 def _drive(cell: Cell, file: Path, armed: str) -> None:
@@ -67,7 +73,7 @@ def _drive(cell: Cell, file: Path, armed: str) -> None:
         database_url=cell.database.sqlalchemy_url.render_as_string(hide_password=False),
         home=cell.folder / "home",
         batch_messages=cell.batch_messages,
-        metrics_file=file,
+        metrics_port=0,
     )
     if armed:
         os.environ[failpoint.ENV] = armed
@@ -80,7 +86,7 @@ def _drive(cell: Cell, file: Path, armed: str) -> None:
     with (
         # A kill on one thread may fall between a commit to the ledger and the metric that tells of it on another.
         patch.object(coordinators, "JobsOnThreads", lambda _: JobsInTurn(rng)),
-        written_at_each_failpoint(),
+        written_at_each_failpoint(file),
         driver(
             built,
             cell.guarantee,

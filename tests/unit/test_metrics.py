@@ -10,7 +10,6 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -371,41 +370,6 @@ def test_scrapes_while_the_driver_writes_see_whole_numbers(stack: ExitStack) -> 
     finally:
         done.set()
         thread.join()
-
-
-# ---- in a file
-
-
-def test_a_file_is_whole_from_the_start_to_the_end(tmp_path: Path) -> None:
-    file = tmp_path / "words.prom"
-    with exported_metrics("words", Settings(metrics_file=file), ManualClock()) as metrics:
-        assert metrics is not None
-        assert samples(file.read_text())["stormproof_dead_letters_total", "words"] == 0
-        a_run(metrics.recorder)
-    assert samples(file.read_text())["stormproof_dead_letters_total", "words"] == 3
-    assert [path.name for path in tmp_path.iterdir()] == ["words.prom"]
-
-
-def test_a_file_that_cannot_be_written_is_refused_by_name_before_anything_runs(tmp_path: Path) -> None:
-    settings = Settings(metrics_file=tmp_path / "nowhere" / "words.prom")
-    with (
-        pytest.raises(
-            SettingsError, match=r"nowhere/words\.prom cannot be written: No such file .* nothing was started"
-        ),
-        exported_metrics("words", settings, ManualClock()),
-    ):
-        pytest.fail("it was started")
-
-
-def test_a_file_that_can_no_longer_be_written_is_a_line_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with exported_metrics("words", Settings(metrics_file=folder / "words.prom"), ManualClock()):
-        (folder / "words.prom").unlink()
-        folder.rmdir()
-    assert "is out of date" in caplog.text
 
 
 def test_nobody_who_wants_no_metrics_gets_any() -> None:

@@ -529,10 +529,6 @@ TOPOLOGY: Final[Mapping[str, Mapping[str, Sequence[Case]]]] = {
             (lambda w=w: run_with("inline", metrics_port=w), r"argument metrics_port: .* is no port: 0 to 65535")
             for w in (-1, 65_536, "9400", 1.5, True)
         ],
-        "metrics_file": [
-            (lambda w=w: run_with("inline", metrics_file=w), r"argument metrics_file: .* is no path")
-            for w in (3, b"words.prom")
-        ],
         "stop": [
             (lambda w=w: run_with("inline", stop=w), r"argument stop: .* is no threading.Event")
             for w in (3, "now", Event)

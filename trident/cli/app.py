@@ -116,10 +116,6 @@ def run(
             help="Serve metrics to Prometheus on this port of metrics_host; 0: a free port, which is printed.",
         ),
     ] = None,
-    metrics_file: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the metrics to this file, for node exporter's textfile collector."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a topology, batch by batch, until it is idle or stopped.

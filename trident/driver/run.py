@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import Event
 from typing import Final, Literal, TypeAlias, TypedDict, Unpack
 
@@ -73,8 +72,6 @@ class RunArguments(TypedDict, total=False):
     that has nothing to accept takes it as long as it was accepted once."""
     metrics_port: int | None
     """Serve the run's metrics to Prometheus there; 0: at a free port. Default: as the settings say."""
-    metrics_file: str | Path | None
-    """Write them to this file; default: as the settings say."""
 
 
 def new_incarnation() -> str:
@@ -156,7 +153,6 @@ def driver(
     stop: Event | None = None,
     accept_change: str | None = None,
     metrics_port: int | None = None,
-    metrics_file: str | Path | None = None,
 ) -> Generator[Coordinator]:
     """Start everything that one run of a topology needs, and close it at the end: `run` with the coordinator in hand.
 
@@ -165,7 +161,7 @@ def driver(
 
     Raises:
         TopologyError: the topology cannot run under this guarantee, or a function of it cannot be sent to a worker.
-        SettingsError: a setting is missing or wrong, or the metrics' port or file cannot be had.
+        SettingsError: a setting is missing or wrong, or the metrics' port cannot be had.
         MachineUnfit: a machine cannot run tasks; names it, and what to do.
         MachineUnavailable: a machine has lacked disk space or the like for `outage_s`.
         StoreUnavailable: a store cannot be reached.
@@ -175,7 +171,7 @@ def driver(
     chosen = as_guarantee(guarantee or topology.guarantee or Guarantee.EXACTLY_ONCE)
     plan = compile_topology(topology, chosen)
     functions = require_shippable(plan)
-    settings = (settings or Settings()).with_metrics(metrics_port, metrics_file)
+    settings = (settings or Settings()).with_metrics(metrics_port)
     if stop is not None and lacks(stop, "is_set"):
         raise UsageError(f"argument stop: {shown(stop)} is no threading.Event", argument="stop")
     if accept_change is not None and not isinstance(accept_change, str):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -245,14 +245,14 @@ class RunMetrics:
 
 @contextmanager
 def exported_metrics(topology: str, settings: Settings, clock: Clock) -> Generator[RunMetrics | None]:
-    """The metrics of a run, exported inside the block by HTTP, to a file, or to OpenTelemetry; None if nobody wants them.
+    """The metrics of a run, exported inside the block by HTTP, or to OpenTelemetry; None if nobody wants them.
 
     Raises:
-        SettingsError: the port or the file cannot be had.
+        SettingsError: the port cannot be had.
         MachineUnfit: OpenTelemetry is asked for and not installed.
     """
-    port, file, otel = settings.metrics_port, settings.metrics_file, settings.metrics_opentelemetry
-    if port is None and file is None and not otel:
+    port, otel = settings.metrics_port, settings.metrics_opentelemetry
+    if port is None and not otel:
         yield None
         return
     with ExitStack() as stack:
@@ -273,9 +273,4 @@ def exported_metrics(topology: str, settings: Settings, clock: Clock) -> Generat
             metrics.url, end = serve(settings.metrics_host, port, book)
             stack.callback(end)
             log.info("metrics of topology %s are at %s", topology, metrics.url)
-        if file is not None:
-            from stormproof.trident.metrics.exposition import keep_written
-
-            _, end = keep_written(file, settings.metrics_interval_s, book)
-            stack.callback(end)
         yield metrics
