@@ -29,6 +29,7 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.trident.ledger import ledger as module
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.fence import Backends
+from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.ledger.tx import Tx
@@ -141,7 +142,7 @@ def ledgers(database: Database) -> Iterator[tuple[Ledger, Ledger]]:
 
 
 def start(ledger: Ledger) -> Run:
-    return ledger.start("t", fingerprint="f", guarantee=Guarantee.EXACTLY_ONCE, source="q")
+    return ledger.start("t", fingerprint="f", guarantee=Guarantee.EXACTLY_ONCE, source="q", graph=Graph({}))
 
 
 def take_over_inside(older: Ledger, newer: Ledger) -> tuple[list[int], list[int]]:

@@ -162,6 +162,7 @@ SPOILED_LEDGER: dict[str, tuple[str, ViolationKind]] = {
     "failure deleted": ("delete from event where kind = 'failure'", ViolationKind.COUNTS),
     "replay deleted": ("delete from event where kind = 'replay'", ViolationKind.COUNTS),
     "epoch ahead": ("update txn set epoch = 9 where txid = 2", ViolationKind.STATE),
+    "graphs deleted": ("delete from graph", ViolationKind.STATE),
     "another table": ("update topology_sink set table_id = 'other'", ViolationKind.TABLE_REPLACED),
     "binding deleted": ("delete from topology_sink where sink = 'counts0'", ViolationKind.ORPHAN_ROW),
     "guarantee unknown": ("update txn set guarantee = 'twice' where txid = 2", ViolationKind.UNREADABLE_ROW),

@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.trident.ledger import fence
+from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
@@ -35,7 +36,11 @@ class Watched(Ledger):
 
     def begin(self, topology: str, fingerprint: str | None = "f") -> Run:
         return self.start(
-            topology, fingerprint=cast("str", fingerprint), guarantee=Guarantee.EXACTLY_ONCE, source="lines"
+            topology,
+            fingerprint=cast("str", fingerprint),
+            guarantee=Guarantee.EXACTLY_ONCE,
+            source="lines",
+            graph=Graph({}),
         )
 
 

@@ -402,7 +402,7 @@ class LedgerSnapshot:
         return self._max(sa.select(sa.func.max(t.txn.c.txid)).where(t.txn.c.incarnation == incarnation))
 
     def graphs(self, incarnation: str) -> tuple[Shape, ...]:
-        """The topology's graphs, oldest first; none for runs of versions that did not record them."""
+        """The topology's graphs, oldest first."""
         rows = self.connection.execute(
             sa.select(t.graph).where(t.graph.c.incarnation == incarnation).order_by(t.graph.c.epoch)
         )

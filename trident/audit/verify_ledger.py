@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stormproof.core.contract.dead_letter import Disposal
@@ -44,7 +44,7 @@ class LedgerRows:
     events: Sequence[Event]
     held_before: Mapping[str, int | None]
     """The last txid below the range that each sink holds."""
-    graphs: Sequence[Shape] = ()
+    graphs: Sequence[Shape]
     losses: Mapping[str, Loss] = field(default_factory=dict[str, Loss])
     """The rows that an operator gave up with a sink's table."""
     rejects: Sequence[Reject] = ()
@@ -204,32 +204,19 @@ def _counts(txn: Txn, failures: int, returned: int, replays: int, findings: Find
 
 
 def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
-    """Every batch whose content was fixed has a row for each sink."""
+    """Every batch whose content was fixed has a row for each sink that the topology had in the batch's epoch."""
     has = {(w.txid, w.work.sink): w.work for w in rows.work}
-    fixed = [txn for txn in rows.txns.values() if txn.state in FIXED]
-    first_known = rows.graphs[0].epoch if rows.graphs else None
-    _by_graph(
-        rows, [txn for txn in fixed if first_known is not None and txn.epoch >= first_known], has.keys(), findings
-    )
-    fixed = [txn for txn in fixed if first_known is None or txn.epoch < first_known]
-    for binding in rows.bindings:
-        written = [txn.txid for txn in fixed if (txn.txid, binding.sink) in has]
-        missing = [
-            txn
-            for txn in fixed
-            if (txn.txid, binding.sink) not in has
-            and (txn.opened_at >= binding.first_at or (written and txn.txid > written[0]))
-        ]
-        if missing and _left_the_topology(missing, fixed, written):
-            findings.notice(
-                NoticeKind.SINK_NO_LONGER_WRITTEN,
-                f"sink {binding.sink!r} is not written since txid {missing[0].txid}, with which a new run began",
-                txid=missing[0].txid,
-                sink=binding.sink,
-            )
+    for txn in rows.txns.values():
+        graph = next((one for one in reversed(rows.graphs) if one.epoch <= txn.epoch), None)
+        if graph is None:
+            text = f"txid {txn.txid}: the ledger does not say which sinks the topology had in epoch {txn.epoch}"
+            findings.violation(ViolationKind.STATE, text, txid=txn.txid)
             continue
-        for txn in missing:
-            _row_missing(txn, binding.sink, findings)
+        for sink in sorted(graph.sinks) if txn.state in FIXED else ():
+            if (txn.txid, sink) not in has:
+                text = f"txid {txn.txid} is {txn.state}, and the ledger does not say what it writes to sink {sink!r}"
+                findings.violation(ViolationKind.SINK_ROW_MISSING, text, txid=txn.txid, sink=sink)
+    _no_longer_written(rows, findings)
     for (txid, sink), work in has.items():
         owner = rows.txns.get(txid)
         if work.outcome is SinkOutcome.SKIPPED:
@@ -243,22 +230,7 @@ def _sink_rows(rows: LedgerRows, findings: Findings) -> None:
             )
 
 
-def _row_missing(txn: Txn, sink: str, findings: Findings) -> None:
-    findings.violation(
-        ViolationKind.SINK_ROW_MISSING,
-        f"txid {txn.txid} is {txn.state}, and the ledger does not say what it writes to sink {sink!r}",
-        txid=txn.txid,
-        sink=sink,
-    )
-
-
-def _by_graph(rows: LedgerRows, fixed: Sequence[Txn], has: Collection[tuple[int, str]], findings: Findings) -> None:
-    """Every batch has a row for each sink that the topology had in the batch's epoch."""
-    for txn in fixed:
-        graph = next(g for g in reversed(rows.graphs) if g.epoch <= txn.epoch)
-        for sink in sorted(graph.sinks):
-            if (txn.txid, sink) not in has:
-                _row_missing(txn, sink, findings)
+def _no_longer_written(rows: LedgerRows, findings: Findings) -> None:
     for binding in rows.bindings:
         left = None
         for graph in rows.graphs:
@@ -291,15 +263,6 @@ def _skipped(rows: LedgerRows, txid: int, work: SinkWork, findings: Findings) ->
         txid=txid,
         sink=work.sink,
     )
-
-
-def _left_the_topology(missing: Sequence[Txn], fixed: Sequence[Txn], written: Sequence[int]) -> bool:
-    """Whether a sink is missing from the first batch of some epoch on, and from every batch after it."""
-    first = missing[0]
-    if any(txid > first.txid for txid in written):
-        return False
-    before = [txn for txn in fixed if txn.txid < first.txid]
-    return bool(before) and before[-1].epoch < first.epoch and len(missing) == sum(t.txid >= first.txid for t in fixed)
 
 
 def _content(item: Work, findings: Findings) -> None:

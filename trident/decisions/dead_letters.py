@@ -140,7 +140,7 @@ def _opened_again(
     """Open rejected messages again; gives those that were opened, and why others cannot be, by message."""
     with stores.audit.snapshot() as snapshot:
         graphs = snapshot.graphs(letters.row.incarnation)
-    present = graphs[-1].sinks if graphs else None
+    present = graphs[-1].sinks
     refused: dict[str, str] = {}
     busy = rejects.retrying(tx, {one.message for one in mine if one.message is not None})
     payloads: dict[str, bytes] = {}
@@ -159,7 +159,7 @@ def _opened_again(
             refused[name] = "its source gave no payload, and it cannot be opened again"
         elif one.message in busy:
             refused[name] = "it is being retried for another sink; requeue it for this one after that"
-        elif present is not None and one.sink not in present:
+        elif one.sink not in present:
             refused[name] = f"the topology has no sink {one.sink!r} any more"
         else:
             payloads[one.message] = one.payload

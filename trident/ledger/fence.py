@@ -46,13 +46,12 @@ class DriverIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What the ledger records of a starting driver and its topology."""
+    """What the ledger records of a topology that starts."""
 
     topology: str
     fingerprint: str
     guarantee: Guarantee
     source: str
-    driver: DriverIdentity
 
 
 class MadeMeanwhile(Exception):
@@ -66,7 +65,7 @@ def raise_epoch(connection: sa.Connection, start: Start, clock: Clock, new_incar
         PositionMismatch: the topology reads another source than the one of the ledger's positions.
         MadeMeanwhile: another driver inserted it at the same instant; try again.
     """
-    now, driver = clock.now(), start.driver
+    now, driver = clock.now(), DriverIdentity.mine()
     row = connection.execute(
         sa.select(t.topology).where(t.topology.c.name == start.topology).with_for_update()
     ).one_or_none()

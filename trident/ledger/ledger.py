@@ -23,7 +23,7 @@ from stormproof.core.postgres.rights import quoted
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase, LockTimeout
-from stormproof.trident.ledger.fence import Backends, DriverIdentity, MadeMeanwhile, Start
+from stormproof.trident.ledger.fence import Backends, MadeMeanwhile, Start
 from stormproof.trident.ledger.graphs import FINGERPRINT, Graph, keep_graph, keep_refusal
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.ledger.tx import Confirmation, Tx, UnfencedTx
@@ -132,8 +132,7 @@ class Ledger:
         fingerprint: str,
         guarantee: Guarantee,
         source: str,
-        driver: DriverIdentity | None = None,
-        graph: Graph | None = None,
+        graph: Graph,
         accept_change: str | None = None,
     ) -> Run:
         """Raise the topology's epoch, which fences every older driver; insert the topology where it is new.
@@ -151,7 +150,7 @@ class Ledger:
         """
         with self._database.begin() as connection:  # before any older driver is fenced
             require_rights(connection, topology)
-        start = Start(topology, fingerprint, guarantee, source, driver or DriverIdentity.mine())
+        start = Start(topology, fingerprint, guarantee, source)
         for _ in range(TAKE_OVER_TRIES):
             self._backends.end_older(self._database, topology)
             run: Run | None = None
@@ -160,7 +159,7 @@ class Ledger:
                     if self._database.is_postgres:
                         connection.execute(sa.text(f"set local lock_timeout = {TAKE_OVER_LOCK_TIMEOUT_MS}"))
                     run = fence.raise_epoch(connection, start, self.clock, self._new_incarnation)
-                    found = () if graph is None else keep_graph(Tx(connection, run, self.clock), graph, accept_change)
+                    found = keep_graph(Tx(connection, run, self.clock), graph, accept_change)
             except (LockTimeout, MadeMeanwhile):
                 continue
             except PositionMismatch as refusal:
