@@ -425,7 +425,7 @@ CREATE TABLE stormproof.txn (
   CONSTRAINT ck_txn_ended CHECK ((ended_at is not null) = (state in ('committed', 'aborted', 'abandoned'))),
   CONSTRAINT ck_txn_prepared CHECK (prepared_at is not null or state not in ('prepared', 'blocked', 'committed')),
   CONSTRAINT ck_txn_explained CHECK (cause is not null and reason is not null or state not in ('blocked', 'aborted', 'abandoned')),
-  CONSTRAINT ck_txn_counts CHECK (failed >= 0 and returned >= 0 and rejected >= 0),
+  CONSTRAINT ck_txn_counts CHECK (failed >= 0 and returned >= 0 and rejected >= 0 and failed + returned <= messages and rejected <= messages),
   CONSTRAINT fk_txn_topology FOREIGN KEY(incarnation) REFERENCES stormproof.topology (incarnation)
 );
 CREATE INDEX ix_txn_unresolved ON stormproof.txn (incarnation, txid) WHERE ended_at is null;

@@ -96,6 +96,8 @@ REFUSED = {
     "content that was never fixed": "update stormproof.txn set state = 'prepared' where txid = 1",
     "no reason": "update stormproof.txn set state = 'aborted', ended_at = now() where txid = 1",
     "fewer failures than none": "update stormproof.txn set failed = -1 where txid = 1",
+    "more failures and returns than messages": "update stormproof.txn set failed = 2, returned = 2 where txid = 1",
+    "more rejects than messages": "update stormproof.txn set rejected = 4 where txid = 1",
     "an epoch before the first": "update stormproof.txn set epoch = 0 where txid = 1",
     "an attempt at no batch": "update stormproof.attempt set txid = 2",
     "a batch of no topology": "update stormproof.txn set incarnation = 'another'",

@@ -143,13 +143,6 @@ def _state(txn: Txn, topology: TopologyRow, findings: Findings) -> None:
             f"txid {txn.txid}: it was opened in epoch {txn.epoch}, the topology is at epoch {topology.epoch}",
             txid=txn.txid,
         )
-    if max(txn.failed + txn.returned, txn.rejected) > txn.messages:
-        findings.violation(
-            ViolationKind.STATE,
-            f"txid {txn.txid}: {txn.failed + txn.returned} of {txn.messages} messages failed or were returned with those, "
-            f"and {txn.rejected} were rejected",
-            txid=txn.txid,
-        )
     if txn.state is TxnState.BLOCKED:
         findings.notice(NoticeKind.BLOCKED, f"txid {txn.txid} is blocked: {txn.reason}", txid=txn.txid)
     elif not txn.state.ended:

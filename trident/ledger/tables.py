@@ -131,7 +131,10 @@ txn: Final = sa.Table(
     sa.CheckConstraint(
         "cause is not null and reason is not null or state not in ('blocked', 'aborted', 'abandoned')", name="explained"
     ),
-    sa.CheckConstraint("failed >= 0 and returned >= 0 and rejected >= 0", name="counts"),
+    sa.CheckConstraint(
+        "failed >= 0 and returned >= 0 and rejected >= 0 and failed + returned <= messages and rejected <= messages",
+        name="counts",
+    ),
     comment="one row a batch",
 )
 
