@@ -162,9 +162,17 @@ class _Comparison:
                 sink=self._sink,
             )
 
+    def _where(self, txid: int | None) -> str:
+        return f"sink {self._sink!r}" if txid is None else f"txid {txid}, sink {self._sink!r}"
+
     def _wrong(self, kind: ViolationKind, text: str, txid: int | None = None) -> None:
-        where = f"sink {self._sink!r}" if txid is None else f"txid {txid}, sink {self._sink!r}"
-        self._findings.violation(kind, f"{where}: {text}", txid=txid, sink=self._sink)
+        self._findings.violation(kind, f"{self._where(txid)}: {text}", txid=txid, sink=self._sink)
+
+    def _unknown(self, text: str, txid: int | None = None) -> None:
+        self._findings.unknown(f"{self._where(txid)}: {text}", txid=txid, sink=self._sink)
+
+    def _note(self, kind: NoticeKind, text: str, txid: int | None = None, messages: int | None = None) -> None:
+        self._findings.notice(kind, f"{self._where(txid)}: {text}", txid=txid, sink=self._sink, messages=messages)
 
     def _order(self) -> None:
         before: int | None = None
@@ -189,7 +197,7 @@ class _Comparison:
         if entry.problem is not None:
             self._wrong(ViolationKind.EVIDENCE, entry.problem, txid)
         if entry.doubt is not None:
-            self._findings.unknown(f"txid {txid}, sink {self._sink!r}: {entry.doubt}", txid=txid, sink=self._sink)
+            self._unknown(entry.doubt, txid)
         txn, work = self._rows.txns.get(txid), self._work.get(txid)
         if work is None:
             if not self._later.may_be_held(txid, self._sink) or (txn is not None and txn.state is not TxnState.OPEN):
@@ -212,13 +220,8 @@ class _Comparison:
         if txn is not None and txn.guarantee is Guarantee.EXACTLY_ONCE and work.committed_at is not None:
             self._superseded(entry, work)
         if entry.dropped:
-            self._findings.notice(
-                NoticeKind.DROPPED,
-                f"txid {txid}, sink {self._sink!r}: the table took {entry.rows} of {work.rows} rows; its own triggers "
-                f"dropped the other {entry.dropped}",
-                txid=txid,
-                sink=self._sink,
-            )
+            took = f"the table took {entry.rows} of {work.rows} rows"
+            self._note(NoticeKind.DROPPED, f"{took}; its own triggers dropped the other {entry.dropped}", txid)
         if work.outcome is SinkOutcome.SKIPPED:
             self._wrong(ViolationKind.EVIDENCE_DIFFERS, "the sink holds it, though an operator skipped it there", txid)
         elif txn is not None:
@@ -260,13 +263,8 @@ class _Comparison:
         txid, txn = entry.txid, self._rows.txns.get(entry.txid)
         decided = next((e for e in self._rows.events if self._is_decision(e, txid)), None)
         if decided is not None:
-            self._findings.notice(
-                NoticeKind.SKIPPED,
-                f"txid {txid}, sink {self._sink!r}: {entry.rejected} of its rows were given up by "
-                f"{(decided.detail or {}).get('by')}",
-                txid=txid,
-                sink=self._sink,
-            )
+            by = (decided.detail or {}).get("by")
+            self._note(NoticeKind.SKIPPED, f"{entry.rejected} of its rows were given up by {by}", txid)
         mine = [one for one in self._rows.rejects if (one.txid, one.sink) == (txid, self._sink)]
         listed = sum(one.rows for one in mine)
         if txn is not None and txn.state is not TxnState.COMMITTED and not mine:
@@ -279,13 +277,12 @@ class _Comparison:
             )
         elif mine:
             messages = sum(one.message is not None for one in mine)
-            self._findings.notice(
+            self._note(
                 NoticeKind.REJECTED,
-                f"txid {txid}, sink {self._sink!r}: {entry.rejected} rows of {messages} messages are rejects: stormproof "
-                f"dead-letters list {self._rows.topology.name}",
-                txid=txid,
-                sink=self._sink,
-                messages=messages,
+                f"{entry.rejected} rows of {messages} messages are rejects: stormproof dead-letters list "
+                f"{self._rows.topology.name}",
+                txid,
+                messages,
             )
 
     def _is_decision(self, event: Event, txid: int) -> bool:
@@ -298,16 +295,11 @@ class _Comparison:
         fold = description.get("mode", SinkMode.APPEND.value) != SinkMode.APPEND.value
         least, found = least_rows(written, fold=fold), self._report.rows_found
         if self._report.uncounted is not None and least:
-            self._findings.notice(
-                NoticeKind.NOT_COUNTED,
-                f"sink {self._sink!r}: the rows of its table were not counted: {self._report.uncounted}",
-                sink=self._sink,
-            )
+            self._note(NoticeKind.NOT_COUNTED, f"the rows of its table were not counted: {self._report.uncounted}")
         if found is not None and found < least:
-            self._findings.unknown(
-                f"sink {self._sink!r}: its table holds {found} rows, its own record says that {least} or more were written: "
-                "the others were deleted by another hand, or lost in a crash. Compare with a backup",
-                sink=self._sink,
+            self._unknown(
+                f"its table holds {found} rows, its own record says that {least} or more were written: the others were "
+                "deleted by another hand, or lost in a crash. Compare with a backup"
             )
 
     def _held_though(self, txn: Txn) -> None:
@@ -315,8 +307,7 @@ class _Comparison:
         exactly = txn.guarantee is Guarantee.EXACTLY_ONCE
 
         def note(kind: NoticeKind, text: str) -> None:
-            where = f"txid {txn.txid}, sink {self._sink!r}"
-            self._findings.notice(kind, f"{where}: {text}", txid=txn.txid, sink=self._sink, messages=txn.messages)
+            self._note(kind, text, txn.txid, txn.messages)
 
         match txn.state:
             case TxnState.COMMITTED:
@@ -347,12 +338,10 @@ class _Comparison:
             return
         oldest = min(self._held, default=None)
         if self._report.truncated and (oldest is None or txid < oldest):
-            self._findings.unknown(
-                f"txid {txid}, sink {self._sink!r}: the evidence begins "
-                f"{'after it' if oldest is None else f'with txid {oldest}'}: a log's retention has removed what was "
-                "before, or the store keeps only the last",
-                txid=txid,
-                sink=self._sink,
+            self._unknown(
+                f"the evidence begins {'after it' if oldest is None else f'with txid {oldest}'}: a log's retention has "
+                "removed what was before, or the store keeps only the last",
+                txid,
             )
             return
         self._wrong(
