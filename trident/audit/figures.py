@@ -17,6 +17,7 @@ from stormproof.core.base.errors import Json
 from stormproof.core.tracking.component_counts import ACKER
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.rows import record_of
 from stormproof.trident.terms.transaction_states import ComponentKind
 
 
@@ -52,7 +53,7 @@ class ComponentsReport:
     """Sums over the batches from `first_txid` to `last_txid` that are on record. A batch counts with the attempt that fixed
     its content; one that was given up does not count.
 
-    `batches` without a record are not among them: micro-batches of a query, and those of a release before this one.
+    `batches` without a record are not among them: micro-batches of a query.
     """
 
     topology: str
@@ -75,8 +76,10 @@ _SPAN: Final = sa.text(
     f" from stormproof.txn_component {_THESE}"
 )
 _COMPONENTS: Final = sa.text(
-    "select component, kind, sum(executed) as executed, sum(emitted) as emitted, sum(acked) as acked,"
-    f" sum(failed) as failed, sum(busy_ms) as busy_ms from stormproof.txn_component {_THESE} group by component, kind"
+    "select component, kind, cast(sum(executed) as bigint) as executed, cast(sum(emitted) as bigint) as emitted,"
+    " cast(sum(acked) as bigint) as acked, cast(sum(failed) as bigint) as failed, sum(busy_ms) as busy_ms,"
+    " sum(busy_ms) / nullif(cast(sum(executed) as double precision), 0) as latency_ms"
+    f" from stormproof.txn_component {_THESE} group by component, kind"
     " order by case kind when 'spout' then 0 when 'sink' then 2 when 'acker' then 3 else 1 end, component"
 )
 _EDGES: Final = sa.text(
@@ -107,17 +110,7 @@ def sums(connection: sa.Connection, topology: str, incarnation: str, lowest: int
     span = connection.execute(_SPAN, these).one()
     seconds = float(span.seconds)
     made = [
-        ComponentSums(
-            component=row.component,
-            kind=ComponentKind(row.kind),
-            executed=int(row.executed),
-            emitted=int(row.emitted),
-            acked=int(row.acked),
-            failed=int(row.failed),
-            busy_ms=row.busy_ms,
-            latency_ms=row.busy_ms / int(row.executed) if row.executed else None,
-        )
-        for row in connection.execute(_COMPONENTS, these)
+        record_of(ComponentSums, row, kind=ComponentKind(row.kind)) for row in connection.execute(_COMPONENTS, these)
     ]
     edges = [
         EdgeSums(row.origin, row.stream, row.target, int(row.tuples), int(row.tuples) / seconds if seconds else None)
@@ -133,7 +126,7 @@ _ENTRY: Final = re.compile(r"(?P<component>.+)/(?P<stream>[^/@]+)@\d+", re.DOTAL
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A component or a sink. None: it is not on record, since a release before this one ran these batches."""
+    """A component or a sink. None: it is not on record, as of a query's micro-batches."""
 
     name: str
     kind: str
@@ -216,12 +209,16 @@ _JOIN_SIDE: Final = "JoinSideNode"
 """What sends one side's tuples to a join: no component of its own. The arrow to the join is an edge of the graph."""
 _TOTALS: Final = sa.text(
     """
-    select count(*) as batches, coalesce(sum(messages), 0) as messages, coalesce(sum(failed), 0) as failed,
-      coalesce(sum(returned), 0) as returned, coalesce(sum(tuples), 0) as tuples, coalesce(sum(attempt), 0) as attempts,
-      coalesce(sum(messages - failed - returned) filter (where state = 'committed'), 0) as acked,
-      avg(extract(epoch from ended_at - opened_at)) filter (where state = 'committed') * 1000 as latency_ms,
+    select count(*) as batches, cast(coalesce(sum(messages), 0) as bigint) as messages,
+      cast(coalesce(sum(failed), 0) as bigint) as failed, cast(coalesce(sum(returned), 0) as bigint) as returned,
+      cast(coalesce(sum(tuples), 0) as bigint) as tuples, coalesce(sum(attempt), 0) as attempts,
+      coalesce(sum(attempt), 0) - count(*) as again,
+      cast(coalesce(sum(messages - failed - returned) filter (where state = 'committed'), 0) as bigint) as acked,
+      cast(avg(extract(epoch from ended_at - opened_at)) filter (where state = 'committed') * 1000 as double precision)
+        as latency_ms,
       avg(cast(steps_ms ->> 'job' as double precision)) as job_ms, min(txid) as lowest,
-      coalesce(extract(epoch from max(coalesce(ended_at, opened_at)) - min(opened_at)), 0) as seconds
+      cast(coalesce(extract(epoch from max(coalesce(ended_at, opened_at)) - min(opened_at)), 0) as double precision)
+        as seconds
     from (select * from stormproof.txn where incarnation = :incarnation order by txid desc limit :newest) x
     """
 )
@@ -267,18 +264,9 @@ def figures(ledger: AuditLedger, topology: str, *, newest: int = NEWEST) -> Grap
         counted = sums(connection, topology, row.incarnation, total.lowest)
     of_component = {one.component: one for one in counted.components}
     tracking = of_component.get(ACKER)
-    acker = AckerFigures(
-        batches=int(total.batches),
-        messages=int(total.messages),
-        acked=int(total.acked),
-        failed=int(total.failed),
-        returned=int(total.returned),
-        tuples=int(total.tuples),
-        attempts=int(total.attempts),
-        again=int(total.attempts) - int(total.batches),
-        latency_ms=None if total.latency_ms is None else float(total.latency_ms),
-        job_ms=total.job_ms,
-        seconds=float(total.seconds),
+    acker = record_of(
+        AckerFigures,
+        total,
         acks=None if tracking is None else tracking.executed,
         busy_ms=None if tracking is None else tracking.busy_ms,
     )
