@@ -21,7 +21,7 @@ from stormproof.trident.audit.source import open_losses, stored_source
 from stormproof.trident.audit.status import LAST_BATCHES, DriverState, Problem, RefusedStart, driver_state, problems_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.control import JobProgress, SignOfLife, signs_of_life
-from stormproof.trident.ledger.rows import Txn, to_txn
+from stormproof.trident.ledger.rows import Txn, record_of, to_txn
 from stormproof.trident.terms.transaction_states import EventKind, TxnState
 
 
@@ -81,9 +81,9 @@ class Health:
 
 _RECENT: Final = sa.text(
     """
-    select t.incarnation, count(*) as batches, sum(b.messages) as messages, sum(b.failed) as failed,
-      min(b.opened_at) as first_opened_at, max(b.ended_at) as last_ended_at,
-      avg(extract(epoch from b.ended_at - b.opened_at)) * 1000 as latency_ms
+    select t.incarnation, count(*) as batches, cast(sum(b.messages) as bigint) as messages,
+      cast(sum(b.failed) as bigint) as failed, min(b.opened_at) as first_opened_at, max(b.ended_at) as last_ended_at,
+      cast(avg(extract(epoch from b.ended_at - b.opened_at)) * 1000 as double precision) as latency_ms
     from stormproof.topology t
     cross join lateral (
       select x.messages, x.failed, x.opened_at, x.ended_at from stormproof.txn x
@@ -155,7 +155,7 @@ def overview(ledger: AuditLedger) -> tuple[Health, ...]:
                 pending=0 if counts is None else int(counts.pending),
                 dead_letters=0 if counts is None else int(counts.dead),
                 rejects=rejects.get(row.incarnation, 0),
-                recent=None if last is None else _recent(last),
+                recent=None if last is None else record_of(Recent, last),
                 verdict=verdicts.get(row.incarnation),
             )
         )
@@ -174,11 +174,9 @@ def _health(
     driver = driver_state(row, sign)
     runs = driver in (DriverState.RUNNING, DriverState.UNKNOWN)
     start = None if refused is None else RefusedStart(refused.at, refused.sink, refused.error or "")
-    return Health(
-        name=row.name,
-        guarantee=row.guarantee,
-        source=row.source,
-        epoch=row.epoch,
+    return record_of(
+        Health,
+        row,
         driver=driver,
         doing=sign.doing if runs and sign is not None else None,
         sign_age_s=sign.age_s if runs and sign is not None else None,
@@ -187,17 +185,6 @@ def _health(
         problems=tuple(problems_of(row, driver, sign, unresolved, start, losses.get(row.incarnation, ()))),
         **counted,
         job=sign.job if driver is DriverState.RUNNING and sign is not None and sign.is_fresh else None,
-    )
-
-
-def _recent(row: Any) -> Recent:
-    return Recent(
-        batches=int(row.batches),
-        messages=int(row.messages),
-        failed=int(row.failed),
-        first_opened_at=row.first_opened_at,
-        last_ended_at=row.last_ended_at,
-        latency_ms=float(row.latency_ms),
     )
 
 

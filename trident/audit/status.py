@@ -23,7 +23,7 @@ from stormproof.trident.audit.source import SourceReader, open_losses, stored_so
 from stormproof.trident.ledger.control import Control, JobProgress, SignOfLife, control_of, signs_of_life
 from stormproof.trident.ledger.handed_in import JobKeys, summary
 from stormproof.trident.ledger.missing import Missing
-from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.rows import Txn, record_of
 from stormproof.trident.terms.observers import Figures
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, TxnState
 from stormproof.trident.terms.wording import counted
@@ -300,27 +300,18 @@ def _topology(
     evidence = source(snapshot, row)
     missing = snapshot.missing(row.incarnation)
     refused = _refused(snapshot, row)
-    return TopologyStatus(
-        name=row.name,
-        incarnation=row.incarnation,
-        epoch=row.epoch,
-        guarantee=row.guarantee,
+    return record_of(
+        TopologyStatus,
+        row,
         driver=driver,
-        driver_host=row.driver_host,
-        driver_pid=row.driver_pid,
-        started_at=row.started_at,
-        stopped_at=row.stopped_at,
-        source=row.source,
         last_txid=snapshot.last_txid(row.incarnation),
         txns=snapshot.counts(row.incarnation),
         unresolved=tuple(
-            UnresolvedTxn(
-                txid=txn.txid,
+            record_of(
+                UnresolvedTxn,
+                txn,
                 state=txn.state.value,
                 since=txn.prepared_at or txn.opened_at,
-                messages=txn.messages,
-                cause=txn.cause,
-                reason=txn.reason,
                 sinks=held.get(txn.txid, ()),
             )
             for txn in unresolved
