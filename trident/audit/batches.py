@@ -169,17 +169,13 @@ class SinkOutput:
     @staticmethod
     def of(work: SinkWork, found: Holding, rejects: Sequence[Reject]) -> SinkOutput:
         """From the ledger's record, and what the sink holds."""
-        return SinkOutput(
-            sink=work.sink,
+        return record_of(
+            SinkOutput,
+            work,
             target=found.target,
             follows_txid=work.previous,
-            rows=work.rows,
-            bytes=work.bytes,
             files=len(work.files),
-            digest=work.digest,
             committed_at=found.at,
-            outcome=work.outcome,
-            version=work.version,
             has=found.has,
             why=found.why,
             rejected=found.rejected or sum(one.rows for one in rejects if one.sink == work.sink),

@@ -18,7 +18,7 @@ from stormproof.trident.audit.inspect import Has, Holding, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, Skipped
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.status import holdings_of
-from stormproof.trident.ledger.rows import Event, Reject, Txn
+from stormproof.trident.ledger.rows import Event, Reject, Txn, record_of
 from stormproof.trident.terms.transaction_states import EventKind, RejectState, TxnCause, TxnState
 from stormproof.trident.terms.transaction_states import OperatorAction as Action
 
@@ -452,9 +452,7 @@ def message(
         returned=tuple(Failure.of(event) for event in events if event.kind is EventKind.RETURNED),
         in_source=in_source,
         stored_in=stored_in,
-        rejects=tuple(
-            RejectedBy(one.txid, one.sink, one.reason, one.rows, one.state.value, one.at, one.error) for one in rejects
-        ),
+        rejects=tuple(record_of(RejectedBy, one, state=one.state.value) for one in rejects),
         server_id=server_ids.get(shown_id),
     )
 

@@ -338,6 +338,9 @@ def history(found: MessageReport) -> Json:
     )
 
 
+_OF_VERDICT: Final = ("verdict", "reach", "pruned_upto", "recorded", "not_recorded", "checked", "deep", "proves")
+
+
 def verdict(checked: VerifyReport | None) -> Json:
     """What the verification says; where no batch is to be verified, "cannot_tell"."""
     if checked is None:
@@ -349,17 +352,10 @@ def verdict(checked: VerifyReport | None) -> Json:
     ]
     return plain(
         {
+            **{name: getattr(checked, name) for name in _OF_VERDICT},
             "from": "verification",
-            "verdict": checked.verdict,
-            "reach": checked.reach,
             "first_txid": checked.first,
             "last_txid": checked.last,
-            "pruned_upto": checked.pruned_upto,
-            "recorded": checked.recorded,
-            "not_recorded": checked.not_recorded,
-            "checked": checked.checked,
-            "deep": checked.deep,
-            "proves": checked.proves,
             "tables": checked.tables if checked.deep else None,
             "violations": checked.violations,
             "unknowns": checked.unknowns,

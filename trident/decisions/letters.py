@@ -22,7 +22,7 @@ from stormproof.core.source.files.rows import shown_payload
 from stormproof.core.source.spouts import shown, sources_in, unshown
 from stormproof.trident.audit.source import PendingEvidence, recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Reject
+from stormproof.trident.ledger.rows import Reject, record_of
 from stormproof.trident.terms.transaction_states import RejectState
 from stormproof.trident.terms.wording import parse_time
 
@@ -167,24 +167,15 @@ class Letter:
     def of_source(topology: str, id_: str, source: str, letter: DeadLetter) -> Letter:
         """A message that failed too often."""
         head = LetterHead.of(letter)
-        return Letter(
-            topology,
-            id_,
-            letter.reason,
-            head.error_class,
-            head.component,
-            letter.error,
-            letter.payload,
-            letter.dead_at,
-            letter.disposal,
-            letter.by,
-            letter.why,
-            letter.disposed_at,
-            source,
-            letter.times_opened,
-            letter.times_failed,
-            letter.history,
-            letter.new_payload,
+        return record_of(
+            Letter,
+            letter,
+            topology=topology,
+            id=id_,
+            error_class=head.error_class,
+            component=head.component,
+            source=source,
+            **dict.fromkeys(("sink", "txid", "row", "rows", "requeued_in")),
         )
 
     @staticmethod

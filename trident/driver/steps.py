@@ -53,7 +53,7 @@ from stormproof.trident.driver.read_already import ReadAlready
 from stormproof.trident.driver.sessions import Sessions, machine_errors
 from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn
+from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn, record_of
 from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.terms.observers import NOBODY, BatchResult, CommittedBatch, Figures, Observer
 from stormproof.trident.terms.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
@@ -297,15 +297,12 @@ class Steps:
                 txid=txn.txid,
             )
         slice_ = self.source.attach(txn.position, Expectation(txn.messages, 0))
-        return Prepared(
-            txid=txn.txid,
-            attempt=txn.attempt,
-            guarantee=txn.guarantee,
+        return record_of(
+            Prepared,
+            txn,
             slice=slice_,
             work=work,
             failed=failed,
-            tuples=txn.tuples,
-            steps_ms=txn.steps_ms,
             sinks=sinks,
             rejects_max=self.rejects_max(txn.messages, sinks),
         )

@@ -307,10 +307,9 @@ def signs_of_life(connection: sa.Connection) -> dict[str, SignOfLife]:
         sa.select(c.incarnation, c.epoch, c.doing, c.in_flight, age_s.label("age_s"), c.at, c.job)
     )
     return {
-        row.incarnation: SignOfLife(
-            epoch=row.epoch,
-            doing=row.doing,
-            in_flight=row.in_flight,
+        row.incarnation: record_of(
+            SignOfLife,
+            row,
             age_s=float(row.age_s),
             at=row.at.astimezone(UTC),
             job=None if row.job is None else JobProgress(**row.job),
