@@ -132,7 +132,7 @@ def test_a_command_that_is_killed_behind_the_sinks_commit_is_called_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(skips, "rows_given_up", die)
+        patched.setattr(skips, "unblock", die)
         with pytest.raises(KeyboardInterrupt), opened() as stores:
             skips.skip_rows(stores, NAME, 1, APPEND, by="Ada", why="")
     assert "given up by Ada" in str(operated.verify()["notices"])

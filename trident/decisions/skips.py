@@ -29,7 +29,7 @@ from stormproof.trident.driver.batch_records import to_prepared
 from stormproof.trident.ledger import events, txns
 from stormproof.trident.ledger.rows import SinkWork
 from stormproof.trident.ledger.tx import Tx
-from stormproof.trident.ledger.txns import RejectedRow, rows_given_up, skip, skippable
+from stormproof.trident.ledger.txns import RejectedRow, skip, skippable, unblock
 from stormproof.trident.terms.transaction_states import OperatorAction, TxnState
 from stormproof.trident.terms.wording import counted
 
@@ -90,7 +90,7 @@ def retry_txid(stores: Stores, topology: str, txid: int, *, by: str, why: str) -
     with stores.transaction(row) as tx:
         # The sinks come first: if this is killed in between, the batch is still blocked, and `retry` can be repeated.
         restored = _restore_lost(stores, tx, row, txid)
-        txns.unblock(tx, txid)
+        txns.move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED)
         detail: dict[str, Json] = {"restored": {sink: storable_text(text) for sink, text in restored.items()}}
         events.decided(tx, OperatorAction.RETRY, by=by, why=why, txid=txid, detail=detail)
     return Retried(topology, txid, TxnState.PREPARED.value, by, restored)
@@ -294,12 +294,12 @@ def skip_sink(
             "messages": messages,
             **({} if kept_out_from is None else {"kept_out_from": kept_out_from}),
         }
-        state = skip(tx, txid, work, rejected, by=by, why=why, detail=detail)
+        skip(tx, txid, work, rejected, by=by, why=why, detail=detail)
     return SkipReport(
         topology=topology,
         txid=txid,
         sink=sink,
-        state=state.value,
+        state=TxnState.PREPARED.value,
         rows=work.rows,
         listed=len(rejected),
         unreadable=tuple(unreadable),
@@ -428,6 +428,6 @@ def skip_rows(stores: Stores, topology: str, txid: int, sink: str, *, by: str, w
         except SinkRefused as error:
             raise SinkRefused(f"{error.message}. Nothing was given up", **error.details) from error
     with stores.transaction(row) as tx:
-        state = rows_given_up(tx, txid)
+        unblock(tx, txid)
     held = work.rows - len(result.refused) - result.dropped
-    return SkipRowsReport(topology, txid, sink, state.value, held, result.refused, result.dropped, by, why)
+    return SkipRowsReport(topology, txid, sink, TxnState.PREPARED.value, held, result.refused, result.dropped, by, why)

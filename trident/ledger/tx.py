@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -63,14 +63,7 @@ class Confirmation:
         Raises:
             ConfirmedBefore: another sending of the form was recorded.
         """
-        values = {
-            "digest": self.digest,
-            "incarnation": incarnation,
-            "action": self.action,
-            "by": self.by,
-            "at": now,
-            "click": self.click,
-        }
+        values = {**asdict(self), "incarnation": incarnation, "at": now}
         connection.execute(postgresql.insert(t.confirmation).values(values).on_conflict_do_nothing())
         row = connection.execute(sa.select(t.confirmation).where(t.confirmation.c.digest == self.digest)).one()
         if row.click != self.click:

@@ -342,9 +342,13 @@ def move(
     _update_txn(tx, txid, before, state=after.value, **why, **ended, **values)
 
 
-def unblock(tx: Tx, txid: int) -> None:
-    """Prepare a blocked batch again: the next start commits it."""
-    move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED)
+def unblock(tx: Tx, txid: int) -> Txn:
+    """Prepare a batch again if it is blocked: the next start commits it to the sinks that do not hold it."""
+    txn = find(tx, txid)
+    assert txn is not None
+    if txn.state is TxnState.BLOCKED:
+        move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED)
+    return txn
 
 
 def _update_txn(tx: Tx, txid: int, before: TxnState, **values: Any) -> None:
@@ -524,14 +528,13 @@ def skip(
     by: str,
     why: str,
     detail: dict[str, Json],
-) -> TxnState:
-    """Turn a batch's rows at one sink into rejects; the sink goes on from what it holds. Returns the batch's state.
+) -> None:
+    """Turn a batch's rows at one sink into rejects; the sink goes on from what it holds.
 
     The batch is prepared again: the next start commits it to its other sinks and confirms its messages. At this sink,
     batches that were prepared behind it now follow the txid that it would have followed.
     """
-    txn = find(tx, txid)
-    assert txn is not None
+    txn = unblock(tx, txid)
     mine = (t.txn_sink.c.incarnation == tx.run.incarnation, t.txn_sink.c.sink == work.sink)
     tx.connection.execute(
         sa.update(t.txn_sink).where(*mine, t.txn_sink.c.txid == txid).values(outcome=SinkOutcome.SKIPPED.value)
@@ -541,8 +544,6 @@ def skip(
         .where(*mine, t.txn_sink.c.previous == txid, t.txn_sink.c.committed_at.is_(None))
         .values(previous=work.previous)
     )
-    if txn.state is TxnState.BLOCKED:
-        unblock(tx, txid)
     reason = txn.reason or why
     detail = {"sink": work.sink, "rows": work.rows, "listed": len(rejected), **detail}
     events.decided(tx, OperatorAction.SKIP, by=by, why=why, txid=txid, sink=work.sink, error=reason, detail=detail)
@@ -562,7 +563,6 @@ def skip(
             for row in rejected
         ],
     )
-    return TxnState.PREPARED
 
 
 def take_late_commit(tx: Tx, sink: str, held: Held, *, waiting: int | None = None) -> bool:
@@ -585,16 +585,3 @@ def take_late_commit(tx: Tx, sink: str, held: Held, *, waiting: int | None = Non
             .values(previous=txid)
         )
     return True
-
-
-def rows_given_up(tx: Tx, txid: int) -> TxnState:
-    """Note that a sink holds a batch without the rows that its table refuses. Returns the batch's state.
-
-    The batch is prepared again: the next start finds it in this sink, commits it to the others, confirms its messages, and
-    records the rejects.
-    """
-    txn = find(tx, txid)
-    assert txn is not None
-    if txn.state is TxnState.BLOCKED:
-        unblock(tx, txid)
-    return TxnState.PREPARED

@@ -151,15 +151,9 @@ class Visit:
         state = self.request.scope["state"]
         given = {
             **self.site.values,
-            "asset": self.asset,
-            "link": self.link,
-            "here": self.here,
-            "csrf": self.csrf,
-            "user": self.user,
-            "is_operator": self.is_operator,
+            **{name: getattr(self, name) for name in ("asset", "link", "here", "csrf", "user", "is_operator", "now")},
             "read_only": self.site.options.read_only,
             "poll_s": self.site.options.poll_s,
-            "now": self.now,
             "asked": self.values(),
             "route": state["route"],
             "has_session": state.get("session") is not None,
