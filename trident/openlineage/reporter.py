@@ -169,38 +169,29 @@ def _fields(columns: Sequence[tuple[str, str]]) -> list[SchemaDatasetFacetFields
     return [SchemaDatasetFacetFields(name=name, type=type_) for name, type_ in columns]
 
 
+@dataclass(eq=False)
 class LineageReporter(Observer):
     """Makes events of what a run's steps tell. `emit` takes each at once; `merged` is told of each batch that is summed up.
 
     A run that was begun is always ended, unless its driver dies: then recovery ends it, under the same id.
     """
 
-    def __init__(
-        self,
-        told: Told,
-        emit: Callable[[Any], None],
-        clock: Clock,
-        *,
-        interval_s: float,
-        error_texts: bool = False,
-        merged: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._told = told
-        self._emit = emit
-        self._clock = clock
-        self._interval_s = interval_s
-        self._error_texts = error_texts
-        self._merged = merged
-        self._sent_s: float | None = None
-        self._opened: dict[int, datetime] = {}
-        self._begun: set[int] = set()
-        self._attempts: dict[int, int] = {}
-        self._sums: Batch | None = None
+    told: Told
+    emit: Callable[[Any], None]
+    clock: Clock
+    interval_s: float
+    error_texts: bool = False
+    merged: Callable[[], None] = lambda: None
+    _sent_s: float | None = None
+    _opened: dict[int, datetime] = field(default_factory=dict[int, datetime])
+    _begun: set[int] = field(default_factory=set[int])
+    _attempts: dict[int, int] = field(default_factory=dict[int, int])
+    _sums: Batch | None = None
 
     def opened(self, txid: int, guarantee: Guarantee, slice_: Slice) -> None:
         """See `Observer.opened`."""
         del guarantee, slice_
-        self._opened[txid] = self._clock.now()
+        self._opened[txid] = self.clock.now()
         if self._is_due():
             self._begin(txid)
 
@@ -221,7 +212,7 @@ class LineageReporter(Observer):
         if batch.txid in self._begun or batch.txid not in self._opened or self._is_due():
             self._complete()
         else:
-            self._merged()
+            self.merged()
         self._forget(batch.txid)
 
     def given_up(self, txid: int, state: TxnState, cause: TxnCause, reason: str) -> None:
@@ -241,16 +232,16 @@ class LineageReporter(Observer):
             self._complete()
 
     def _said(self, cause: TxnCause, reason: str) -> str:
-        return f"{cause.value}: {reason}" if self._error_texts and reason else cause.value
+        return f"{cause.value}: {reason}" if self.error_texts and reason else cause.value
 
     def _is_due(self) -> bool:
-        return self._sent_s is None or self._clock.monotonic_s() - self._sent_s >= self._interval_s
+        return self._sent_s is None or self.clock.monotonic_s() - self._sent_s >= self.interval_s
 
     def _begin(self, txid: int) -> None:
-        self._sent_s = self._clock.monotonic_s()
+        self._sent_s = self.clock.monotonic_s()
         self._begun.add(txid)
-        at = self._opened.get(txid) or self._clock.now()
-        self._emit(event_of(self._told, Batch(txid), RunState.START, at))
+        at = self._opened.get(txid) or self.clock.now()
+        self.emit(event_of(self.told, Batch(txid), RunState.START, at))
 
     def _complete(self) -> None:
         assert self._sums is not None
@@ -260,7 +251,7 @@ class LineageReporter(Observer):
     def _fail(self, batch: Batch, state: RunState) -> None:
         if batch.txid not in self._begun:
             self._begin(batch.txid)
-        self._emit(event_of(self._told, batch, state, self._clock.now()))
+        self.emit(event_of(self.told, batch, state, self.clock.now()))
         self._begun.discard(batch.txid)
 
     def _forget(self, txid: int) -> None:

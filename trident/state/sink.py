@@ -271,9 +271,7 @@ class StateSink(Sink):
         # After a grouping each key comes once in a batch: its rows are written as they are read.
         once = self._updater is None and bool(input_.keys) and context.keys == input_.keys
         updater = MapUpdater(each_once=once) if self._updater is None else self._updater
-        return StateSession(
-            self._factory, context, updater, self.files_in(input_), unique_keys=once, target=self.target
-        )
+        return StateSession(self._factory, context, updater, self.files_in(input_), once, self.target)
 
 
 def plain_folds(input_: SinkInput) -> dict[str, Fold]:
@@ -318,38 +316,33 @@ class StateWriter(FileWriter):
             state.close()
 
 
+@dataclass(eq=False)
 class StateSession(SinkSession):
     """A state opened by one driver. After an error the state is opened anew: nothing that it remembers is trusted."""
 
-    def __init__(
-        self,
-        factory: StateFactory,
-        context: StateContext,
-        updater: StateUpdater,
-        staging: str,
-        *,
-        unique_keys: bool,
-        target: str,
-    ) -> None:
-        self._factory = factory
-        self._context = context
-        self._updater = updater
-        self._staging = staging
-        self._unique_keys = unique_keys
-        self._target = target
-        self._where = f"state {context.identity.sink!r} ({target})"
-        self._state: State | None = None
+    factory: StateFactory
+    context: StateContext
+    updater: StateUpdater
+    staging: str
+    unique_keys: bool
+    target: str
+    _state: State | None = None
+
+    @property
+    def where(self) -> str:
+        """The state, in messages."""
+        return f"state {self.context.identity.sink!r} ({self.target})"
 
     def state(self) -> State:
         """The state, opened where it is not open."""
         if self._state is None:
-            self._state = self._factory.make(self._context)
+            self._state = self.factory.make(self.context)
         return self._state
 
     @property
     def identity(self) -> SinkIdentity:
         """Under what name it keeps its evidence."""
-        return self._context.identity
+        return self.context.identity
 
     @property
     def tells_position(self) -> bool:
@@ -360,7 +353,7 @@ class StateSession(SinkSession):
     def table_id(self) -> str:
         """What tells this store from another of the same name; by the target where the state does not say."""
         state = self.state()
-        return state.table_id if isinstance(state, SupportsEvidence) else f"state/{self._target}"
+        return state.table_id if isinstance(state, SupportsEvidence) else f"state/{self.target}"
 
     @property
     def store_key(self) -> TableKey:
@@ -371,8 +364,8 @@ class StateSession(SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder; bolts may use a `StateReader`."""
-        reader = StateReader(self._factory, self._context.reading())
-        return StateWriter(self.identity.sink, self._staging, reader.limits(self.state()), for_bolts=reader)
+        reader = StateReader(self.factory, self.context.reading())
+        return StateWriter(self.identity.sink, self.staging, reader.limits(self.state()), for_bolts=reader)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed to it, where the state remembers them."""
@@ -406,37 +399,37 @@ class StateSession(SinkSession):
         except OSError as error:  # a lost connection, a timeout, a full disk
             self.close()
             raise StoreUnavailable(
-                f"{self._where}, txid {transaction.txid}: {type(error).__name__}: {error}; the txid comes again"
+                f"{self.where}, txid {transaction.txid}: {type(error).__name__}: {error}; the txid comes again"
             ) from error
         except BaseException:
             self.close()
             raise
 
     def _commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        where, txid, state = f"{self._where}, txid {transaction.txid}", transaction.txid, self.state()
+        where, txid, state = f"{self.where}, txid {transaction.txid}", transaction.txid, self.state()
         held = self._holding(transaction) if checked else None
         if held is not None:
             backing = self._backing()
             if backing is not None:
                 backing.keep_held()
             return replace(ALREADY_HELD, at=held.at)
-        require_files(self._staging, transaction.files, where=where, digests=True)
+        require_files(self.staging, transaction.files, where=where, digests=True)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
-        if self._unique_keys:
-            keys = self._context.keys
-            read = partial(prepared_batches, self._staging, transaction.files, keys)
+        if self.unique_keys:
+            keys = self.context.keys
+            read = partial(prepared_batches, self.staging, transaction.files, keys)
             require_unique_keys(read, transaction.rows, keys, where)
         if isinstance(state, SupportsEvidence):
             state.adopts(transaction, checked=checked)
         with kept_from_forks():
             state.begin_commit(txid)
         failpoint("state.after_begin")
-        schema = self._context.schema
-        for rows in prepared_batches(self._staging, transaction.files, schema.names, ROWS_AT_ONCE):
+        schema = self.context.schema
+        for rows in prepared_batches(self.staging, transaction.files, schema.names, ROWS_AT_ONCE):
             with kept_from_forks():
-                self._updater.update(state, _as(rows, schema))
+                self.updater.update(state, _as(rows, schema))
         failpoint("state.after_rows")
         with kept_from_forks():
             state.commit(txid)
@@ -464,8 +457,8 @@ class StateSession(SinkSession):
         held = backing.record.held()
         if held is None or held.txid != transaction.txid:
             return None
-        where = f"{self._where}, txid {transaction.txid}"
-        require_files(self._staging, transaction.files, where=where, digests=True)  # it is written again from these
+        where = f"{self.where}, txid {transaction.txid}"
+        require_files(self.staging, transaction.files, where=where, digests=True)  # it is written again from these
         return backing.record.restore_lost(transaction)
 
     def count_rows(self, limit: int) -> int:
@@ -479,7 +472,7 @@ class StateSession(SinkSession):
     def _table(self) -> SupportsTakeTable:
         backing = self._backing()
         if backing is None or not isinstance(backing.record, SupportsTakeTable):
-            raise UsageError(f"{self._where} is in no table of ours, so there is none to take")
+            raise UsageError(f"{self.where} is in no table of ours, so there is none to take")
         return backing.record
 
     def _backing(self) -> Backing | None:
@@ -488,11 +481,11 @@ class StateSession(SinkSession):
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts."""
-        return sweep_folder(self._staging, self.identity.incarnation, is_dead)
+        return sweep_folder(self.staging, self.identity.incarnation, is_dead)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The rows are in the state: the files may go."""
-        remove_staged(self._staging, self.identity.incarnation, transaction.txid)
+        remove_staged(self.staging, self.identity.incarnation, transaction.txid)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the state remembers.
@@ -506,7 +499,7 @@ class StateSession(SinkSession):
         if isinstance(state, SupportsLastTxid):
             return EvidenceReport(self.table_id, (), state.last_txid(), truncated=True)
         raise CannotTell(
-            f"{self._where} does not remember which txids it took; what it holds can only be compared by hand",
+            f"{self.where} does not remember which txids it took; what it holds can only be compared by hand",
             sink=self.identity.sink,
         )
 
