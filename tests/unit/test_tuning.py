@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
@@ -293,9 +293,9 @@ def test_a_target_alone_lets_several_be_in_flight_and_a_choice_wins() -> None:
 
 def test_figures_survive_the_ledger() -> None:
     plain, tuned = Figures(1, 2, 3, 4), Figures(1, 2, 3, 4, 0.5, 0.7, "a -> b", "since")
-    assert [Figures.of_json(figures.to_json()) for figures in (plain, tuned)] == [plain, tuned]
+    assert [Figures.of_json(asdict(figures)) for figures in (plain, tuned)] == [plain, tuned]
     assert Figures.of_json({}) is None
-    assert Figures.of_json({**tuned.to_json(), "messages": "many"}) is None
+    assert Figures.of_json({**asdict(tuned), "messages": "many"}) is None
 
 
 def tuned(folder: Path, messages: int, commit_s: Callable[[int], float], in_flight: int) -> list[BatchResult]:

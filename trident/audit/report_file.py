@@ -132,51 +132,27 @@ def totals_of(snapshot: LedgerSnapshot, scope: Scope) -> dict[str, Json]:
     return row
 
 
-def by_state(snapshot: LedgerSnapshot, scope: Scope) -> list[dict[str, Json]]:
-    """The batches by state, cause and guarantee."""
-    return _rows(
-        snapshot,
-        "select state, cause, guarantee, count(*) as batches, sum(messages) as messages, sum(failed) as failed,"
-        f" min(txid) as first, max(txid) as last from stormproof.txn x where {_WITHIN} group by 1, 2, 3 order by 1, 2, 3",
-        scope,
-    )
-
-
-def by_day(snapshot: LedgerSnapshot, scope: Scope) -> list[dict[str, Json]]:
-    """The batches by day (UTC), the newest days first."""
-    return _rows(
-        snapshot,
-        "select cast((opened_at at time zone 'UTC') as date) as day, count(*) as batches,"
-        " count(*) filter (where state = 'committed') as committed, sum(messages) as messages, sum(failed) as failed,"
-        f" sum(rejected) as rejected from stormproof.txn x where {_WITHIN} group by 1 order by 1 desc limit :most",
-        scope,
-        most=DAYS_MAX,
-    )
-
-
-def by_sink(snapshot: LedgerSnapshot, scope: Scope) -> list[dict[str, Json]]:
-    """What the batches wrote to each sink, and how that ended."""
-    return _rows(
-        snapshot,
-        "select k.sink, k.outcome, count(*) as batches, sum(k.rows) as rows, sum(k.bytes) as bytes,"
-        " sum(k.superseded) as superseded, min(k.txid) as first, max(k.txid) as last, min(k.version) as first_version,"
-        " max(k.version) as last_version from stormproof.txn x join stormproof.txn_sink k"
-        f" on k.incarnation = x.incarnation and k.txid = x.txid where {_WITHIN} group by 1, 2 order by 1, 2",
-        scope,
-    )
-
-
-def by_step(snapshot: LedgerSnapshot, scope: Scope) -> list[dict[str, Json]]:
-    """How long each step took, in milliseconds: of the batches of which that is on record."""
-    values = ", ".join(f"('{step}', cast(x.steps_ms ->> '{step}' as double precision))" for step in STEPS)
-    return _rows(
-        snapshot,
-        "select s.step, count(s.ms) as batches, percentile_cont(0.5) within group (order by s.ms) as half_within,"
-        " percentile_cont(0.9) within group (order by s.ms) as nine_in_ten_within, max(s.ms) as longest"
-        f" from stormproof.txn x cross join lateral (values {values}) s (step, ms) where {_WITHIN} and s.ms is not null"
-        " group by 1 order by 3 desc",
-        scope,
-    )
+_STEPS_MS: Final = ", ".join(f"('{step}', cast(x.steps_ms ->> '{step}' as double precision))" for step in STEPS)
+SUMS: Final = {
+    # The batches by state, cause and guarantee.
+    "by_state": "select state, cause, guarantee, count(*) as batches, sum(messages) as messages, sum(failed) as failed,"
+    f" min(txid) as first, max(txid) as last from stormproof.txn x where {_WITHIN} group by 1, 2, 3 order by 1, 2, 3",
+    # What the batches wrote to each sink, and how that ended.
+    "by_sink": "select k.sink, k.outcome, count(*) as batches, sum(k.rows) as rows, sum(k.bytes) as bytes,"
+    " sum(k.superseded) as superseded, min(k.txid) as first, max(k.txid) as last, min(k.version) as first_version,"
+    " max(k.version) as last_version from stormproof.txn x join stormproof.txn_sink k"
+    f" on k.incarnation = x.incarnation and k.txid = x.txid where {_WITHIN} group by 1, 2 order by 1, 2",
+    # How long each step took, in milliseconds: of the batches of which that is on record.
+    "by_step": "select s.step, count(s.ms) as batches, percentile_cont(0.5) within group (order by s.ms) as half_within,"
+    " percentile_cont(0.9) within group (order by s.ms) as nine_in_ten_within, max(s.ms) as longest"
+    f" from stormproof.txn x cross join lateral (values {_STEPS_MS}) s (step, ms) where {_WITHIN} and s.ms is not null"
+    " group by 1 order by 3 desc",
+    # The batches by day (UTC), the newest days first.
+    "by_day": "select cast((opened_at at time zone 'UTC') as date) as day, count(*) as batches,"
+    " count(*) filter (where state = 'committed') as committed, sum(messages) as messages, sum(failed) as failed,"
+    f" sum(rejected) as rejected from stormproof.txn x where {_WITHIN} group by 1 order by 1 desc limit {DAYS_MAX}",
+}
+"""Sums over the batches of a report's time."""
 
 
 def lives(snapshot: LedgerSnapshot, scope: Scope) -> list[dict[str, Json]]:
@@ -260,10 +236,7 @@ def answers(
                 rows, more = of_note(snapshot, row.name, scope, wanted.rows)
                 left_out[command] = more
                 one |= {
-                    "by_state": plain(by_state(snapshot, scope)),
-                    "by_sink": plain(by_sink(snapshot, scope)),
-                    "by_step": plain(by_step(snapshot, scope)),
-                    "by_day": plain(by_day(snapshot, scope)),
+                    **{name: [*_rows(snapshot, sql, scope)] for name, sql in SUMS.items()},
                     "rows": plain(rows),
                     "left_out": more,
                     "rows_are": "batches that did not simply commit at their first attempt, the newest first",

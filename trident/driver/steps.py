@@ -10,7 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -159,7 +159,7 @@ class Steps:
             slice_, sinks = self._open_slice(tx, lease, limit, seed, joined)
             if slice_ is None:
                 return None
-            tuning = None if figures is None else figures.to_json()
+            tuning = None if figures is None else asdict(figures)
             txns.open_batch(tx, txid, guarantee, self.source.name, slice_, seed, tuning)
             events.record(
                 tx,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Final
 
@@ -34,10 +34,6 @@ class Figures:
     floor_s: float | None = None
     step: str = ""
     why: str = ""
-
-    def to_json(self) -> dict[str, Json]:
-        """As the ledger keeps it."""
-        return asdict(self)
 
     @staticmethod
     def of_json(found: Mapping[str, Json]) -> Figures | None:
