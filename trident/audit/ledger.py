@@ -288,11 +288,7 @@ class LedgerSnapshot:
 
     def reject_counts(self, incarnation: str) -> dict[str, int]:
         """How many rejects there are, by state."""
-        c = t.reject.c
-        rows = self.connection.execute(
-            sa.select(c.state, sa.func.count()).where(c.incarnation == incarnation).group_by(c.state).order_by(c.state)
-        )
-        return {str(state): int(number) for state, number in rows}
+        return self._by_state(t.reject, incarnation)
 
     def events(
         self,
@@ -339,27 +335,24 @@ class LedgerSnapshot:
 
     def losses(self, incarnation: str) -> dict[str, Loss]:
         """The rows that operators gave up with a sink's table, by sink: the newest such decision of each."""
-        c = t.event.c
-        rows = self.connection.execute(
-            sa.select(c.sink, c.detail)
-            .where(c.incarnation == incarnation, c.action == OperatorAction.ACCEPT_LOSS.value, c.sink.is_not(None))
-            .order_by(c.id)
-        )
-        return {row.sink: Loss.of(row.detail) for row in rows}
+        accepted = self._accepted_losses(incarnation)
+        return {event.sink: Loss.of(event.detail or {}) for event in accepted if event.sink is not None}
 
     def accepted(self, incarnation: str) -> dict[str, str]:
         """What operators accepted of what a source's server removed, or may have: the record, and who accepted it."""
-        c = t.event.c
-        details = self.connection.execute(
-            sa.select(c.detail)
-            .where(c.incarnation == incarnation, c.action == OperatorAction.ACCEPT_LOSS.value, c.sink.is_(None))
-            .order_by(c.id)
-        ).scalars()
+        details: list[dict[str, Any]] = [
+            event.detail or {} for event in self._accepted_losses(incarnation) if event.sink is None
+        ]
         return {
             record: f"accepted by {detail['by']}: {detail['why'] or 'no reason given'}"
             for detail in details
             for record in detail["records"]
         }
+
+    def _accepted_losses(self, incarnation: str) -> list[Event]:
+        c = t.event.c
+        query = sa.select(t.event).where(c.incarnation == incarnation, c.action == OperatorAction.ACCEPT_LOSS.value)
+        return self._read("event", to_event, query.order_by(c.id))
 
     def held_before(self, incarnation: str, sink: str, txid: int) -> int | None:
         """The last txid below `txid` that a sink is known to hold."""
@@ -391,11 +384,12 @@ class LedgerSnapshot:
 
     def counts(self, incarnation: str) -> dict[str, int]:
         """The number of batches in each state."""
-        c = t.txn.c
-        rows = self.connection.execute(
-            sa.select(c.state, sa.func.count()).where(c.incarnation == incarnation).group_by(c.state)
-        )
-        return {row[0]: row[1] for row in rows}
+        return self._by_state(t.txn, incarnation)
+
+    def _by_state(self, table: sa.Table, incarnation: str) -> dict[str, int]:
+        state = table.c.state
+        query = sa.select(state, sa.func.count()).where(table.c.incarnation == incarnation)
+        return {row[0]: row[1] for row in self.connection.execute(query.group_by(state).order_by(state))}
 
     def last_txid(self, incarnation: str) -> int | None:
         """The newest txid of which the ledger has a row."""
