@@ -67,10 +67,6 @@ _RECOVERED: Final = {
 }
 
 
-def _recovery(f: Mapping[str, Any]) -> str:
-    return f"recovered: {recovery_text(f)}"
-
-
 def recovery_text(f: Mapping[str, Any]) -> str:
     """What a start did about what an earlier run left unfinished."""
     done = [f"{words} {', '.join(map(_txid, f[key]))}" for key, words in _RECOVERED.items() if f.get(key)]
@@ -86,14 +82,10 @@ def _txid(item: object) -> str:
     return f"{item[0]} at {item[1]}" if isinstance(item, list) else str(item)
 
 
-def _tuning(f: Mapping[str, Any]) -> str:
-    return f"tuning: {f['step']}, since {f['why']}"
-
-
 _TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "txn": _batch,
-    "recovered": _recovery,
-    "tuning": _tuning,
+    "recovered": lambda facts: f"recovered: {recovery_text(facts)}",
+    "tuning": lambda facts: f"tuning: {facts['step']}, since {facts['why']}",
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final
 
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import Json, UsageError
@@ -459,18 +459,6 @@ def _too_many(wave: Wave, rules: CanaryRules, number: int) -> str:
 _NO_DRIVER = (DriverState.STOPPED, DriverState.DEAD)
 
 
-def _nothing(report: CanaryReport) -> None:
-    del report
-
-
-class Watched(TypedDict, total=False):
-    """How a canary waits: by which clock, who is told of each change, and who may stop it."""
-
-    clock: Clock
-    told: Callable[[CanaryReport], None]
-    stopped: Callable[[], bool]
-
-
 def requeue_canary(
     stores: Stores,
     topology: str,
@@ -479,7 +467,9 @@ def requeue_canary(
     *,
     by: str,
     why: str,
-    **watched: Unpack[Watched],
+    clock: Clock | None = None,
+    told: Callable[[CanaryReport], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> CanaryReport:
     """Requeue dead letters wave by wave; see `run_canary`. Each wave is on record with who, why, and its number.
 
@@ -505,9 +495,9 @@ def requeue_canary(
             release=release,
             fates=fates,
             trouble=lambda: driver_trouble(stores, topology),
-            clock=watched.get("clock") or SystemClock(),
-            told=watched.get("told", _nothing),
-            stopped=watched.get("stopped", lambda: False),
+            clock=clock or SystemClock(),
+            told=told,
+            stopped=stopped,
         )
 
 
