@@ -19,7 +19,7 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.trident.audit.inspect import Holdings
 from stormproof.trident.cli.logs import Progress
-from stormproof.trident.terms.observers import BatchResult
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
 
 pytestmark = pytest.mark.postgres
 
@@ -200,10 +200,10 @@ def test_a_recovering_run_counts_what_it_committed(died: Operated) -> None:
     )
     assert (statistics.messages, statistics.recoveries[0].rolled_forward) == (committed, (1,))
     assert statistics.tuples >= tuples
-    progress = Progress(NAME)
+    progress = Progress(RunStatistics(NAME, "exactly-once", 1))
     for one in lines:
         progress = progress.after(one)
-    assert (progress.messages, progress.batches) == (statistics.messages, statistics.batches)
+    assert (progress.done.messages, progress.done.batches) == (statistics.messages, statistics.batches)
 
 
 def test_while_a_driver_commits_a_batch_no_store_is_asked(operated: Operated) -> None:

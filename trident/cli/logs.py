@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -93,35 +93,24 @@ _TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
 class Progress:
     """What a run has done so far, for the line of progress; `retried` is how many messages now wait for their retry."""
 
-    topology: str
-    batches: int = 0
-    messages: int = 0
+    done: RunStatistics
     retried: int = 0
-    dead_letters: int = 0
-    rejected: int = 0
 
     def after(self, result: BatchResult) -> Progress:
         """The total with one batch more."""
         ended = result.outcome in ("committed", "failed")
         again = result.messages - result.returned if result.retry and ended else 0
-        return replace(
-            self,
-            batches=self.batches + 1,
-            messages=self.messages + result.committed_messages,
-            retried=max(self.retried - again, 0) + result.failed - result.dead_letters,
-            dead_letters=self.dead_letters + result.dead_letters,
-            rejected=self.rejected + result.rejected,
-        )
+        return Progress(self.done.after(result), max(self.retried - again, 0) + result.failed - result.dead_letters)
 
     @property
     def text(self) -> str:
         """The line."""
         return (
-            f"{self.topology}: {counted(self.messages, 'message')} committed in "
-            f"{counted(self.batches, 'batch', 'batches')}"
+            f"{self.done.topology}: {counted(self.done.messages, 'message')} committed in "
+            f"{counted(self.done.batches, 'batch', 'batches')}"
             + (f", {self.retried} to be retried" if self.retried else "")
-            + (f", {counted(self.dead_letters, 'dead letter')}" if self.dead_letters else "")
-            + (f", {counted(self.rejected, 'reject')}" if self.rejected else "")
+            + (f", {counted(self.done.dead_letters, 'dead letter')}" if self.done.dead_letters else "")
+            + (f", {counted(self.done.rejected, 'reject')}" if self.done.rejected else "")
         )
 
 

@@ -143,7 +143,7 @@ class Live:
     """The line of progress: what is committed, and how far the job that runs is."""
 
     def __init__(self, topology: str, show: Callable[[str], None]) -> None:
-        self._total, self._show = Progress(topology), show
+        self._total, self._show = Progress(RunStatistics(topology, "", 0)), show
         self._jobs: dict[int, JobProgress] = {}
 
     def on_batch(self, result: BatchResult) -> None:

@@ -182,24 +182,20 @@ class Letter:
     def of_sink(topology: str, one: Reject) -> Letter:
         """A message, or a row of none, that a sink rejected."""
         assert one.at is not None
-        return Letter(
-            topology,
-            one.message,
-            _REFUSED,
-            one.reason,
-            one.sink,
-            one.error,
-            one.payload,
-            one.at,
-            _DISPOSALS[one.state],
-            one.by,
-            one.why,
-            one.decided_at,
-            sink=one.sink,
-            txid=one.txid,
-            row=one.row,
-            rows=one.rows,
+        return record_of(
+            Letter,
+            one,
+            topology=topology,
+            id=one.message,
+            reason=_REFUSED,
+            error_class=one.reason,
+            component=one.sink,
+            dead_at=one.at,
+            disposal=_DISPOSALS[one.state],
+            disposed_at=one.decided_at,
+            history=(),
             requeued_in=one.retried_in,
+            **dict.fromkeys(("source", "times_opened", "times_failed", "new_payload")),
         )
 
 
