@@ -26,7 +26,7 @@ In code: `topology.run(metrics_port=9400)`, or the setting `metrics_port`, also 
 - Topologies of one process may share a port; two processes may not.
 - Counters begin at 0 with each run; use `rate` and `increase`. *Exact* ones add up to the ledger over all runs, wherever a
   driver was killed, except for a COMMIT whose answer was lost.
-- The backlog is queried at most every `metrics_interval_s`.
+- The backlog is queried at most every 15 seconds.
 
 `metrics_opentelemetry = true` (extra `otel`) passes them to OpenTelemetry's API: topology and labels are attributes,
 and `stormproof_commit_latency_seconds` is `stormproof.commit_latency` in `s`. Each batch is a span. Your program sets

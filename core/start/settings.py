@@ -208,11 +208,6 @@ class Settings(BaseSettings):
         min_length=1,
         description="address of `metrics_port`; `0.0.0.0` serves everybody, without a password",
     )
-    metrics_interval_s: float = Field(
-        default=15.0,
-        gt=0,
-        description="least seconds between two queries of the source's backlog",
-    )
     metrics_opentelemetry: bool = Field(
         default=False,
         description="pass metrics, and a span per batch, to OpenTelemetry's API; needs the extra `otel`",

@@ -212,7 +212,7 @@ class Asked:
 
 def asking(takes_s: float = 0.0) -> tuple[RunMetrics, Asked, ManualClock]:
     clock = ManualClock()
-    return RunMetrics(Recorder(Book("words"), clock), clock, 15.0, ()), Asked(clock, takes_s), clock
+    return RunMetrics(Recorder(Book("words"), clock), clock, ()), Asked(clock, takes_s), clock
 
 
 def test_a_source_is_asked_no_more_often_than_the_interval() -> None:

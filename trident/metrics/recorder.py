@@ -190,6 +190,8 @@ class Recorder(Observer):
 
 log = logging.getLogger("stormproof.metrics")
 
+BACKLOG_EVERY_S: Final = 15.0
+"""Least seconds between two queries of the source's backlog."""
 ASKING_SHARE: Final = 0.05
 """The largest part of a driver's time for asking its source for its backlog."""
 
@@ -200,12 +202,11 @@ class RunMetrics:
     `url` is where they can be scraped, None without a port.
     """
 
-    def __init__(self, recorder: Recorder, clock: Clock, interval_s: float, observers: tuple[Observer, ...]) -> None:
+    def __init__(self, recorder: Recorder, clock: Clock, observers: tuple[Observer, ...]) -> None:
         self.recorder = recorder
         self.observers = observers
         self.url: str | None = None
         self._clock = clock
-        self._interval_s = interval_s
         self._ask_at_s = clock.monotonic_s()
         self._is_failing = False
 
@@ -235,12 +236,12 @@ class RunMetrics:
             self._is_failing = False
             self.recorder.note_backlog(found)
         ended_s = self._clock.monotonic_s()
-        self._ask_at_s = ended_s + max(self._interval_s, (ended_s - started_s) / ASKING_SHARE)
+        self._ask_at_s = ended_s + max(BACKLOG_EVERY_S, (ended_s - started_s) / ASKING_SHARE)
 
     def answered(self, backlog: Backlog) -> None:
         """Take in an answer that the run asked for itself."""
         self.recorder.note_backlog(backlog)
-        self._ask_at_s = self._clock.monotonic_s() + self._interval_s
+        self._ask_at_s = self._clock.monotonic_s() + BACKLOG_EVERY_S
 
 
 @contextmanager
@@ -266,7 +267,7 @@ def exported_metrics(topology: str, settings: Settings, clock: Clock) -> Generat
             stack.callback(spans.close)
             observers.append(spans)
         recorder = Recorder(book, clock)
-        metrics = RunMetrics(recorder, clock, settings.metrics_interval_s, (recorder, *observers))
+        metrics = RunMetrics(recorder, clock, (recorder, *observers))
         if port is not None:
             from stormproof.trident.metrics.exposition import serve
 
