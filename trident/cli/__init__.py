@@ -4,7 +4,7 @@
 | --- | --- |
 | `run`, `logs` | `run`: what it prints and logs |
 | `verify` | `audit verify`; `audit report`: the file for an auditor |
-| `reports` | `status`; `audit txn`, `components`, `message`, `replays` |
+| `reports` | `status`; `audit txn`, `components`, `message` |
 | `metrics` | `metrics` |
 | `audit_app` | `audit ...`; what a view of the ledger answers is made from `trident/declarations` |
 | `letters`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
