@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.crashes import Cell
 from support.databases import at
-from support.metered import differences, figures_of, figures_of_ledger
+from support.metered import differences, figures_of, figures_of_ledger, metrics_in
 from support.once_runs import run_keys
 from support.queues import prepared_database, put
 from support.streams import ArrowFrames, Form, StandInQuery, StreamCell, function_of, put_file
@@ -105,8 +105,8 @@ def test_micro_batches_and_jobs_tell_of_their_batches_and_count_them(
     prepared_database(database)
     monkeypatch.setenv("STORMPROOF_LINEAGE_FILE", str(tmp_path / "events"))
     monkeypatch.setenv("STORMPROOF_LINEAGE_INTERVAL_S", "0")
-    monkeypatch.setenv("STORMPROOF_METRICS_FILE", str(tmp_path / "metrics"))
-    with armed("commit.after_sink=raise@2"):
+    monkeypatch.setenv("STORMPROOF_METRICS_PORT", "0")
+    with metrics_in(tmp_path / "metrics"), armed("commit.after_sink=raise@2"):
         run(StreamCell("lines", form, tmp_path, database))
     events = events_in(tmp_path / "events")
     require_told_as_recorded(events, database, "lines")
