@@ -23,7 +23,7 @@ from stormproof.core.bolt.collector import Collector
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, link_counts
 from stormproof.core.bolt.outputs import DEFAULT_STREAM
 from stormproof.core.bolt.tuples import Tuple
-from stormproof.core.user_code.errors import FailTuple
+from stormproof.core.user_code.exceptions import FailTuple
 
 __all__ = [
     "DEFAULT_STREAM",

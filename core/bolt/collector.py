@@ -24,7 +24,7 @@ from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Tuple, text_of
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.exceptions import CAUGHT, blame
 
 # ---- the one thread from which a bolt may emit, ack and fail: that of its task
 #

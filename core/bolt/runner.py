@@ -25,7 +25,7 @@ from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, in_one
 from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.exceptions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import arrow_result, nulls_refused
 
 P = ParamSpec("P")

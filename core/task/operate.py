@@ -23,7 +23,7 @@ from stormproof.core.graph.plan import OperationNode
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.waiting import Call, Waiting
 from stormproof.core.user_code.call_context import answer_with, calls_end_here
-from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.exceptions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import arrow_result, batch_of, no_rows, nulls_refused
 
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})

@@ -16,7 +16,7 @@ from stormproof.core.base.errors import JobFailed
 from stormproof.core.contract.folds import End, row_of_groups, sets_of_groups
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
 from stormproof.core.task.groups import Members
-from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.exceptions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import column_of
 
 _INT64_LIMIT: Final = 1 << 63

@@ -13,7 +13,7 @@ from stormproof.core.base.errors import Json, RoutingError
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.task.keyhash import hash_keys, task_numbers
 from stormproof.core.tracking.share import mix64
-from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.exceptions import CAUGHT, blame
 from stormproof.core.user_code.functions import name_of
 
 Tasks: TypeAlias = npt.NDArray[np.int32]

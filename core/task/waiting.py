@@ -29,7 +29,7 @@ from stormproof.core.base.forks import end_if_fork, kept_from_forks
 from stormproof.core.base.message import FailureReason
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.user_code.call_context import answer_with
-from stormproof.core.user_code.errors import CAUGHT, Blamed, blame
+from stormproof.core.user_code.exceptions import CAUGHT, Blamed, blame
 
 TICK_S: Final = 0.5
 """How often the task's thread looks for calls that are overdue, at least."""

@@ -34,7 +34,7 @@ from stormproof.core.tracking.outcome import (
 from stormproof.core.tracking.partners import Meetings, Partners
 from stormproof.core.tracking.together import by_key, touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches, misread
-from stormproof.core.user_code.errors import lacked_in
+from stormproof.core.user_code.exceptions import lacked_in
 
 log = logging.getLogger("stormproof.attempts")
 

@@ -2,7 +2,7 @@
 
 | module | question that it answers |
 | --- | --- |
-| `functions`, `errors` | can a function be called; what does its exception mean for the message |
+| `functions`, `exceptions` | can a function be called; what does its exception mean for the message |
 | `call_context` | which message is the call of a function for |
 | `python_to_arrow` | how do values become columns |
 """

@@ -15,7 +15,7 @@ import pyarrow as pa
 from stormproof.core.base.arrays import Rows
 from stormproof.core.base.arrow_compute import cast_within, pc
 from stormproof.core.base.message import storable_text
-from stormproof.core.user_code.errors import CAUGHT, blame
+from stormproof.core.user_code.exceptions import CAUGHT, blame
 
 CULPRIT_MAX_CHARACTERS: Final = 200
 

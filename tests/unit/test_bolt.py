@@ -38,7 +38,7 @@ from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.heartbeat.heard import Heard
 from stormproof.core.heartbeat.task import running
-from stormproof.core.user_code.errors import blame
+from stormproof.core.user_code.exceptions import blame
 
 FAILED, ERROR, UNACKED = FailureReason.FAILED, FailureReason.ERROR, FailureReason.UNACKED
 

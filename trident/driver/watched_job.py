@@ -20,7 +20,7 @@ from stormproof.core.heartbeat.record import Progress
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.core.user_code.errors import CAUGHT
+from stormproof.core.user_code.exceptions import CAUGHT
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger.control import JobProgress, JobWatch
 
