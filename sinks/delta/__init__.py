@@ -14,7 +14,7 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `newest_version` | which version is the newest, and what is known of it; which log entries are written here |
 | `compare` | do its files have the rows that were written |
 | `committers`, `spark` | who writes, and alone where Spark does |
-| `care`, `rewrite` | how do small files become few large ones, what if a power loss takes those, which files go |
+| `upkeep`, `rewrite` | how do small files become few large ones, what if a power loss takes those, which files go |
 | `claims` | which topology has claimed the table |
 | `catalog` | where is the table of a name, by Spark's catalog |
 | `opening`, `table` | how is a table made, opened, and given the columns of its rows; is it fit; do two paths mean one |

@@ -32,7 +32,6 @@ from stormproof.sinks.contract.protocol import (
 )
 from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.care import commits_since_compaction, compact, settle_compactions, vacuum
 from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.delta_rs import (
     adopt_files,
@@ -53,6 +52,7 @@ from stormproof.sinks.delta.newest_version import TableHead, put_next
 from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
+from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, settle_compactions, vacuum
 from stormproof.sinks.prepare.staging import (
     IsDead,
     guard_of,

@@ -1,4 +1,4 @@
-"""What the ledger records of each batch and of operators: tables' versions, durations, the care of tables, prunes."""
+"""What the ledger records of each batch and of operators: tables' versions, durations, the upkeep of tables, prunes."""
 
 from __future__ import annotations
 

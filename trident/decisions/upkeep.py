@@ -1,4 +1,4 @@
-"""`compact`, `vacuum` and `repair`: the care of the files of a topology's tables, beside its driver or without one.
+"""`compact`, `vacuum` and `repair`: the upkeep of the files of a topology's tables, beside its driver or without one.
 
 Each table's is put on record before the table is touched, so that none goes without.
 """
@@ -24,7 +24,7 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class TablesCared:
+class UpkeepReport:
     """What was done to each table, or why it could not be."""
 
     topology: str
@@ -44,14 +44,14 @@ class TablesCared:
 
     @property
     def exit_status(self) -> int:
-        """1: a table could not be cared for; 4: a repair left something as it is."""
+        """1: a table could not be kept up; 4: a repair left something as it is."""
         if any(one["error"] is not None for one in self.tables):
             return 1
         return 4 if any(one.get("left") for one in self.tables) else 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Care:
+class _Upkeep:
     """What an operator decided about the tables, and does to each. `recorded` is false where nothing is changed."""
 
     action: OperatorAction
@@ -80,7 +80,7 @@ def compact(
     by: str,
     why: str,
     told: Callable[[str], None] = lambda _: None,
-) -> TablesCared:
+) -> UpkeepReport:
     """Compact one sink's table, or those of every sink that has files; tables that fail are named, and the others go on.
 
     Raises:
@@ -97,8 +97,8 @@ def compact(
         }
 
     detail: dict[str, Json] = {"target_mib": target_mib}
-    care = _Care(OperatorAction.COMPACT, by, why, "compacting", work, told, detail)
-    return _each_table(stores, table, sink, care)
+    upkeep = _Upkeep(OperatorAction.COMPACT, by, why, "compacting", work, told, detail)
+    return _each_table(stores, table, sink, upkeep)
 
 
 def vacuum(
@@ -111,7 +111,7 @@ def vacuum(
     by: str,
     why: str,
     told: Callable[[str], None] = lambda _: None,
-) -> TablesCared:
+) -> UpkeepReport:
     """Remove the files that one sink's table, or those of every sink, let go of; otherwise as `compact`."""
 
     def work(session: SupportsUpkeep) -> Mapping[str, object]:
@@ -119,8 +119,8 @@ def vacuum(
 
     doing = "looking for files that no version needs" if dry_run else "removing files that no version needs"
     detail: dict[str, Json] = {"retained_hours": retain_hours}
-    care = _Care(OperatorAction.VACUUM, by, why, doing, work, told, detail, recorded=not dry_run)
-    return _each_table(stores, table, sink, care)
+    upkeep = _Upkeep(OperatorAction.VACUUM, by, why, doing, work, told, detail, recorded=not dry_run)
+    return _each_table(stores, table, sink, upkeep)
 
 
 def repair(
@@ -132,15 +132,15 @@ def repair(
     by: str,
     why: str,
     told: Callable[[str], None] = lambda _: None,
-) -> TablesCared:
+) -> UpkeepReport:
     """Repair the statistics and the doubled keys of one sink's table, or of those of every sink; otherwise as `compact`."""
 
     def work(session: SupportsUpkeep) -> Mapping[str, object]:
         return {**asdict(session.repair(dry_run=dry_run)), "dry_run": dry_run}
 
     doing = f"{'looking for' if dry_run else 'mending'} statistics and keys that are wrong"
-    care = _Care(OperatorAction.REPAIR, by, why, doing, work, told, recorded=not dry_run)
-    return _each_table(stores, table, sink, care)
+    upkeep = _Upkeep(OperatorAction.REPAIR, by, why, doing, work, told, recorded=not dry_run)
+    return _each_table(stores, table, sink, upkeep)
 
 
 def _named(stores: Stores, table: str, sink: str | None) -> tuple[str, str | None]:
@@ -160,23 +160,23 @@ def _named(stores: Stores, table: str, sink: str | None) -> tuple[str, str | Non
     )
 
 
-def _each_table(stores: Stores, table: str, sink: str | None, care: _Care) -> TablesCared:
+def _each_table(stores: Stores, table: str, sink: str | None, upkeep: _Upkeep) -> UpkeepReport:
     topology, sink = _named(stores, table, sink)
     row = stores.topology(topology)
     bindings = stores.bindings(row) if sink is None else {sink: stores.binding(row, sink)}
-    reports = [_report(stores, row, b, care, asked=sink is not None) for b in bindings.values()]
+    reports = [_report(stores, row, b, upkeep, asked=sink is not None) for b in bindings.values()]
     done = tuple(report for report in reports if report is not None)
     if sink is not None and not done:
         raise UsageError(
-            f"topology {topology!r}: sink {sink!r} ({bindings[sink].target}) has no files to {care.action.value}: only "
+            f"topology {topology!r}: sink {sink!r} ({bindings[sink].target}) has no files to {upkeep.action.value}: only "
             "Delta tables have",
             sink=sink,
         )
-    return TablesCared(topology, care.action, done)
+    return UpkeepReport(topology, upkeep.action, done)
 
 
 def _report(
-    stores: Stores, row: TopologyRow, binding: SinkBinding, care: _Care, *, asked: bool
+    stores: Stores, row: TopologyRow, binding: SinkBinding, upkeep: _Upkeep, *, asked: bool
 ) -> Mapping[str, object] | None:
     identity = SinkIdentity(row.name, row.incarnation, binding.sink)
     report: dict[str, object] = {"sink": binding.sink, "table": binding.target, "error": None}
@@ -184,9 +184,9 @@ def _report(
         with closing(open_for_inspection(identity, binding, stores.database)) as session:
             if not isinstance(session, SupportsUpkeep):
                 return None
-            care.told(f"{binding.sink} ({binding.target}): {care.doing} ...")
-            care.record(stores, row.name, binding.sink)
-            return {**report, **care.work(session)}
+            upkeep.told(f"{binding.sink} ({binding.target}): {upkeep.doing} ...")
+            upkeep.record(stores, row.name, binding.sink)
+            return {**report, **upkeep.work(session)}
     except CannotTell as error:
         if asked:
             raise
