@@ -1,6 +1,6 @@
 -- The audit's views, one for each of its questions. The lines above a view are the question, of which its command and its
--- page are made (trident/declarations/questions.py says what each line means); no schema depends on them. A view shows no payload and no free text of an error, which may quote
--- one: errors are told by their class.
+-- page are made (trident/declarations/questions.py says what each line means); no schema depends on them. A view shows no
+-- payload and no free text of an error, which may quote one: errors are told by their class.
 --
 -- A subscription is a topology's: its own, or that of one of several spouts.
 --

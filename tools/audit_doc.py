@@ -11,7 +11,7 @@ from stormproof.trident.declarations.questions import QUESTIONS, described
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PATH: Final = ROOT / "docs" / "audit.md"
-HEAD: Final = """# Audit: the twelve questions
+HEAD: Final = """# Audit: the questions
 
 The ledger records what was applied, when, by which batch, how often it was tried and why. Each question has a command
 and an SQL view. Made by `tools/audit_doc.py` from the views' own descriptions: do not edit.

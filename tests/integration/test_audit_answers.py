@@ -1,4 +1,4 @@
-"""The twelve questions over one ledger with a history of everything: the command, the view and the page give one answer.
+"""The questions over one ledger with a history of everything: the command, the view and the page give one answer.
 
 That answer is the one that follows from what was done, see `support.walked`.
 """

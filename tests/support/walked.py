@@ -1,4 +1,4 @@
-"""A ledger with one of everything that the twelve questions ask about, and what each answer must be by what was done.
+"""A ledger with one of everything that the questions ask about, and what each answer must be by what was done.
 
 Two lives of a topology, failed and replayed messages, a dead letter that was edited, one that was dropped, rejects, killed
 drivers, an aborted batch, a skipped one, a blocked one, an adopted table, and verdicts of both kinds.

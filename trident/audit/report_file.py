@@ -1,4 +1,4 @@
-"""The record of a report: a topology's time or txids, the verdict, the answers to the twelve questions, and their limits.
+"""The record of a report: a topology's time or txids, the verdict, the answers to the questions, and their limits.
 
 All of the ledger's answers are of one instant, and each says how many rows its list left out. No payload and no text of an
 error is in it, since an error may quote a payload: errors are told by their class. What the batches of a time come to is
@@ -211,7 +211,7 @@ def digest(snapshot: LedgerSnapshot, scope: Scope) -> dict[str, Json]:
 
 
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(QUESTIONS, 1)}
-"""The twelve questions by their commands."""
+"""The questions by their commands."""
 NOW: Final = frozenset(one.name for one in QUESTIONS.values() if one.order and not one.time)
 """Questions whose answers are of the instant of the report, whatever its time."""
 
@@ -219,7 +219,7 @@ NOW: Final = frozenset(one.name for one in QUESTIONS.values() if one.order and n
 def answers(
     snapshot: LedgerSnapshot, wanted: Wanted, row: TopologyRow, scope: Scope
 ) -> tuple[list[dict[str, Json]], dict[str, int]]:
-    """The twelve answers in their order, and how many rows each left out, by command."""
+    """The answers in their order, and how many rows each left out, by command."""
     found: list[dict[str, Json]] = []
     left_out: dict[str, int] = {}
     for command, question in QUESTIONS.items():

@@ -258,7 +258,7 @@ def report(
     by: By = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a report for an auditor: the verdict and the answers to the twelve questions, as JSON with digests.
+    """Write a report for an auditor: the verdict and the answers to the questions, as JSON with digests.
 
     It has no payloads and no error texts. Sign it with `ssh-keygen -Y sign -n stormproof-report -f KEY FILE`.
     Exit status: of the verdict, 0 clean, 1 violation, 4 cannot tell.

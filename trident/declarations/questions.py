@@ -121,4 +121,4 @@ def _question(head: dict[str, str], told: Mapping[str, str]) -> Question:
 
 
 QUESTIONS: Final[Mapping[str, Question]] = declared(_VIEWS.read_text("utf-8"))
-"""The twelve, by their names and in their order."""
+"""By their names and in their order."""

@@ -7,5 +7,5 @@
 | `batch` | the list of batches with filters; one batch as a timeline, down to each sink's evidence |
 | `message` | what became of a message; where a message, or a txid, is found |
 | `failures` | dead letters and rejects by class of error; one of them, with its payload for those who may see it |
-| `questions` | the twelve questions, each with its filters; what was tried again, over time |
+| `questions` | the questions, each with its filters; what was tried again, over time |
 """

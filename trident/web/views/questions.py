@@ -1,4 +1,4 @@
-"""The twelve questions: one place for each, with its filters; the same as the commands and the views."""
+"""The questions: one place for each, with its filters; the same as the commands and the views."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _HERE: Final = {name: one for name, one in QUESTIONS.items() if one.page == "que
 
 
 async def questions(visit: Visit) -> Response:
-    """The list of the twelve."""
+    """The list of them."""
     return visit.page(
-        "questions.html", title="The twelve questions", topology_name=visit.text("topology"), twelve=QUESTIONS.values()
+        "questions.html", title="The questions", topology_name=visit.text("topology"), questions=QUESTIONS.values()
     )
 
 
