@@ -57,7 +57,7 @@ class NumberedSource(PendingSource):
         }
 
     def first(self, cursor: Any) -> int:
-        """The number of the first message that a new subscription opens."""
+        """The number of the first message that a new subscription opens: 0, unless a connector says otherwise."""
         del cursor
         return 0
 

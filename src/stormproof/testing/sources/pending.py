@@ -17,7 +17,7 @@ S = TypeVar("S", bound=PendingSource)
 class PendingSourceHarness(SourceHarness, Generic[S]):
     """A store of a connector of yours; a subclass gives `put` and `made`.
 
-    `database` has the ledger's schema (`Ledger(database).create()`), `name` is the source's. Time is moved in the rows of
+    `database` has the ledger's schema (`stormproof ledger migrate`), `name` is the source's. Time is moved in the rows of
     what is pending, since the clock is the database's.
     """
 
