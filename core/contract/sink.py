@@ -161,7 +161,7 @@ class SinkSpec(Protocol):
 
     def check_sources(self, sources: Mapping[str, SourceKind], guarantee: Guarantee) -> None:
         """Raise TopologyError where it cannot serve the guarantee behind these spouts."""
-        del sources, guarantee
+        return
 
     def table_key(self) -> TableKey | None:
         """Equal where two sinks certainly write to one table, by its name; None: only the store can tell. No connection
@@ -183,7 +183,6 @@ class SinkSpec(Protocol):
         """The folder in which executors write its files; None where it has none, or it is not known before it is opened.
         No connection is made.
         """
-        del input_
         return None
 
 

@@ -285,7 +285,6 @@ class Source(Protocol):
 
     def joins(self, tx: object) -> bool:
         """Whether `tx` is a transaction in this source's own store; by default never."""
-        del tx
         return False
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
@@ -298,7 +297,6 @@ class Source(Protocol):
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        del subscription, limit, database
         return SourcePreview(why=f"{type(self).__name__} {self.name!r} cannot be read without taking its messages")
 
     # -- the run
@@ -308,12 +306,11 @@ class Source(Protocol):
 
         By default the source itself: then one object serves one run at a time.
         """
-        del database
         return self
 
     def begin(self, guarantee: Guarantee) -> None:
         """The run is one under this guarantee; called once, before `subscribe`. By default that changes nothing."""
-        del guarantee
+        return
 
     def subscribe(self, subscription: str, epoch: int) -> None:
         """Create the subscription in the store if it is missing; later calls act for it.
@@ -363,7 +360,6 @@ class Source(Protocol):
 
         Called for messages that a sink rejected, before the slice is confirmed (under at-most-once after it).
         """
-        del slice_, ids
         return {}
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:

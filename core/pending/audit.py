@@ -120,28 +120,23 @@ class NumberedAudit:
 
     def contains(self, at: At, id_: int, origin: int) -> bool:
         """Whether the range encloses the number."""
-        del origin
         found = _range_of(at)
         return found is not None and id_ in found
 
     def has(self, id_: int, origin: int) -> bool:
         """Not known here."""
-        del id_, origin
         return True
 
     def count(self, at: At) -> int | None:
         """Not known here."""
-        del at
         return None
 
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Whether the number lies behind the position."""
-        del origin
         return id_ >= (_next_of(position) or 0)
 
     def unopened(self, position: At) -> tuple[int, float | None]:
         """Not known here."""
-        del position
         return 0, None
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:

@@ -107,12 +107,10 @@ class Connector(Source):
         Raises:
             PositionMismatch: messages would be skipped or doubled.
         """
-        del who, cursor
         return position
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """How many messages were never opened, and how many seconds the oldest has waited; (0, None): not known."""
-        del position, cursor
         return 0, None
 
     @classmethod
@@ -127,7 +125,6 @@ class Connector(Source):
     @classmethod
     def notes(cls, position: At) -> tuple[str, ...]:
         """What holds some of its messages up, for `status`; nothing where all is as usual."""
-        del position
         return ()
 
     def settle(self, at: At, cursor: Any) -> None:
@@ -161,13 +158,11 @@ class Connector(Source):
     @classmethod
     def server_ids(cls, position: At, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
         """What their server calls messages, by number and origin, where no journal says it; else they are left out."""
-        del position, numbers
         return {}
 
     @classmethod
     def by_server_id(cls, position: At, given: str) -> tuple[int, int] | None:
         """Number and origin of the message that its server calls so; None: none on record."""
-        del position, given
         return None
 
     @classmethod
@@ -177,7 +172,6 @@ class Connector(Source):
         Raises:
             UsageError: the source cannot store it.
         """
-        del old
         return payload
 
     @classmethod

@@ -113,7 +113,6 @@ class MemoryPendingStore:
     @contextmanager
     def rows(self, who: Subscriber, tx: object | None = None) -> Generator[MemoryRows]:
         """The subscription's rows; `tx` is left alone, for memory takes part in no transaction."""
-        del tx
         with self.guard:
             undo: list[Callable[[], object]] = []
             try:
@@ -153,21 +152,17 @@ class MemoryPendingStore:
 
     def for_run(self, database: Database) -> MemoryPendingStore:
         """Itself: runs that read one source share what is pending there."""
-        del database
         return self
 
     def is_known(self, database: Database | None) -> bool:
         """Always."""
-        del database
         return True
 
     def bind(self, database: Database) -> None:
         """It needs none."""
-        del database
 
     def joins(self, tx: object) -> bool:
         """Never: there is no database here."""
-        del tx
         return False
 
     def close(self) -> None:
@@ -446,7 +441,6 @@ class MemoryRows:
         self, shown: Callable[[int, int], str], *, payloads: bool = True, of: tuple[int, int] | None = None
     ) -> tuple[DeadLetter, ...]:
         """Every dead letter, or those of one message, oldest first."""
-        del payloads  # they are here anyway
         dead = self._all[self._who].dead if self._who in self._all else {}
         return tuple(
             replace(letter, shown_id=shown(letter.id, letter.origin))
@@ -465,7 +459,6 @@ class MemoryRows:
 
     def altered(self, numbers: Sequence[tuple[int, int]] | None = None) -> Sequence[tuple[int, int]]:
         """None: only this process reaches them."""
-        del numbers
         return ()
 
     def letter_classes(self) -> Mapping[tuple[str, str], int]:

@@ -47,7 +47,6 @@ class NumberedSource(PendingSource):
 
         By default `reader` reads them. A connector whose readers give columns instead of bytes overrides it.
         """
-        del cursor
         numbers = np.array(ids)
         return {
             id_: payload
@@ -58,7 +57,6 @@ class NumberedSource(PendingSource):
 
     def first(self, cursor: Any) -> int:
         """The number of the first message that a new subscription opens: 0, unless a connector says otherwise."""
-        del cursor
         return 0
 
     def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int] | None:
@@ -66,7 +64,6 @@ class NumberedSource(PendingSource):
 
         None, as by default: they are not known, and count as 0.
         """
-        del first, stop, limit, cursor
         return None
 
     def cut(self, first: int, stop: int, limit: Limit, cursor: Any) -> tuple[int, int]:
@@ -104,13 +101,11 @@ class NumberedSource(PendingSource):
 
     def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
         """How far each number is from the first."""
-        del cursor
         first, stop = range_of(at)
         return sorted(id_ - first for id_ in ids if first <= id_ < stop)
 
     def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
         """From the numbers alone."""
-        del cursor
         return expectation_of_range(*range_of(at), seed, excluded)
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:

@@ -168,7 +168,6 @@ class PostgresPendingStore:
         unpack: Callable[[Sequence[bytes]], Any] | None,
     ) -> tuple[SliceReader, ...]:
         """Readers of a slice of retries, one for each part."""
-        del slice_id
         return tuple(RetryReader(self.database, who, tuple(ids), unpack) for ids in parts)
 
     def subscriptions(self, kind: str, source: str) -> Sequence[str]:

@@ -191,7 +191,6 @@ class RedeliveringSource(NumberedSource):
         """What to write down in place of a message whose id came before with another payload: one with an id of its own,
         which is the same each time it comes, and a payload that fails. None, the default: the run stops by name.
         """
-        del message
         return None
 
     def left_at_server(self) -> int | None:
@@ -268,7 +267,6 @@ class RedeliveringSource(NumberedSource):
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """None: the server gives a message to whoever receives it."""
-        del subscription, limit, database
         return SourcePreview(why=f"{self.where}: its server hands messages out, so reading them would take them")
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
@@ -471,7 +469,6 @@ class RedeliveringSource(NumberedSource):
 
     def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
         """The lengths of payloads."""
-        del limit
         return self._journal(cursor).sizes(first, stop)
 
     def reader(self, first: int, stop: int) -> SliceReader:

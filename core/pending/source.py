@@ -347,7 +347,6 @@ class PendingSource(Connector):
         self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
     ) -> None:
         """Return the lease's messages in parts: suspects alone, else `parts` of one size. A single message returns whole."""
-        del slice_
         who = self._who()
         with self._store.rows(who, tx) as rows:
             row = rows.take(lease, delete=False)

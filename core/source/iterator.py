@@ -142,12 +142,10 @@ class IteratorSource(InMemory):
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """None: what an iterator has given is taken."""
-        del subscription, limit, database
         return SourcePreview(why=f"{self.where}: an iterator gives each item once, so reading it would take them")
 
     def for_run(self, database: Database) -> Self:
         """The object itself: an iterator gives each message once, so it serves one topology."""
-        del database
         return self
 
     def subscribe(self, subscription: str, epoch: int) -> None:
@@ -163,17 +161,14 @@ class IteratorSource(InMemory):
 
     def first(self, cursor: Any) -> int:
         """The number of the first message."""
-        del cursor
         return self._first
 
     def stop(self, cursor: Any) -> int:
         """The number behind the last message that was taken from the iterator; how many will follow is not known."""
-        del cursor
         return self._stop
 
     def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
         """The lengths of payloads."""
-        del limit, cursor
         return [len(self._payloads[number]) for number in range(first, stop)]
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
@@ -190,7 +185,6 @@ class IteratorSource(InMemory):
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The lowest numbers of a returned slice, without untracked messages, which were confirmed when opened."""
-        del cursor
         _, stop = range_of(at)
         gone = _named(at, "untracked") | _named(at, "without")
         self._resolved(gone)
@@ -204,13 +198,11 @@ class IteratorSource(InMemory):
 
     def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
         """The ordinals among the tracked messages."""
-        del cursor
         wanted = set(ids)
         return [place for place, id_ in enumerate(_tracked(at)) if id_ in wanted]
 
     def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
         """All messages are counted; the XOR is of the tracked ones' tokens."""
-        del cursor
         tracked = expectation_of([id_ for id_ in _tracked(at) if id_ not in excluded], seed)
         return Expectation(tracked.messages + len(_named(at, "untracked") - excluded), tracked.xor)
 
@@ -231,7 +223,6 @@ class IteratorSource(InMemory):
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """The payloads of those that are not resolved."""
-        del cursor
         return {id_: self._payloads[id_] for id_ in ids if id_ in self._payloads}
 
     def _payload(self, number: int) -> bytes:

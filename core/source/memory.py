@@ -28,7 +28,6 @@ from stormproof.core.postgres.database import Database
 class _MemoryAudit(NumberedAudit):
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Always False: which messages there are, only the object knows."""
-        del position, id_, origin
         return False
 
 
@@ -67,7 +66,6 @@ class InMemory(NumberedSource):
     @classmethod
     def shown_id(cls, message: int, origin: int) -> str:
         """A message's number."""
-        del origin
         return str(message)
 
     def shown_ids(self) -> ShownIds:
@@ -154,12 +152,10 @@ class MemorySource(InMemory):
 
     def stop(self, cursor: Any) -> int:
         """The number of messages."""
-        del cursor
         return len(self._messages)
 
     def sizes(self, first: int, stop: int, limit: Limit, cursor: Any) -> Sequence[int]:
         """The lengths of payloads."""
-        del limit, cursor
         return [len(payload) for payload in self._messages[first:stop]]
 
     def reader(self, first: int, stop: int) -> SliceReader:

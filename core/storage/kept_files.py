@@ -26,7 +26,6 @@ class KeptFiles(NoFiles):
 
     def write_new(self, path: str, *, private: bool) -> NewLocalFile:
         """A file that can be read once it is closed."""
-        del private
         return _NewKeptFile(self._files, path)
 
     def open(self, path: str) -> BufferedReader:

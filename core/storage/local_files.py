@@ -201,28 +201,22 @@ class NoFiles(LocalFiles):
 
     def write_new(self, path: str, *, private: bool) -> NewLocalFile:
         """A file of the null device."""
-        del path, private
         return NewFileNowhere()
 
     def put_new(self, path: str, data: bytes) -> None:
         """Drop it."""
-        del path, data
 
     def remove(self, path: str) -> None:
         """There is none."""
-        del path
 
     def sync_folder(self, folder: str) -> None:
         """There is no folder."""
-        del folder
 
     def make_folder(self, folder: str, *, private: bool = False) -> None:
         """Make none."""
-        del folder, private
 
     def settle_folder(self, folder: str, *, private: bool = False) -> None:
         """Make none."""
-        del folder, private
 
 
 class NewFileNowhere(NewLocalFile):
@@ -233,7 +227,6 @@ class NewFileNowhere(NewLocalFile):
 
     def write(self, data: bytes | memoryview) -> None:
         """Drop it."""
-        del data
 
     def sync(self) -> None:
         """Nothing to sync."""

@@ -70,7 +70,6 @@ class ObjectFiles(Files):
 
         The store's own rules say who may read it.
         """
-        del private
         return NewObject(self, path)
 
     def put_new(self, path: str, data: bytes) -> None:
@@ -175,23 +174,18 @@ class ObjectFiles(Files):
 
     def sync(self, path: str) -> None:
         """Nothing to do: who wrote it had the store's answer."""
-        del path
 
     def sync_folder(self, folder: str) -> None:
         """Nothing to do."""
-        del folder
 
     def make_folder(self, folder: str, *, private: bool = False) -> None:
         """There are no folders."""
-        del folder, private
 
     def settle_folder(self, folder: str, *, private: bool = False) -> None:
         """There are no folders."""
-        del folder, private
 
     def locked(self, folder: str) -> AbstractContextManager[None]:
         """There is no lock, and nothing here that needs one: no file is ever there in part."""
-        del folder
         return nullcontext()
 
     def store(self, path: str) -> Any:

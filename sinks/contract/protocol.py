@@ -268,7 +268,6 @@ class StoreRecord(Protocol):
         Returns the lives that have marked it and are not `accepted`, named as `SinkIdentity.other_life` does; where there
         are any, nothing is marked. Of several lives that claim one table at the same instant one succeeds.
         """
-        del accepted
         return ()
 
     def release(self) -> bool:
@@ -284,7 +283,6 @@ class StoreRecord(Protocol):
         Raises:
             SinkRefused: prepared files are missing, or later versions would be lost with it; nothing was changed.
         """
-        del transaction
         return None
 
 
@@ -337,7 +335,6 @@ class SinkSession(StoreRecord, Protocol):
             PositionMismatch: the sink holds it.
             SinkRefused, StoreUnavailable: nothing was written.
         """
-        del transaction
         return None
 
     def sweep(self, is_dead: Callable[[int, int, str], bool]) -> int:
@@ -349,7 +346,6 @@ class SinkSession(StoreRecord, Protocol):
 
         A sink without files has none.
         """
-        del files
         return ()
 
     def finished(self, transaction: PreparedTransaction) -> None:
@@ -387,7 +383,6 @@ class Sink(SinkSpec, Protocol):
         """What the ledger keeps of this sink, so that the registry can open it again: its `kind`, and where its table is.
         Never a secret. Empty: only the topology's own code can open it.
         """
-        del input_
         return {}
 
     def find_table(self) -> TableKey | None:
@@ -408,14 +403,12 @@ class Sink(SinkSpec, Protocol):
             StoreUnavailable: the store does not answer.
             SinkRefused: the store refuses to answer.
         """
-        del input_, database
         return ()
 
     def committed_by(self, input_: SinkInput) -> str | None:
         """Who writes to its table, and why, in a few words, where that depends on the table; None: it does not, or the table
         cannot be read.
         """
-        del input_
         return None
 
     def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
@@ -425,7 +418,6 @@ class Sink(SinkSpec, Protocol):
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        del identity, input_, database
         return TablePreview(TableAction.CANNOT_TELL, f"{type(self).__name__} has no preview")
 
     @property

@@ -191,7 +191,6 @@ class TableSink(Sink):
 
     def placed(self, database: Database, staging: str) -> Self:
         """This sink: it needs no database, and has a staging folder of its own."""
-        del database, staging
         return self
 
     def input_of(self, rows: SinkInput) -> SinkInput:

@@ -141,19 +141,16 @@ class TableHold(TableRecord):
 
         `spark` is who writes to it; None: delta-rs.
         """
-        del table, transaction, spark, where
         return None
 
     def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content | None:
         """What they add to the content of a table by key, less what they replace in it; None: it is not known."""
-        del table, transaction
         return None
 
     def put_next(self, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
         """Write them in the version behind `table`'s by a log entry of our own; whether that was done: see
         `newest_version.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
         """
-        del table, transaction, label
         return False
 
     @abstractmethod
@@ -162,7 +159,6 @@ class TableHold(TableRecord):
 
     def put_by_spark(self, transaction: PreparedTransaction, label: Label) -> None:
         """The same through Spark."""
-        del transaction, label
         raise UsageError(f"{self.where}: its rows are written by delta-rs alone")
 
     # -- the commit ----------------------------------------------------------------------------------------------------

@@ -257,7 +257,6 @@ class DeltaSink(TableSink):
 
     def refusals(self, input_: SinkInput, database: Database | None = None) -> Sequence[str]:
         """The table's CHECK constraints."""
-        del input_, database
         try:
             with panics_as_errors():
                 there = is_table(self._path)
@@ -290,7 +289,6 @@ class DeltaSink(TableSink):
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """Its kind and its folder, and what else it was given. Who opens it by this needs no catalog."""
-        del input_
         described: dict[str, Json] = {"kind": "delta", "path": self._path}
         if self._table is not None:
             described["table"] = str(self._table)
@@ -367,7 +365,6 @@ class DeltaSink(TableSink):
 
     def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
         """By the table's own log, or by what it would be made of."""
-        del database
         try:
             unregistered = self._look_up()
         except SinkRefused as refused:

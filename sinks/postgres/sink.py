@@ -101,7 +101,6 @@ class PostgresSink(TableSink):
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """Its kind, its table and its database."""
-        del input_
         database = None if self._database is None else self._database.without_password
         contract = {} if self._contract is SchemaContract.FREEZE else {"schema_contract": self._contract.value}
         return {"kind": "postgres", "table": self.table, "database": database, **contract}
@@ -131,7 +130,6 @@ class PostgresSink(TableSink):
 
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
-        del input_
         return absolute(STAGING_FOLDER / self._name) if self._staging is None else self._staging
 
     def placed(self, database: Database, staging: str) -> PostgresSink:

@@ -116,7 +116,6 @@ class LeavingOutWriter:
 
     def misfits(self, rows: pa.RecordBatch, messages: pa.RecordBatch) -> Sequence[tuple[int, str]]:
         """The rows that their columns cannot hold, each with the reason: by the limits, whatever their messages are."""
-        del messages
         return self._limits.check(rows)
 
     def _leave_out(self, own: pa.RecordBatch, messages: pa.RecordBatch, bad: Sequence[tuple[int, str]]) -> None:

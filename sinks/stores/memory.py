@@ -201,7 +201,6 @@ class MemorySink(TableSink):
 
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
-        del input_
         return self._staging
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
@@ -230,7 +229,6 @@ class MemorySink(TableSink):
 
     def preview(self, identity: SinkIdentity, input_: SinkInput, database: Database | None = None) -> TablePreview:
         """By the store."""
-        del database
         table_id = self.store.table_id
         try:
             _require_schema(self.store, input_, self._name)
@@ -384,7 +382,6 @@ class MemorySession(SinkSession):
 
     def rule(self, transaction: PreparedTransaction) -> Callable[[Part], Sequence[str | None]]:
         """What says of some rows why the table refuses each of them, or None."""
-        del transaction
         refuse = self._sink.refuse or (lambda _: None)
         return lambda part: [self._refusal(row, refuse) for row in part.rows.to_pylist()]
 

@@ -99,7 +99,6 @@ class TransactionalSink(Sink, Generic[C]):
 
     def count_rows(self, connection: C) -> int | None:
         """How many rows the table has, for the audit; None: not counted."""
-        del connection
         return None
 
     # -- what it gets for that -----------------------------------------------------------------------------------------
@@ -124,7 +123,6 @@ class TransactionalSink(Sink, Generic[C]):
 
     def description(self, input_: SinkInput) -> dict[str, Json]:
         """What the ledger keeps: the class's name as the kind, and where the table is."""
-        del input_
         return {"kind": type(self).__name__, **self._place}
 
     @classmethod
@@ -135,19 +133,16 @@ class TransactionalSink(Sink, Generic[C]):
 
     def placed(self, database: Database, staging: str) -> Self:
         """This sink with the run's folder for staged files, where it names none."""
-        del database
         made = copy.copy(self)
         made._staging = self._staging or os.path.join(staging, self._name)
         return made
 
     def files_in(self, input_: SinkInput) -> str | None:
         """The folder of its staged files."""
-        del input_
         return self._staging
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:
         """Raise TopologyError for a column whose type is not among `types`."""
-        del guarantee
         for field in input_.schema:
             if str(field.type) not in self.types:
                 raise TopologyError(

@@ -113,12 +113,10 @@ class MicroBatches(FileSource):
 
     def preview(self, subscription: str | None, limit: Limit, database: Database | None = None) -> SourcePreview:
         """None: a streaming query brings the messages."""
-        del subscription, limit, database
         return SourcePreview(why=f"{self.where}: its messages come with a streaming query")
 
     def look(self, epoch: int) -> None:
         """Do nothing: files come through `register`, and each is checked when it is read."""
-        del epoch
 
     def _registered(self) -> RegisteredFiles:
         """Only the files that may still be read: their number does not grow with all that was ever fed."""

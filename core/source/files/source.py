@@ -259,7 +259,6 @@ class FileSource(NumberedSource):
         Raises:
             UsageError: it was created for another format.
         """
-        del cursor
         if position.get("format") != self._format:
             raise UsageError(
                 f"source {self.name}: subscription {who.subscription} was made for {position.get('format')} files, "
@@ -270,7 +269,6 @@ class FileSource(NumberedSource):
 
     def stop(self, cursor: Any) -> int:
         """The number behind the last message of the files that this run has registered or loaded."""
-        del cursor
         return self._files.stop
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
@@ -279,7 +277,6 @@ class FileSource(NumberedSource):
 
     def cut(self, first: int, stop: int, limit: Limit, cursor: Any) -> tuple[int, int]:
         """Where the limit cuts a range, after at least one message, and the bytes up to there."""
-        del cursor
         return self._files.cut(first, stop, limit)
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
@@ -304,7 +301,6 @@ class FileSource(NumberedSource):
         Raises:
             PositionMismatch: the file of a message has changed or is gone.
         """
-        del cursor
         return self._files.payloads(ids, self._columns)
 
     def unpack(self) -> Callable[[Sequence[bytes]], list[pa.Array]] | None:

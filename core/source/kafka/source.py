@@ -267,19 +267,16 @@ class KafkaSource(KeepsMetadata, PendingSource):
 
     def start(self, cursor: Any) -> At:
         """Where `start` says."""
-        del cursor
         return self._partitions.start().to_json()
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Refuse a position of other topics; gives it with partitions that are new, and the ends as they were seen."""
-        del who, cursor
         found = self._partitions.as_found(KafkaPosition.of(position))
         ends = tuple(self._partitions.ends.get((place.topic, place.partition), place.next) for place in found.places)
         return replace(found, ends=ends).to_json()
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
         """What was counted behind the position, from each partition a fair share."""
-        del cursor
         at = KafkaPosition.of(position)
         ranges = self._partitions.lookahead.slice(at.places, limit, at.slices) if at.places else []
         if not ranges:
@@ -300,7 +297,6 @@ class KafkaSource(KeepsMetadata, PendingSource):
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The first messages by place and offset. They are counted again: compaction may have removed some."""
-        del cursor
         ranges = ranges_of(at)
         there = count(self._cluster, ranges)
         kept, rest = list[OffsetRange](), list[OffsetRange]()
@@ -332,13 +328,11 @@ class KafkaSource(KeepsMetadata, PendingSource):
 
     def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
         """Where these numbers are among all of the slice."""
-        del cursor
         found: list[int] = np.flatnonzero(np.isin(ids_of(ranges_of(at)), np.array(ids, np.int64))).tolist()
         return found
 
     def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
         """From the offsets that were counted when the slice was opened."""
-        del cursor
         return expectation_of_ranges(ranges_of(at), seed, excluded)
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
@@ -352,7 +346,6 @@ class KafkaSource(KeepsMetadata, PendingSource):
 
     def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """Read again; with all of their metadata."""
-        del cursor
         wanted, narrowed = set(ids), list[OffsetRange]()
         for one in ranges_of(at):
             failed = one.offsets[np.isin(one.ids, np.array(ids, np.int64))]
@@ -368,7 +361,6 @@ class KafkaSource(KeepsMetadata, PendingSource):
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """The lag: offsets up to the partitions' ends. Where it is small, those that have no message are left out."""
-        del cursor
         return self._partitions.left(KafkaPosition.of(position)), None
 
     def maintain(self) -> None:
@@ -412,7 +404,6 @@ class KafkaSource(KeepsMetadata, PendingSource):
         cls, message: int, origin: int
     ) -> str:
         """``PLACE-OFFSET``: the place is the partition, where a source reads one topic."""
-        del origin
         return "{}-{}".format(*place_and_offset(message))
 
     def shown_ids(self) -> PlaceIds:

@@ -211,7 +211,6 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
 
     def give_back(self, handles: Sequence[Connection]) -> None:
         """Abort what is open."""
-        del handles
         self._servers.give_back()
 
     def drop_connections(self) -> None:

@@ -447,7 +447,6 @@ async def _end(loop: asyncio.AbstractEventLoop, connection: Any) -> None:
 
 async def _quiet(error: Exception) -> None:
     """What goes wrong in the background is seen by the next call."""
-    del error
 
 
 def _text(error: BaseException) -> str:

@@ -88,12 +88,10 @@ class Consumer:
     # ---- what the broker sends
 
     def _on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        del channel
         self._unconfirmed[method.delivery_tag] = getattr(method, "consumer_tag", "")  # a message that was got has none
         self._arrived.append(Arrived(body, method, properties))
 
     def _on_cancel(self, method: Any) -> None:
-        del method
         self._cancelled = True  # the queue was deleted, or its node went
 
     # ---- what is asked of it

@@ -38,7 +38,6 @@ def _text(value: object) -> str:
 
 
 def _headers(method: Any, properties: Any) -> Sequence[dict[str, str]]:
-    del method
     headers: Mapping[str, object] | None = properties.headers
     if not headers:
         return ()
@@ -47,7 +46,6 @@ def _headers(method: Any, properties: Any) -> Sequence[dict[str, str]]:
 
 def _timestamp(method: Any, properties: Any) -> int | None:
     """The property, which its publisher set, in microseconds; None where there is none, or none that is a time."""
-    del method
     seconds = properties.timestamp
     return seconds * 1_000_000 if isinstance(seconds, int) and 0 <= seconds < _YEAR_10000_S else None
 

@@ -55,12 +55,10 @@ class StreamFeed:
             channel.basic_consume(self.broker.name, self._on_message, arguments={_OFFSET: offset})
 
     def _on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        del channel
         self._tag = method.delivery_tag
         self._arrived.append(StreamMessage(int(properties.headers[_OFFSET]), body, method, properties))
 
     def _on_cancel(self, method: Any) -> None:
-        del method
         self._cancelled = True
 
     def arrived(self) -> list[StreamMessage]:

@@ -162,7 +162,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
             PositionMismatch: messages were removed before they were opened (on_gap), or it is another stream now.
             StoreUnavailable: the broker is away.
         """
-        del epoch
         with self.rows() as rows:
             position = rows.position()
         if position is not None:
@@ -192,7 +191,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
 
     def start(self, cursor: Any) -> At:
         """Where `start` says."""
-        del cursor
         mark: Mark | None = None
         if self._start == "latest":
             first, mark = self._lookahead.end()
@@ -212,12 +210,10 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Behind what was lost."""
-        del who, cursor
         return StreamPosition.of(position).noted(self._noted).to_json()
 
     def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
         """What was seen behind the position."""
-        del cursor
         at = StreamPosition.of(position)
         seen = self._lookahead.behind(at)
         if not seen:
@@ -231,7 +227,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The lowest offsets; their bytes are counted again."""
-        del cursor
         one = self._range(at)
         there = messages_in(self._broker, one)
         kept, size = _fitting(np.array([len(message.payload) for message in there], np.int64), limit)
@@ -241,13 +236,11 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
 
     def places(self, at: At, ids: Sequence[int], cursor: Any) -> Sequence[int]:
         """Where these offsets are among all of the slice."""
-        del cursor
         found: list[int] = np.flatnonzero(np.isin(self._range(at).offsets, np.array(ids, np.int64))).tolist()
         return found
 
     def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: Any) -> Expectation:
         """From the offsets that were seen when the slice was opened."""
-        del cursor
         return expectation_of(self._range(at).offsets, seed, excluded)
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
@@ -261,7 +254,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
 
     def payloads(self, at: At, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """Read again; with all of their metadata."""
-        del cursor
         one = self._range(at)
         wanted = one.offsets[np.isin(one.offsets, np.array(ids, np.int64))]
         if not len(wanted):
@@ -275,7 +267,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:
         """The lag: offsets up to the stream's end; those that the broker keeps for itself are among them."""
-        del cursor
         at = StreamPosition.of(position)
         try:
             end, _ = self._lookahead.end()
@@ -286,13 +277,11 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     @classmethod
     def server_ids(cls, position: At, numbers: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
         """Their offsets."""
-        del position
         return {number: str(number[0]) for number in numbers}
 
     @classmethod
     def by_server_id(cls, position: At, given: str) -> tuple[int, int] | None:
         """By its offset."""
-        del position
         return two_numbers(given, "0")
 
     @classmethod

@@ -340,7 +340,6 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
 
     def give_back(self, handles: Sequence[Any]) -> None:
         """Nothing to do: the next driver takes over what this one holds."""
-        del handles
 
     def maintain(self) -> None:
         """Also remove consumers of drivers that are gone."""
