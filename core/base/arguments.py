@@ -67,6 +67,12 @@ def require_text(where: str, argument: str, value: object, form: str) -> None:
         raise _wrong(where, argument, value, f"text, such as {form!r}")
 
 
+def require_text_if_given(where: str, argument: str, value: object, form: str) -> None:
+    """`require_text`, but None is taken, too."""
+    if value is not None:
+        require_text(where, argument, value, form)
+
+
 def require_function(where: str, argument: str, value: object, form: str) -> None:
     """Raise UsageError unless the value can be called; `form` is an example of a call."""
     if not callable(value):

@@ -8,17 +8,7 @@
 | `outcome`, `outputs` | what did one call emit, ack and fail |
 """
 
-from stormproof.core.bolt.api import (
-    AnyBolt,
-    ArrowBolt,
-    ArrowRows,
-    BasicBolt,
-    Bolt,
-    BoltContext,
-    Emit,
-    Streams,
-    fresh,
-)
+from stormproof.core.bolt.api import AnyBolt, ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Emit, Streams, fresh
 from stormproof.core.bolt.collector import Collector
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, link_counts
 from stormproof.core.bolt.outputs import DEFAULT_STREAM

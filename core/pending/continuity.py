@@ -11,12 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
+from stormproof.core.base.arguments import require_choice
 from stormproof.core.base.errors import Json, PositionMismatch
 from stormproof.core.pending.rows import At
 
 log = logging.getLogger("stormproof.source")
+
+OnGap: TypeAlias = Literal["fail", "record"]
+OnNewStream: TypeAlias = Literal["fail", "adopt", "same"]
 
 RECORD_MAX: Final = 1_000
 """Looks on record; above that the oldest of a kind are taken together."""
@@ -90,8 +94,12 @@ class Rules:
     source: str
     keep: str
     anew: str
-    on_gap: str = "fail"
-    on_new_stream: str = "fail"
+    on_gap: OnGap = "fail"
+    on_new_stream: OnNewStream = "fail"
+
+    def __post_init__(self) -> None:
+        require_choice(self.where, "on_gap", self.on_gap, ("fail", "record"))
+        require_choice(self.where, "on_new_stream", self.on_new_stream, ("fail", "adopt", "same"))
 
     def decided(self, looks: Iterable[Look]) -> list[Look]:
         """What goes on record of these looks; the run goes on.

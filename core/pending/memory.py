@@ -19,16 +19,7 @@ from stormproof.core.base.forks import OneProcess
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead, disposal_entry
 from stormproof.core.contract.source import Lease, SliceReader
 from stormproof.core.pending.batches import batches_of
-from stormproof.core.pending.rows import (
-    At,
-    Counts,
-    Failed,
-    LeaseFate,
-    Retry,
-    SliceRow,
-    Subscriber,
-    WaitingRetry,
-)
+from stormproof.core.pending.rows import At, Counts, Failed, LeaseFate, Retry, SliceRow, Subscriber, WaitingRetry
 from stormproof.core.postgres.database import Database
 
 K = TypeVar("K")

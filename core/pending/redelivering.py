@@ -9,8 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from random import Random
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, Unpack
 
 from stormproof.core.base.arguments import error_prefix, require_seconds, require_whole
 from stormproof.core.base.clock import Clock, SystemClock
@@ -35,6 +34,7 @@ from stormproof.core.pending.journal import (
 from stormproof.core.pending.numbered import NumberedSource, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
+from stormproof.core.pending.source import PendingArguments
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import query
@@ -93,6 +93,18 @@ RECEIVES_MAX: Final = 100
 """Receives for one opening, as long as they bring nothing new."""
 
 
+class RedeliveringArguments(PendingArguments, total=False):
+    """The keyword arguments that every source takes whose server delivers messages again; each may be left out."""
+
+    database: Database | str | None
+    """Where messages are pending. Default: the run's."""
+    prefetch: int
+    """How many messages may be written down and not opened yet. Default: 10,000."""
+    horizon_s: float
+    """Seconds for which a message is known by its id after it was resolved. Default: 7 days."""
+    clock: Clock | None
+
+
 class RedeliveringSource(NumberedSource):
     """A source whose server delivers a message, waits for its confirmation, and delivers it again where none comes.
 
@@ -129,15 +141,12 @@ class RedeliveringSource(NumberedSource):
         schema: str = "line string",
         unit: Unit | None = None,
         database: Database | str | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
         prefetch: int = 10_000,
         horizon_s: float = 7 * DAY_S,
         clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
-        """`prefetch` is how many messages may be written down and not opened yet."""
+        """`RedeliveringArguments` and `PendingArguments` describe the arguments."""
         where = f"{self.NOUN} {name}"
         require_whole(where, "prefetch", prefetch, 1)
         require_seconds(where, "horizon_s", horizon_s)
@@ -147,10 +156,7 @@ class RedeliveringSource(NumberedSource):
             name,
             decoder=decoder,
             store=PostgresPendingStore(self.NOUN, name, database=database),
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            rng=rng,
+            **pending,
         )
         self._prefetch = self._ahead = prefetch
         self._horizon_s = horizon_s

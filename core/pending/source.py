@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
-from typing import Final, Self
+from typing import Final, Self, TypedDict
 
 import numpy as np
 
@@ -41,6 +41,20 @@ from stormproof.core.tracking.share import signed
 
 _TEXT_MAX: Final = 5_000
 """Above what `storable_text` cuts to by default, so that a text which passed it once is not cut again."""
+
+
+class PendingArguments(TypedDict, total=False):
+    """The keyword arguments that every pending source takes; each may be left out."""
+
+    max_attempts: int
+    """Failures until a message is a dead letter. Default: 5."""
+    backoff_base_s: float
+    """After its n-th failure a message waits at most this times 2 to the power of n - 1, and at least half of that.
+    Default: 1."""
+    backoff_max_s: float
+    """It never waits longer. Default: 300."""
+    rng: Random | None
+    """Draws how long a message waits."""
 
 
 class PendingSource(Connector):

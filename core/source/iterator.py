@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from random import Random
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +31,7 @@ from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.numbered import next_of, range_of
 from stormproof.core.pending.rows import At
 from stormproof.core.pending.slice_position import even_bounds, expectation_of
+from stormproof.core.pending.source import PendingArguments
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.iterator_client import Item, IteratorClient
 from stormproof.core.source.memory import InMemory
@@ -94,24 +94,21 @@ class IteratorSource(InMemory):
         unit: Unit | None = None,
         confirm: Callable[[Sequence[Hashable]], object] | None = None,
         abort: Callable[[Sequence[Hashable]], object] | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
         clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
-        """`items` is an iterable, or a function that makes one: called at first use, and again after one that raised."""
+        """`items` is an iterable, or a function that makes one: called at first use, and again after one that raised.
+
+        `PendingArguments` has the arguments of every pending source.
+        """
         self._client = IteratorClient(name, items, confirm, abort)
         clock = clock or SystemClock()
         super().__init__(
             name,
             schema=schema,
             unit=unit,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
             clock=clock,
-            rng=rng,
+            **pending,
         )
         # The ledger knows messages by their numbers: they begin above those of every earlier process.
         self._first = self._stop = int(clock.now().timestamp() * 1_000_000)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from random import Random
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, Unpack, cast
 
 from stormproof.core.base.arguments import error_prefix, require_text, shown
 from stormproof.core.base.clock import Clock, SystemClock
@@ -22,6 +21,7 @@ from stormproof.core.pending.connector import two_numbers
 from stormproof.core.pending.memory import MemoryPendingStore, MemorySliceReader
 from stormproof.core.pending.numbered import NumberedSource
 from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.pending.source import PendingArguments
 from stormproof.core.postgres.database import Database
 
 
@@ -42,11 +42,8 @@ class InMemory(NumberedSource):
         *,
         schema: str,
         unit: Unit | None,
-        max_attempts: int,
-        backoff_base_s: float,
-        backoff_max_s: float,
         clock: Clock | None,
-        rng: Random | None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
         where = f"{self.NOUN} {name}"
         require_text(self.NOUN, "name", name, "lines")
@@ -57,10 +54,7 @@ class InMemory(NumberedSource):
             name,
             decoder=decoder,
             store=self._memory,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            rng=rng,
+            **pending,
         )
 
     @classmethod
@@ -110,21 +104,15 @@ class MemorySource(InMemory):
         *,
         schema: str = "line string",
         unit: Unit | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
         clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
         super().__init__(
             name,
             schema=schema,
             unit=unit,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
             clock=clock,
-            rng=rng,
+            **pending,
         )
         self._messages = _checked(payloads, self.where)
         self._view_of: str | None = None

@@ -10,9 +10,12 @@ from .core.pending.batches import batches_of as batches_of
 from .core.pending.journal import Delivery as Delivery
 from .core.pending.numbered import NumberedSource as NumberedSource
 from .core.pending.postgres import PostgresPendingStore as PostgresPendingStore
-from .core.pending.redelivering import RedeliveringSource as RedeliveringSource
+from .core.pending.redelivering import (
+    RedeliveringArguments as RedeliveringArguments,
+    RedeliveringSource as RedeliveringSource,
+)
 from .core.pending.registry import register_source as register_source
-from .core.pending.source import PendingSource as PendingSource
+from .core.pending.source import PendingArguments as PendingArguments, PendingSource as PendingSource
 from .core.postgres.database import Database as Database
 from .core.contract.dead_letter import (
     DeadLetter as DeadLetter,

@@ -18,6 +18,7 @@ from stormproof.core.decode.decoders import decoder_for
 from stormproof.core.postgres.database import Database
 from stormproof.errors import TopologyError
 from stormproof.migrations import migrate
+from stormproof.source import PendingSource
 
 PAGE = (Path(__file__).parents[2] / "docs" / "postgres_queue.md").read_text()
 
@@ -68,7 +69,11 @@ def test_a_missing_key_in_a_column_that_is_not_null_fails() -> None:
 
 def test_the_defaults_on_the_page_are_the_codes() -> None:
     told = dict(re.findall(r"^\| `(\w+)` \| ([\d.,]+) \|", PAGE, re.MULTILINE))
-    defaults = {name: parameter.default for name, parameter in signature(PostgresQueue).parameters.items()}
+    defaults = {
+        name: parameter.default
+        for of in (PendingSource, PostgresQueue)
+        for name, parameter in signature(of).parameters.items()
+    }
     assert {name: float(value.replace(",", "")) for name, value in told.items()} == {
         name: defaults[name] for name in told
     }

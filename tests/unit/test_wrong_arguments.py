@@ -51,7 +51,7 @@ from stormproof.core.graph.components import OutputStream
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.errors import StormproofError, TopologyError, UsageError
 from stormproof.sink import Lineage
-from stormproof.source import MicroBatches
+from stormproof.source import MicroBatches, PendingArguments, RedeliveringArguments
 from stormproof.state import (
     MapSetter,
     MemoryStore,
@@ -896,9 +896,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                 "queue q: database is a int; it must be a URL, as in postgresql://",
             ),
         ],
-        "start": [
-            (lambda: PostgresQueue("q", start="first"), "queue q: start is 'first'; it is 'earliest' or 'latest'")
-        ],
+        "start": [(lambda: PostgresQueue("q", start="first"), "queue q: start is 'first'; it must be 'earliest' or")],
         "max_attempts": [(lambda w=w: PostgresQueue("q", max_attempts=w), f"queue q: {ATTEMPTS}") for w in (0, "5")],
         **backoffs(lambda **given: PostgresQueue("q", **given), "queue q"),
         "partition_messages": [
@@ -944,11 +942,11 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
         "isolation": [
             (
                 lambda: KafkaSource("t", servers="x:1", isolation="none"),
-                "isolation is 'none'; it is 'read_committed' or",
+                "isolation is 'none'; it must be 'read_committed' or",
             )
         ],
         "on_gap": [
-            (lambda: KafkaSource("t", servers="x:1", on_gap="skip"), "on_gap is 'skip'; it is 'fail' or 'record'")
+            (lambda: KafkaSource("t", servers="x:1", on_gap="skip"), "on_gap is 'skip'; it must be 'fail' or 'rec")
         ],
         "group": [(lambda: KafkaSource("t", servers="x:1", group=3), "source t: group is 3; it must be text")],
         "client": [
@@ -1077,7 +1075,7 @@ THINGS: Final[Mapping[type, Mapping[str, Sequence[Case]]]] = {
                         for w in ("first", -1, True, None, datetime(2026, 1, 1))  # noqa: DTZ001
                     ],
                     "on_gap": [
-                        (lambda: RabbitMQStreamSource("s", on_gap="skip"), "on_gap is 'skip'; it is 'fail' or 'record'")
+                        (lambda: RabbitMQStreamSource("s", on_gap="skip"), "on_gap is 'skip'; it must be 'fail' or")
                     ],
                 },
             ),
@@ -1394,9 +1392,11 @@ NO_DECLARATION: Final = {"schema_of", "subscribers", "require_tracking", "valida
 
 def arguments_of(function: Callable[..., object]) -> set[str]:
     names = {name for name in inspect.signature(function).parameters if name != "self"}
-    if "Unpack[RunArguments]" in function.__annotations__.values():
-        names |= set(RunArguments.__annotations__)
-    return names - set(FREE) - {"arguments"}
+    given = inspect.get_annotations(function.__init__ if isinstance(function, type) else function).values()
+    for declared in (RunArguments, PendingArguments, RedeliveringArguments):
+        if f"Unpack[{declared.__name__}]" in given:
+            names |= set(declared.__annotations__)
+    return names - set(FREE) - {"arguments", "pending"}
 
 
 def test_the_table_has_every_argument_of_every_method() -> None:

@@ -22,13 +22,7 @@ import pyarrow.parquet as pq
 from stormproof.core.base.arrays import Rows
 from stormproof.core.base.errors import PositionMismatch, UsageError
 from stormproof.core.base.message import storable_text
-from stormproof.core.source.files.digests import (
-    DIGEST_BYTES,
-    ComparedFile,
-    digest_at,
-    digest_of,
-    group_digests,
-)
+from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, group_digests
 from stormproof.core.source.files.rows import converts
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState, OpenFile

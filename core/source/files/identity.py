@@ -9,14 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.source.files.formats import (
-    File,
-    changed,
-    check_unchanged,
-    digests_now,
-    gone,
-    scan,
-)
+from stormproof.core.source.files.formats import File, changed, check_unchanged, digests_now, gone, scan
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from random import Random
-from typing import Self
+from typing import Self, Unpack
 
 import pyarrow as pa
 
-from stormproof.core.base.arguments import error_prefix, require_text
+from stormproof.core.base.arguments import error_prefix, require_text, require_text_if_given
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import TopologyError, UsageError
@@ -18,6 +17,7 @@ from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.source import Backlog, Decoded, Decoder, Limit, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.numbered import lowest_unresolved
+from stormproof.core.pending.source import PendingArguments
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries
 from stormproof.core.source.files.formats import scan
@@ -76,15 +76,11 @@ class MicroBatches(FileSource):
         *,
         column: str | None = None,
         unit: Unit | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
         clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
         require_text("source", "name", name, "orders")
-        if column is not None:
-            require_text(f"source {name}", "column", column, "value")
+        require_text_if_given(f"source {name}", "column", column, "value")
         with error_prefix(f"source {name}"):
             parsed = parse_schema(schema)
             payload = RowDecoder(parsed) if column is None else ColumnDecoder(decoder_for(parsed, unit), column)
@@ -95,11 +91,8 @@ class MicroBatches(FileSource):
             "parquet",
             schema=parsed if column is None else pa.schema([(column, pa.binary())]),
             name=name,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
             clock=clock,
-            rng=rng,
+            **pending,
         )
         self._decoder = payload
         self.feeding = False

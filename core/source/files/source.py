@@ -9,12 +9,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from random import Random
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, Unpack
 
 import pyarrow as pa
 
-from stormproof.core.base.arguments import error_prefix, require_path, require_seconds, require_text
+from stormproof.core.base.arguments import error_prefix, require_path, require_seconds, require_text_if_given
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName, at_path
 from stormproof.core.base.errors import TopologyError, UsageError
@@ -26,6 +25,7 @@ from stormproof.core.pending.connector import Next
 from stormproof.core.pending.numbered import NumberedSource, lowest_unresolved, next_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.pending.source import PendingArguments
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries
 from stormproof.core.source.files.audit import FilesAudit
@@ -51,7 +51,7 @@ class FileSource(NumberedSource):
     out. It may be the URL of an object store, as ``s3://bucket/orders/*.parquet``, where ``*`` and ``**`` alone are
     patterns; `storage_options` are as those of `DeltaSink`. Files are registered when they are found, in the order of
     their names, with their rows; files that are found later come after them. Pending messages, retries and dead letters
-    are in the run's Postgres.
+    are in the run's Postgres. `PendingArguments` has the arguments of every pending source.
 
     Guarantee:
         Every row of every registered file is opened once by each subscription, and again only when it was returned,
@@ -92,17 +92,13 @@ class FileSource(NumberedSource):
         name: str | None = None,
         storage_options: Mapping[str, str] | None = None,
         database: Database | str | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
         look_interval_s: float = LOOK_INTERVAL_S,
         clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
         require_path("source" if name is None else f"source {name}", "path", path)
         self._pattern = absolute(path)
-        if name is not None:
-            require_text("source", "name", name, "lines")
+        require_text_if_given("source", "name", name, "lines")
         name = name or Path(self._pattern).name
         where = f"source {name}"
         given = Database.given(where, database)
@@ -122,10 +118,7 @@ class FileSource(NumberedSource):
             name,
             decoder=decoder,
             store=PostgresPendingStore("source", name, database=given),
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            rng=rng,
+            **pending,
         )
         self._columns = tuple(self._schema.names) if format == "parquet" else None
         self._clock: Clock | None = clock

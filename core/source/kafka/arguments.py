@@ -14,7 +14,6 @@ from stormproof.core.base.errors import UsageError
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int] | Mapping[str, Mapping[int, int]]
 """Where a new subscription begins: at all that is there, behind it, at a time, or at offsets by (topic and) partition."""
 
-OnGap: TypeAlias = Literal["fail", "record"]
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 
 _OURS: Final = {
@@ -145,11 +144,3 @@ def checked_settings(where: str, settings: Any) -> tuple[tuple[str, Any], ...]:
                 setting=name,
             )
     return tuple(sorted(given.items()))
-
-
-def one_of(where: str, argument: str, value: object, known: Sequence[str]) -> None:
-    """Raise UsageError unless the value is one of these words."""
-    if value not in known:
-        raise UsageError(
-            f"{where}: {argument} is {shown(value)}; it is {' or '.join(map(repr, known))}", argument=argument
-        )

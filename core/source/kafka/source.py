@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from random import Random
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, Unpack
 
 import numpy as np
 
-from stormproof.core.base.arguments import error_prefix, require_seconds, require_text
+from stormproof.core.base.arguments import (
+    error_prefix,
+    require_choice,
+    require_seconds,
+    require_text,
+    require_text_if_given,
+)
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import StoreUnavailable, StormproofError, UsageError
@@ -20,22 +25,14 @@ from stormproof.core.contract.source import Expectation, Lease, Limit, Slice, Sl
 from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece, two_numbers
-from stormproof.core.pending.continuity import Rules
+from stormproof.core.pending.continuity import OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.slice_position import even_bounds
-from stormproof.core.pending.source import PendingSource
+from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka.advice import GroupAdvice
-from stormproof.core.source.kafka.arguments import (
-    Isolation,
-    OnGap,
-    Start,
-    Topics,
-    checked_settings,
-    checked_start,
-    one_of,
-)
+from stormproof.core.source.kafka.arguments import Isolation, Start, Topics, checked_settings, checked_start
 from stormproof.core.source.kafka.audit import KafkaAudit
 from stormproof.core.source.kafka.cluster import ANSWER_S, Asking, Cluster
 from stormproof.core.source.kafka.lookahead import count
@@ -69,7 +66,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
     "earliest", "latest", a time, or offsets by partition; partitions and topics that appear later are read from their
     first message on. How far a subscription is stands in the run's Postgres, and moves in the ledger's transaction: no
     consumer group decides anything. `client` has settings of the client (librdkafka), such as those of security,
-    which are passed on.
+    which are passed on. `PendingArguments` has the arguments of every pending source.
 
     Guarantee:
         Every committed message of every partition is opened once by each subscription, and again only when it was
@@ -113,29 +110,20 @@ class KafkaSource(KeepsMetadata, PendingSource):
         client: Mapping[str, Any] | None = None,
         name: str | None = None,
         database: Database | str | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
         look_interval_s: float = LOOK_INTERVAL_S,
         answer_s: float = ANSWER_S,
         clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
         self._topics = Topics.of(topics)
-        if name is not None:
-            require_text("Kafka source", "name", name, "orders")
+        require_text_if_given("Kafka source", "name", name, "orders")
         name = name or self._topics.name
         where = f"source {name}"
         require_text(where, "servers", servers, "localhost:9092")
-        for argument, seconds in (
-            ("look_interval_s", look_interval_s),
-            ("answer_s", answer_s),
-        ):
-            require_seconds(where, argument, seconds)
-        one_of(where, "isolation", isolation, ("read_committed", "read_uncommitted"))
-        one_of(where, "on_gap", on_gap, ("fail", "record"))
-        if group is not None:
-            require_text(where, "group", group, "orders-lag")
+        require_seconds(where, "look_interval_s", look_interval_s)
+        require_seconds(where, "answer_s", answer_s)
+        require_choice(where, "isolation", isolation, ("read_committed", "read_uncommitted"))
+        require_text_if_given(where, "group", group, "orders-lag")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
             self._metadata = Metadata.chosen(where, metadata, METADATA, decoder.schema)
@@ -143,10 +131,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
             name,
             decoder=self._metadata.decoder(decoder),
             store=PostgresPendingStore("source", name, database=Database.given(where, database)),
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            rng=rng,
+            **pending,
         )
         self._start: Start = checked_start(where, start, self._topics)
         anew = "To read the topic as it is now, give the topology another name"

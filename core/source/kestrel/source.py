@@ -7,19 +7,17 @@ import math
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from random import Random
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, Self, Unpack
 
 import pyarrow as pa
 
-from stormproof.core.base.arguments import require_text, require_whole
-from stormproof.core.base.clock import Clock
+from stormproof.core.base.arguments import require_text, require_text_if_given, require_whole
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.capabilities import KESTREL, KESTREL_WITH_ID, Capabilities
 from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.journal import Delivery
-from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
+from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kestrel.connection import Connection
 from stormproof.core.source.kestrel.hosts import Address, Hosts
@@ -74,15 +72,8 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         connections: int = CONNECTIONS,
         open_reads: int = 1,
         name: str | None = None,
-        database: Database | str | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
-        prefetch: int = 10_000,
-        horizon_s: float = 7 * DAY_S,
-        clock: Clock | None = None,
-        rng: Random | None = None,
         new_id: Callable[[], str] | None = None,
+        **pending: Unpack[RedeliveringArguments],
     ) -> None:
         """`hosts`: each server as HOST:PORT; 22133 where there is no port. `queue` may be one of a fanout, ``NAME+CHILD``.
 
@@ -90,7 +81,8 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         server's maxOpenTransactions (1 where nobody set it). Items come in steps of connections times open_reads a server.
         `id_from`: ``field:NAME`` where items have an id of their own. `name`: under which messages are pending; by default
         the queue's. `metadata`: ``("host",)`` adds the server that an item came from. `prefetch`: how many items
-        may be taken over and not opened yet. `new_id` makes the ids of items.
+        may be taken over and not opened yet. `new_id` makes the ids of items. `RedeliveringArguments` and `PendingArguments`
+        have further arguments.
         """
         require_text(self.NOUN, "queue", queue, "orders")
         if not _QUEUE.fullmatch(queue):
@@ -99,8 +91,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
                 argument="queue",
             )
         where = f"{self.NOUN} {queue}"
-        if name is not None:
-            require_text(where, "name", name, queue)
+        require_text_if_given(where, "name", name, queue)
         require_whole(where, "connections", connections, 1)
         require_whole(where, "open_reads", open_reads, 1)
         if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -114,20 +105,12 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
             name or queue,
             schema=schema,
             unit=unit,
-            database=database,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            prefetch=prefetch,
-            horizon_s=horizon_s,
-            clock=clock,
-            rng=rng,
+            **pending,
         )
         self._metadata = Metadata.chosen(where, metadata, METADATA, self._decoder.schema)
         self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
         self._queue = queue
         self._most = (connections, open_reads)
-        self._jitter = rng or Random()  # noqa: S311 - nothing secret
         self._new_id = new_id or (lambda: uuid.uuid4().hex)
         self._hosts: Hosts | None = None
         self._is_empty = False
@@ -167,7 +150,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
                 connections=connections,
                 open_reads=open_reads,
                 clock=self._clock,
-                rng=self._jitter,
+                rng=self._rng,
             )
         return self._hosts
 

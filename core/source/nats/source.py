@@ -7,18 +7,22 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from random import Random
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self, Unpack
 
-from stormproof.core.base.arguments import require_choice, require_object, require_seconds, require_text
-from stormproof.core.base.clock import Clock
+from stormproof.core.base.arguments import (
+    require_choice,
+    require_object,
+    require_seconds,
+    require_text,
+    require_text_if_given,
+)
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, PositionMismatch, UsageError
 from stormproof.core.contract.capabilities import NATS, Capabilities
 from stormproof.core.decode.decoders import Unit
-from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, Rules
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, OnGap, OnNewStream, Rules
 from stormproof.core.pending.journal import Delivery
-from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
+from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
@@ -63,19 +67,12 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         subject: str | None = None,
         consumer: str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
-        on_gap: Literal["fail", "record"] = "fail",
-        on_new_stream: Literal["fail", "adopt", "same"] = "fail",
+        on_gap: OnGap = "fail",
+        on_new_stream: OnNewStream = "fail",
         ack_wait_s: float = 30.0,
         connect: Mapping[str, Any] | None = None,
         name: str | None = None,
-        database: Database | str | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
-        prefetch: int = 10_000,
-        horizon_s: float = 7 * DAY_S,
-        clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[RedeliveringArguments],
     ) -> None:
         """`subject` leaves out messages of the stream's other subjects.
 
@@ -86,20 +83,17 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         `nats.connect`, such as credentials and TLS. `name`: under which messages are pending; by default the stream's.
         `metadata` names fields to add behind the schema's: subject, sequence, timestamp (when the
         stream took the message), headers, and delivered (how often). Those of a message's first delivery are kept.
+        `RedeliveringArguments` and `PendingArguments` have further arguments.
         """
         require_text(self.NOUN, "stream", stream, "ORDERS")
         where = f"{self.NOUN} {stream}"
         if re.search(r"[\s.*>/\\]", stream):
             raise UsageError(f"{where}: a stream's name has no space, '.', '*', '>' or '/'", argument="stream")
         require_text(where, "url", url, "nats://HOST:PORT")
-        for argument, value, example in (("subject", subject, "orders.*"), ("name", name, stream)):
-            if value is not None:
-                require_text(where, argument, value, example)
-        if consumer is not None:
-            require_text(where, "consumer", consumer, "billing")
+        require_text_if_given(where, "subject", subject, "orders.*")
+        require_text_if_given(where, "name", name, stream)
+        require_text_if_given(where, "consumer", consumer, "billing")
         require_choice(where, "start", start, ("earliest", "latest"))
-        require_choice(where, "on_gap", on_gap, ("fail", "record"))
-        require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt", "same"))
         require_seconds(where, "ack_wait_s", ack_wait_s)
         if connect is not None:
             require_object(where, "connect", connect, Mapping, "{'user_credentials': 'FILE'}")
@@ -107,14 +101,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
             name or stream,
             schema=schema,
             unit=unit,
-            database=database,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            prefetch=prefetch,
-            horizon_s=horizon_s,
-            clock=clock,
-            rng=rng,
+            **pending,
         )
         self._metadata = Metadata.chosen(where, metadata, MESSAGE, self._decoder.schema)
         self._decoder = self._metadata.decoder(self._decoder)

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from random import Random
-from typing import Any, BinaryIO, ClassVar, Final, Literal, Self
+from typing import Any, BinaryIO, ClassVar, Final, Literal, Self, Unpack
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from stormproof.core.base.arguments import error_prefix, require_text, require_whole
+from stormproof.core.base.arguments import error_prefix, require_choice, require_text_if_given, require_whole
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
@@ -27,16 +26,12 @@ from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.postgres import PostgresPendingStore, subscriptions_of
 from stormproof.core.pending.postgres_rows import PostgresRows
 from stormproof.core.pending.rows import At, Subscriber
-from stormproof.core.pending.source import PendingSource
+from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue import spans
 from stormproof.core.source.postgres_queue.audit import QueueAudit
-from stormproof.core.source.postgres_queue.messages import (
-    MessageTable,
-    index_ranges_only,
-    unopened,
-)
+from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, unopened
 from stormproof.core.source.postgres_queue.numbering import OTHER_SERVER, standing
 from stormproof.core.source.postgres_queue.position import NOTHING, Position, Range, Snapshot
 from stormproof.core.source.postgres_queue.produce import Receipt, copy_in, lines_from
@@ -85,6 +80,8 @@ class QueueStats:
 class PostgresQueue(PendingSource):
     """Messages in an append-only Postgres table, read in slices between two database snapshots.
 
+    `PendingArguments` has the arguments of every pending source.
+
     Guarantee:
         Every committed message is opened once by each subscription, and again only when it was returned, failed, or its
         lease ran out; however many producers there are, however late they commit and whatever their ids are.
@@ -115,21 +112,15 @@ class PostgresQueue(PendingSource):
         name: str | None = None,
         database: Database | str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
         partition_messages: int = PARTITION_MESSAGES,
         clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
         where = f"queue {queue}"
         self.table = MessageTable(queue)
-        require_whole(where, "max_attempts", max_attempts, 1)
         require_whole(where, "partition_messages", partition_messages, 2)
-        if start not in ("earliest", "latest"):
-            raise UsageError(f"queue {queue}: start is {start!r}; it is 'earliest' or 'latest'")
-        if name is not None:
-            require_text(where, "name", name, "lines")
+        require_choice(where, "start", start, ("earliest", "latest"))
+        require_text_if_given(where, "name", name, "lines")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         self._tables = PostgresPendingStore(
@@ -143,10 +134,7 @@ class PostgresQueue(PendingSource):
             name or queue,
             decoder=decoder,
             store=self._tables,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            rng=rng,
+            **pending,
         )
         self._start = start
         self._partition_messages = partition_messages

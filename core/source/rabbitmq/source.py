@@ -6,17 +6,15 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from random import Random
-from typing import ClassVar, Final, NamedTuple, Self
+from typing import ClassVar, Final, NamedTuple, Self, Unpack
 
-from stormproof.core.base.arguments import require_text
-from stormproof.core.base.clock import Clock
+from stormproof.core.base.arguments import require_text, require_text_if_given
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
 from stormproof.core.contract.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
 from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.journal import Delivery
-from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
+from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue, dataset_at
@@ -85,15 +83,8 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         metadata: Sequence[str] | Mapping[str, str] = (),
         management: str | None = AUTO,
         name: str | None = None,
-        database: Database | str | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
-        prefetch: int = 10_000,
-        horizon_s: float = 7 * DAY_S,
-        clock: Clock | None = None,
-        rng: Random | None = None,
         new_id: Callable[[], str] | None = None,
+        **pending: Unpack[RedeliveringArguments],
     ) -> None:
         """`queue` is one that is there: it is never declared here. `name`: under which messages are pending.
 
@@ -103,26 +94,19 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         `prefetch`: messages that may be written down and not opened yet; and, at most 65,535, that the broker delivers
         without a confirmation. `new_id` makes the ids of messages, with `id_from=None`. `metadata` names fields to add
         behind the schema's: message_id, exchange, routing_key, timestamp, headers, redelivered, and delivery_count, which is
-        NULL where the queue does not count. Those of a message's first delivery are kept.
+        NULL where the queue does not count. Those of a message's first delivery are kept. `RedeliveringArguments` and
+        `PendingArguments` have further arguments.
         """
         where = require_queue(self.NOUN, "queue", queue)
         require_text(where, "url", url, "amqp://USER:PASSWORD@HOST:PORT/VHOST")
-        for argument, given, example in (("name", name, queue), ("management", management, "http://HOST:15672")):
-            if given is not None:
-                require_text(where, argument, given, example)
+        require_text_if_given(where, "name", name, queue)
+        require_text_if_given(where, "management", management, "http://HOST:15672")
         self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=True)
         super().__init__(
             name or queue,
             schema=schema,
             unit=unit,
-            database=database,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            prefetch=prefetch,
-            horizon_s=horizon_s,
-            clock=clock,
-            rng=rng,
+            **pending,
         )
         self._metadata = Metadata.chosen(where, metadata, DELIVERY, self._decoder.schema)
         self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))

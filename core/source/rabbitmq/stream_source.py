@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
-from random import Random
-from typing import Any, ClassVar, Final, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, Unpack, cast
 
 import numpy as np
 
-from stormproof.core.base.arguments import error_prefix, require_text, shown
+from stormproof.core.base.arguments import error_prefix, require_text, require_text_if_given, shown
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
 from stormproof.core.contract.capabilities import RABBITMQ_STREAM, Capabilities
@@ -20,11 +19,11 @@ from stormproof.core.contract.source import Expectation, Limit, SliceReader, Sou
 from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece, two_numbers
-from stormproof.core.pending.continuity import CONTINUOUS, Look, Rules
+from stormproof.core.pending.continuity import CONTINUOUS, Look, OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.slice_position import even_bounds, expectation_of
-from stormproof.core.pending.source import PendingSource
+from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka.offsets import OffsetRange
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
@@ -32,19 +31,10 @@ from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
 from stormproof.core.source.rabbitmq.message_metadata import STREAM, columns_of
 from stormproof.core.source.rabbitmq.source import URL, require_queue
 from stormproof.core.source.rabbitmq.stream_lookahead import StreamLookahead
-from stormproof.core.source.rabbitmq.stream_position import (
-    Mark,
-    StreamAudit,
-    StreamPosition,
-    at_of,
-    range_at,
-    whole,
-)
+from stormproof.core.source.rabbitmq.stream_position import Mark, StreamAudit, StreamPosition, at_of, range_at, whole
 from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
 
-OnGap = Literal["fail", "record"]
 Start = Literal["earliest", "latest"] | int | datetime
-_ON_GAP: Final = ("fail", "record")
 
 
 class RabbitMQStreamSource(KeepsMetadata, PendingSource):
@@ -88,18 +78,15 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         on_gap: OnGap = "fail",
         name: str | None = None,
         database: Database | str | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
-        rng: Random | None = None,
+        **pending: Unpack[PendingArguments],
     ) -> None:
-        """`stream` is one that is there: it is never declared here. `name`: under which messages are pending."""
+        """`stream` is one that is there: it is never declared here. `name`: under which messages are pending.
+
+        `PendingArguments` has the arguments of every pending source.
+        """
         where = require_queue(self.NOUN, "stream", stream)
         require_text(where, "url", url, "amqp://USER:PASSWORD@HOST:PORT/VHOST")
-        if name is not None:
-            require_text(where, "name", name, stream)
-        if on_gap not in _ON_GAP:
-            raise UsageError(f"{where}: on_gap is {shown(on_gap)}; it is 'fail' or 'record'", argument="on_gap")
+        require_text_if_given(where, "name", name, stream)
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
             self._metadata = Metadata.chosen(where, metadata, STREAM, decoder.schema)
@@ -107,10 +94,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
             name or stream,
             decoder=self._metadata.decoder(decoder),
             store=PostgresPendingStore(self.NOUN, name or stream, database=database),
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            rng=rng,
+            **pending,
         )
         self._start = _checked_start(where, start)
         keep = "raise x-max-age or x-max-length-bytes of the stream"

@@ -7,21 +7,25 @@ import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from random import Random
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self, Unpack
 
 import pyarrow as pa
 
-from stormproof.core.base.arguments import error_prefix, require_choice, require_seconds, require_text
-from stormproof.core.base.clock import Clock
+from stormproof.core.base.arguments import (
+    error_prefix,
+    require_choice,
+    require_seconds,
+    require_text,
+    require_text_if_given,
+)
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.contract.capabilities import REDIS_STREAM, Capabilities
 from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.decode.stored import all_sealed, all_unsealed, sealed, unsealed
-from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, Rules
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, OnGap, OnNewStream, Rules
 from stormproof.core.pending.journal import Delivery
-from stormproof.core.pending.redelivering import DAY_S, RedeliveringSource
+from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
@@ -71,18 +75,11 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         metadata: Sequence[str] | Mapping[str, str] = (),
         group: str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
-        on_gap: Literal["fail", "record"] = "fail",
-        on_new_stream: Literal["fail", "adopt", "same"] = "fail",
+        on_gap: OnGap = "fail",
+        on_new_stream: OnNewStream = "fail",
         claim_idle_s: float = 0.0,
         name: str | None = None,
-        database: Database | str | None = None,
-        max_attempts: int = 5,
-        backoff_base_s: float = 1.0,
-        backoff_max_s: float = 300.0,
-        prefetch: int = 10_000,
-        horizon_s: float = 7 * DAY_S,
-        clock: Clock | None = None,
-        rng: Random | None = None,
+        **pending: Unpack[RedeliveringArguments],
     ) -> None:
         """`field` holds the payload; without it, the fields that the schema's columns name do.
 
@@ -94,34 +91,21 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         to. `on_new_stream`: what a stream that was deleted and made again leads to; or, with "same", only its group was
         deleted, and entries that were read before are the same ones. `name`: under which messages are pending; by
         default the stream's. `metadata` names fields to add behind the schema's: id, timestamp (of the id), and fields, all
-        that the entry has.
+        that the entry has. `RedeliveringArguments` and `PendingArguments` have further arguments.
         """
         require_text(self.NOUN, "stream", stream, "orders")
         where = f"{self.NOUN} {stream}"
         require_text(where, "url", url, "redis://HOST:PORT")
-        for argument, value, example in (
-            ("field", field, "payload"),
-            ("group", group, "billing"),
-            ("name", name, stream),
-        ):
-            if value is not None:
-                require_text(where, argument, value, example)
+        require_text_if_given(where, "field", field, "payload")
+        require_text_if_given(where, "group", group, "billing")
+        require_text_if_given(where, "name", name, stream)
         require_choice(where, "start", start, ("earliest", "latest"))
-        require_choice(where, "on_gap", on_gap, ("fail", "record"))
-        require_choice(where, "on_new_stream", on_new_stream, ("fail", "adopt", "same"))
         require_seconds(where, "claim_idle_s", claim_idle_s)
         super().__init__(
             name or stream,
             schema=schema,
             unit=unit,
-            database=database,
-            max_attempts=max_attempts,
-            backoff_base_s=backoff_base_s,
-            backoff_max_s=backoff_max_s,
-            prefetch=prefetch,
-            horizon_s=horizon_s,
-            clock=clock,
-            rng=rng,
+            **pending,
         )
         with error_prefix(where):
             decoded = decoder_for(schema, unit).schema
