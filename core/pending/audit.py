@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from stormproof.core.pending.rows import At, Subscriber
 
@@ -49,65 +50,66 @@ class Kept:
     left_out: tuple[str, ...] = ()
 
 
-def at_the_server(slices: Sequence[OpenedSlice]) -> Kept:
-    """The answer for messages that a server keeps, and of which there is no digest."""
-    why = "its messages: their server keeps them, and no digest of them is on record"
-    return Kept(left_out=(why,) if slices else ())
-
-
-class SliceAudit(Protocol):
+class SliceAudit(ABC):
     """What a connector knows of slices that others wrote down, with nothing but the store's database."""
 
+    def __init__(self, who: Subscriber, cursor: Any) -> None:
+        self._who = who
+        self._cursor = cursor
+
+    @abstractmethod
     def can_read(self, at: At) -> bool:
         """Whether this is a slice of such a source."""
-        ...
 
+    @abstractmethod
     def reach(self, at: At) -> Any:
         """How far into the source a slice goes; comparable with another's."""
-        ...
 
+    @abstractmethod
     def contains(self, at: At, id_: int, origin: int) -> bool:
         """Whether a slice holds a message."""
-        ...
 
     def has(self, id_: int, origin: int) -> bool:
-        """Whether the source has the message; also true where that is not known."""
-        ...
+        """Whether the source has the message; also true where that is not known, as by default."""
+        return True
 
     def count(self, at: At) -> int | None:
-        """How many messages of a slice the source still has; None: not known."""
-        ...
+        """How many messages of a slice the source still has; None: not known, as by default."""
+        return None
 
+    @abstractmethod
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Whether the message lies behind the position."""
-        ...
 
     def unopened(self, position: At) -> tuple[int, float | None]:
-        """How many messages were never opened, and how many seconds the oldest has waited; (0, None): not known."""
-        ...
+        """How many messages were never opened, and how many seconds the oldest has waited; (0, None), as by default: not
+        known.
+        """
+        return 0, None
 
+    @abstractmethod
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """Overlaps of what was taken, messages before the position that nobody took, and messages that nobody can reach.
 
         `held` has the batches first, in their order. Everything up to the furthest of `trusted` counts as handed out once.
         """
-        ...
 
     def unsubscribed(self) -> list[Finding]:
-        """What is wrong with the source where the topology has no subscription to it yet, since its start was refused."""
-        ...
+        """What is wrong with the source where the topology has no subscription to it yet, since its start was refused. By
+        default nothing is known of it.
+        """
+        return []
 
     def kept(self, slices: Sequence[OpenedSlice]) -> Kept:
-        """Compare what the source still keeps of these slices with what they were when they were opened."""
-        ...
+        """Compare what the source still keeps of these slices with what they were when they were opened. By default only a
+        server has them.
+        """
+        why = "its messages: their server keeps them, and no digest of them is on record"
+        return Kept(left_out=(why,) if slices else ())
 
 
-class NumberedAudit:
+class NumberedAudit(SliceAudit):
     """Messages have numbers without gaps: slices are ranges of them, and the position is the next number."""
-
-    def __init__(self, who: Subscriber, cursor: Any) -> None:
-        self._who = who
-        self._cursor = cursor
 
     def can_read(self, at: At) -> bool:
         """Whether it is a range."""
@@ -123,21 +125,9 @@ class NumberedAudit:
         found = _range_of(at)
         return found is not None and id_ in found
 
-    def has(self, id_: int, origin: int) -> bool:
-        """Not known here."""
-        return True
-
-    def count(self, at: At) -> int | None:
-        """Not known here."""
-        return None
-
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Whether the number lies behind the position."""
         return id_ >= (_next_of(position) or 0)
-
-    def unopened(self, position: At) -> tuple[int, float | None]:
-        """Not known here."""
-        return 0, None
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """Ranges that were taken must cover, once, all that was handed out."""
@@ -167,14 +157,6 @@ class NumberedAudit:
         if end is not None and covered < end:
             findings.append(self._missed(end - covered, "behind the last batch", None))
         return findings
-
-    def unsubscribed(self) -> list[Finding]:
-        """Nothing is known of it."""
-        return []
-
-    def kept(self, slices: Sequence[OpenedSlice]) -> Kept:
-        """Not known here."""
-        return at_the_server(slices)
 
     def _missed(self, messages: int, where: str, txid: int | None) -> Finding:
         return Finding(f"{messages} messages of source {self._who.source} {where} were handed out to no batch", txid)

@@ -62,6 +62,8 @@ class Connector(Source):
     """The one origin of all of its messages; None: there are several."""
     BEFORE_ID: ClassVar[str] = ""
     """What a stable id in a journal has in front of the server's own: ``=`` alone, or the stream's identity up to ``/``."""
+    AUDIT: ClassVar[type[SliceAudit]] = NumberedAudit
+    """What the audit needs to know of its slices: by default, that messages have numbers without gaps."""
     KEEPS_MESSAGES: ClassVar[bool] = False
     """Whether the store has every message until it is opened, so that one which it lacks does not exist."""
 
@@ -173,11 +175,6 @@ class Connector(Source):
             UsageError: the source cannot store it.
         """
         return payload
-
-    @classmethod
-    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
-        """What the audit needs to know of this kind of source: by default, that messages have numbers without gaps."""
-        return NumberedAudit(who, cursor)
 
     @property
     def kind(self) -> SourceKind:

@@ -35,6 +35,7 @@ class InMemory(NumberedSource):
     """A source whose pending messages are in the memory of the process that made it; see `MemoryPendingStore`."""
 
     SHOWN_FORM: ClassVar[str] = "NUMBER"
+    AUDIT = _MemoryAudit
 
     def __init__(
         self,
@@ -70,11 +71,6 @@ class InMemory(NumberedSource):
     def number_of(cls, shown: str) -> tuple[int, int] | None:
         """The number; the origin is 0."""
         return two_numbers(shown, "0")
-
-    @classmethod
-    def audit(cls, who: Subscriber, cursor: Any) -> NumberedAudit:
-        """The answers to the audit, as for all numbered messages; which there are, only the object knows."""
-        return _MemoryAudit(who, cursor)
 
     def _who(self) -> Subscriber:
         if self._subscription is None:

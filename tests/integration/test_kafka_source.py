@@ -399,7 +399,7 @@ def test_lag_stands_in_the_backlog_and_with_the_position(harness: KafkaHarness) 
     with source.rows() as rows:
         position = rows.position()
         assert position is not None
-        assert source.audit(source.subscriber, rows.cursor).unopened(position) == (3, None)
+        assert source.AUDIT(source.subscriber, rows.cursor).unopened(position) == (3, None)
 
 
 def test_no_secret_is_shown(harness: KafkaHarness, kafka: KafkaBroker) -> None:

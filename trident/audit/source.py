@@ -105,7 +105,7 @@ def unsubscribed_findings(connection: sa.Connection, sources: Sequence[str]) -> 
             finding
             for source in sources
             for kind in kinds()
-            for finding in connector_of(kind).audit(Subscriber(kind, source, ""), cursor).unsubscribed()
+            for finding in connector_of(kind).AUDIT(Subscriber(kind, source, ""), cursor).unsubscribed()
         ]
 
 
@@ -158,7 +158,7 @@ class PendingEvidence(SourceEvidence):
         """Counts of the messages. An expired lease counts as pending until another driver opens its messages."""
         with self._rows() as rows:
             position, counts = rows.position() or {}, rows.counts()
-            fresh, age_s = self._connector.audit(self.who, rows.cursor).unopened(position)
+            fresh, age_s = self._connector.AUDIT(self.who, rows.cursor).unopened(position)
             journal = self._journal(rows)
             if journal is not None and isinstance(position.get("next"), int) and journal.counts().messages:
                 fresh, age_s = journal.unopened(next_of(position))
@@ -224,7 +224,7 @@ class PendingEvidence(SourceEvidence):
             journal = self._journal(rows)
             if journal is not None and journal.counts().messages:
                 return journal.kept()
-            return self._connector.audit(self.who, rows.cursor).kept(slices)
+            return self._connector.AUDIT(self.who, rows.cursor).kept(slices)
 
     def dead_classes(self) -> Mapping[tuple[str, str], int]:
         """How many undecided dead letters there are of each class of error and reason."""
@@ -237,14 +237,14 @@ class PendingEvidence(SourceEvidence):
         if at is None:
             return False
         with self._rows() as rows:
-            return self._connector.audit(self.who, rows.cursor).contains(at, *number)
+            return self._connector.AUDIT(self.who, rows.cursor).contains(at, *number)
 
     def opened_in(self, slices: Sequence[tuple[int, Mapping[str, Json]]], message: str) -> list[int]:
         """The slices that hold the message, with one look at the store."""
         number = self._number_of(message)
         found = list[int]()
         with self._rows() as rows:
-            audit = self._connector.audit(self.who, rows.cursor)
+            audit = self._connector.AUDIT(self.who, rows.cursor)
             for txid, position in slices:
                 at = at_of(position)
                 if at is not None and audit.contains(at, *number):
@@ -297,7 +297,7 @@ class PendingEvidence(SourceEvidence):
         """Whether the source's own store has the message."""
         number = self._number_of(message)
         with self._rows() as rows:
-            return self._connector.audit(self.who, rows.cursor).has(*number)
+            return self._connector.AUDIT(self.who, rows.cursor).has(*number)
 
     def never_had(self, txn: Txn, message: str) -> bool:
         """By counting the slice's messages in the source's own store, where it has them."""
@@ -305,14 +305,14 @@ class PendingEvidence(SourceEvidence):
         if at is None or txn.retry:
             return False
         with self._rows() as rows:
-            audit = self._connector.audit(self.who, rows.cursor)
+            audit = self._connector.AUDIT(self.who, rows.cursor)
             return not audit.has(*number) and audit.count(at) == txn.messages
 
     def is_waiting_to_be_opened(self, message: str, *, certainly: bool = False) -> bool:
         """Whether the source has it, and it is in a returned slice or not yet before the subscription's position."""
         number = self._number_of(message)
         with self._rows() as rows:
-            audit, position = self._connector.audit(self.who, rows.cursor), rows.position() or {}
+            audit, position = self._connector.AUDIT(self.who, rows.cursor), rows.position() or {}
             if not audit.has(*number):
                 return False
             returned = (row.at for row in rows.unresolved() if row.owner is None and row.at is not None)
@@ -341,14 +341,14 @@ class PendingEvidence(SourceEvidence):
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
         """The txid of the batch of new messages that reaches furthest into the source."""
         with self._rows() as rows:
-            audit = self._connector.audit(self.who, rows.cursor)
+            audit = self._connector.AUDIT(self.who, rows.cursor)
             reached = [(audit.reach(at), txn.txid) for txn in txns if (at := _first_opened(txn)) is not None]
         return (max(reached)[1],) if reached else ()
 
     def slice_findings(self, txns: Sequence[Txn], forgotten: Sequence[Txn] = ()) -> list[Finding]:
         """The slices of batches and of the store must cover every message that was handed out, and each only once."""
         with self._rows() as rows:
-            audit, held = self._connector.audit(self.who, rows.cursor), list[OpenedSlice]()
+            audit, held = self._connector.AUDIT(self.who, rows.cursor), list[OpenedSlice]()
             for txn in txns:
                 at = _first_opened(txn)
                 if at is None:

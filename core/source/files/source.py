@@ -20,7 +20,6 @@ from stormproof.core.base.errors import TopologyError, UsageError
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.source import Decoder, Limit, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import JsonDecoder, decoder_for
-from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.numbered import NumberedSource, lowest_unresolved, next_of
 from stormproof.core.pending.postgres import PostgresPendingStore
@@ -78,6 +77,7 @@ class FileSource(NumberedSource):
 
     KEEPS_MESSAGES: ClassVar[bool] = True
     KIND: ClassVar[str] = "files"
+    AUDIT = FilesAudit
 
     def datasets(self) -> tuple[DatasetName, ...]:
         """The path, or the pattern."""
@@ -308,11 +308,6 @@ class FileSource(NumberedSource):
             UsageError: the payload does not fit the row.
         """
         return edited(old, payload)
-
-    @classmethod
-    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
-        """The answers to the audit about this kind of source."""
-        return FilesAudit(who, cursor)
 
 
 @contextmanager

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.pending.audit import Finding, Kept, OpenedSlice, at_the_server
+from stormproof.core.pending.audit import Finding, OpenedSlice, SliceAudit
 from stormproof.core.pending.continuity import Continuity
-from stormproof.core.pending.rows import At, Subscriber
+from stormproof.core.pending.rows import At
 from stormproof.core.source.kafka.offsets import OffsetRange, place_and_offset, ranges_or_none
 from stormproof.core.source.kafka.position import KafkaPosition, Place
 
 
-class KafkaAudit:
+class KafkaAudit(SliceAudit):
     """One subscription of a Kafka source, by what the store knows of it; the cluster is not asked."""
-
-    def __init__(self, who: Subscriber, cursor: Any) -> None:
-        self._who = who
 
     def can_read(self, at: At) -> bool:
         """Whether it is ranges of offsets."""
@@ -38,14 +34,6 @@ class KafkaAudit:
             for one in ranges_or_none(at) or ()
             if one.start <= offset < one.stop
         )
-
-    def has(self, id_: int, origin: int) -> bool:
-        """Not known here."""
-        return True
-
-    def count(self, at: At) -> int | None:
-        """Not known here."""
-        return None
 
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Whether the offset lies behind the position in its partition."""
@@ -109,14 +97,6 @@ class KafkaAudit:
         if place is not None and end < place.begin:
             findings.append(self._missed(place, end, place.begin, "behind the last batch", None))
         return findings
-
-    def unsubscribed(self) -> list[Finding]:
-        """Nothing is known of it."""
-        return []
-
-    def kept(self, slices: Sequence[OpenedSlice]) -> Kept:
-        """Only the server has them."""
-        return at_the_server(slices)
 
     def _missed(self, place: Place | None, start: int, stop: int, where: str, txid: int | None) -> Finding:
         return Finding(

@@ -23,7 +23,6 @@ from stormproof.core.base.errors import StoreUnavailable, StormproofError, Usage
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
-from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
@@ -89,6 +88,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
     """
 
     KIND: ClassVar[str] = "kafka"
+    AUDIT = KafkaAudit
     SHOWN_FORM: ClassVar[str] = "PLACE-OFFSET"
 
     def datasets(self) -> tuple[DatasetName, ...]:
@@ -378,11 +378,6 @@ class KafkaSource(KeepsMetadata, PendingSource):
             f"{one.offset} since {one.since}: a producer's transaction is open there"
             for one in known.waits
         )
-
-    @classmethod
-    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
-        """Slices are ranges of offsets by partition."""
-        return KafkaAudit(who, cursor)
 
     @classmethod
     def shown_id(  # pyright: ignore[reportIncompatibleMethodOverride] - it is called as a method is

@@ -10,7 +10,7 @@ from typing import Any, Final
 from psycopg import Cursor
 
 from stormproof.core.base.errors import Json
-from stormproof.core.pending.audit import Finding, Kept, OpenedSlice
+from stormproof.core.pending.audit import Finding, Kept, OpenedSlice, SliceAudit
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, unopened
@@ -36,16 +36,12 @@ class _Piece:
         return place is None or self.low < place
 
 
-class QueueAudit:
+class QueueAudit(SliceAudit):
     """One subscription of a Postgres queue, by its positions and its message table."""
 
     def __init__(self, who: Subscriber, cursor: Cursor[Any]) -> None:
-        self._queue = who.source
-        self._cursor = cursor
-
-    @property
-    def _table(self) -> MessageTable:
-        return MessageTable(self._queue)
+        super().__init__(who, cursor)
+        self._queue, self._table = who.source, MessageTable(who.source)
 
     def can_read(self, at: At) -> bool:
         """Whether it has a span."""

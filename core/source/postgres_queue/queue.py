@@ -21,7 +21,6 @@ from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUna
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.source import Backlog, Expectation, Limit, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
-from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.postgres import PostgresPendingStore, subscriptions_of
 from stormproof.core.pending.postgres_rows import PostgresRows
@@ -100,6 +99,7 @@ class PostgresQueue(PendingSource):
 
     KEEPS_MESSAGES: ClassVar[bool] = True
     KIND: ClassVar[str] = "queue"
+    AUDIT = QueueAudit
     NOUN: ClassVar[str] = "queue"
     SHOWN_FORM: ClassVar[str] = "XID-NUMBER"
 
@@ -301,11 +301,6 @@ class PostgresQueue(PendingSource):
         """Counted in the message table: the cost grows with them."""
         # Without an upper bound: messages above the server's own numbers count, though no reader reaches them yet.
         return unopened(cursor, self.table, Position.of(position).unopened_conditions())
-
-    @classmethod
-    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
-        """Slices are spans between two snapshots."""
-        return QueueAudit(who, cursor)
 
     # ---- producers
 

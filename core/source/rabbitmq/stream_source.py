@@ -17,7 +17,6 @@ from stormproof.core.contract.capabilities import RABBITMQ_STREAM, Capabilities
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
-from stormproof.core.pending.audit import SliceAudit
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import CONTINUOUS, Look, OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
@@ -63,6 +62,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     """
 
     KIND: ClassVar[str] = "rabbitmq-stream"
+    AUDIT = StreamAudit
     NOUN: ClassVar[str] = "RabbitMQ stream"
     ORIGIN: ClassVar[int | None] = 0
 
@@ -267,11 +267,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     def by_server_id(cls, position: At, given: str) -> tuple[int, int] | None:
         """By its offset."""
         return two_numbers(given, "0")
-
-    @classmethod
-    def audit(cls, who: Subscriber, cursor: Any) -> SliceAudit:
-        """Slices are ranges of offsets."""
-        return StreamAudit(who, cursor)
 
     def _range(self, at: At) -> OffsetRange:
         return range_at(self._broker.name, at)
