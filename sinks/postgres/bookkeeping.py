@@ -69,9 +69,8 @@ _TABLES: Final = (
         primary key (topology, incarnation, sink, txid)
     )
     """,
-)
-
-_REJECTS: Final = """
+    # The rows that the table refused.
+    """
     create table if not exists stormproof_sink.reject (
         topology text not null,
         incarnation text not null,
@@ -88,9 +87,9 @@ _REJECTS: Final = """
         goes_with_others boolean not null default false,
         primary key (topology, incarnation, sink, txid, file, row)
     )
+    """,
+    # How many rows of an upsert changed nothing.
     """
-
-_SUPERSEDED: Final = """
     create table if not exists stormproof_sink.superseded (
         topology text not null,
         incarnation text not null,
@@ -100,15 +99,29 @@ _SUPERSEDED: Final = """
         reinstated bigint not null,
         primary key (topology, incarnation, sink, txid)
     )
+    """,
+    # What batches changed of the table's columns.
     """
+    create table if not exists stormproof_sink.schema_change (
+        topology text not null,
+        incarnation text not null,
+        sink text not null,
+        txid bigint not null,
+        number integer not null,
+        change text not null,
+        changed_at timestamptz not null default now(),
+        primary key (topology, incarnation, sink, txid, number)
+    )
+    """,
+)
 
 _COLUMNS: Final = {
     re.findall(r"stormproof_sink\.(\w+)", statement)[0]: frozenset(
         re.findall(r"^ +(?!primary|create)(\w+) ", statement, re.M)
     )
-    for statement in (*_TABLES, _REJECTS, _SUPERSEDED)
+    for statement in _TABLES
 }
-"""The columns of each table, of which those of `_REJECTS` and `_SUPERSEDED` may be missing."""
+"""The columns of each table."""
 _FOUND: Final = """
     select c.relname::text, array_agg(a.attname::text)
     from pg_catalog.pg_namespace n join pg_catalog.pg_class c on c.relnamespace = n.oid
@@ -123,30 +136,6 @@ def mine(identity: SinkIdentity) -> dict[str, Any]:
     return asdict(identity)
 
 
-def has_rejects(connection: psycopg.Connection) -> bool:
-    """Whether the table of refused rows is there: it is made where rows are refused first."""
-    return _is_there(connection, "reject")
-
-
-def make_rejects(connection: psycopg.Connection) -> None:
-    """Make the table of refused rows where it is missing, in the current transaction."""
-    if not has_rejects(connection):
-        one_at_a_time(connection)
-        connection.execute(_REJECTS)
-
-
-def has_superseded(connection: psycopg.Connection) -> bool:
-    """Whether the table of superseded rows' numbers is there: it is made with the first row of an upsert that is one."""
-    return _is_there(connection, "superseded")
-
-
-def make_superseded(connection: psycopg.Connection) -> None:
-    """Make the table of superseded rows' numbers where it is missing, in the current transaction."""
-    if not has_superseded(connection):
-        one_at_a_time(connection)
-        connection.execute(_SUPERSEDED)
-
-
 def is_made(connection: psycopg.Connection) -> bool:
     """Whether the sink's own tables are there.
 
@@ -157,8 +146,7 @@ def is_made(connection: psycopg.Connection) -> bool:
     if not found:
         return False
     for table, expected in _COLUMNS.items():
-        is_optional = table in ("reject", "superseded")
-        if (table in found or not is_optional) and (has := found.get(table, frozenset())) != expected:
+        if (has := found.get(table, frozenset())) != expected:
             raise SettingsError(
                 f"database {connection.info.dbname}: schema {SCHEMA} is another version's: the columns of its table {table} "
                 f"differ by {', '.join(sorted(has ^ expected))}. End what is prepared with that version. Then put the "
@@ -167,11 +155,6 @@ def is_made(connection: psycopg.Connection) -> bool:
                 table=table,
             )
     return True
-
-
-def _is_there(connection: psycopg.Connection, table: str) -> bool:
-    found = connection.execute("select to_regclass(%s) is not null", (f"{SCHEMA}.{table}",)).fetchone()
-    return found == (True,)
 
 
 def one_at_a_time(connection: psycopg.Connection) -> None:

@@ -321,7 +321,7 @@ class Guard:
         self, connection: psycopg.Connection, txid: int, refused: Sequence[RefusedRow], *, again: bool
     ) -> None:
         """Record the rows of a txid that the table does not get. `again`: those that are there are replaced."""
-        if again and bookkeeping.has_rejects(connection):
+        if again:
             connection.execute(
                 f"delete from stormproof_sink.reject where {MINE} and txid = %(txid)s", {**self._mine, "txid": txid}
             )
@@ -355,19 +355,15 @@ class Guard:
         self, connection: psycopg.Connection, txid: int, rows: int, reinstated: int = 0, *, again: bool
     ) -> None:
         """Record how many rows of a txid changed nothing, how many were reinstated, if any. `again`: what is there goes."""
+        if again:
+            connection.execute(
+                f"delete from stormproof_sink.superseded where {MINE} and txid = %(txid)s", {**self._mine, "txid": txid}
+            )
         if not rows and not reinstated:
-            if again and bookkeeping.has_superseded(connection):
-                connection.execute(
-                    f"delete from stormproof_sink.superseded where {MINE} and txid = %(txid)s",
-                    {**self._mine, "txid": txid},
-                )
             return
-        bookkeeping.make_superseded(connection)
         connection.execute(
             "insert into stormproof_sink.superseded (topology, incarnation, sink, txid, rows, reinstated) "
-            "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(reinstated)s) "
-            "on conflict (topology, incarnation, sink, txid) "
-            "do update set rows = excluded.rows, reinstated = excluded.reinstated",
+            "values (%(topology)s, %(incarnation)s, %(sink)s, %(txid)s, %(rows)s, %(reinstated)s)",
             {**self._mine, "txid": txid, "rows": rows, "reinstated": reinstated},
         )
 
@@ -376,8 +372,6 @@ class Guard:
         return self._superseded(connection, txid, txid).get(txid, (0, 0))[0]
 
     def _superseded(self, connection: psycopg.Connection, first: int, last: int | None) -> dict[int, tuple[int, int]]:
-        if not bookkeeping.has_superseded(connection):
-            return {}
         found = connection.execute(
             f"select txid, rows, reinstated from stormproof_sink.superseded where {MINE} and txid >= %(first)s "
             "and (%(last)s::bigint is null or txid <= %(last)s)",
@@ -393,13 +387,11 @@ class Guard:
             "and (%(last)s::bigint is null or txid <= %(last)s) order by txid",
             {**self._mine, "first": first, "last": last},
         ).fetchall()
-        rejected: dict[int, int] = {}
-        if bookkeeping.has_rejects(connection):
-            found = connection.execute(
-                f"select txid, count(*) from stormproof_sink.reject where {MINE} and txid >= %(first)s group by txid",
-                {**self._mine, "first": first},
-            )
-            rejected = dict(found.fetchall())
+        found = connection.execute(
+            f"select txid, count(*) from stormproof_sink.reject where {MINE} and txid >= %(first)s group by txid",
+            {**self._mine, "first": first},
+        )
+        rejected: dict[int, int] = dict(found.fetchall())
         superseded = self._superseded(connection, first, last)
         return tuple(
             Evidence(

@@ -284,18 +284,6 @@ class TableHold(StoreRecord):
 
 
 _WIDER: Final = ("smallint", "integer", "bigint")
-_CHANGES: Final = """
-    create table if not exists stormproof_sink.schema_change (
-        topology text not null,
-        incarnation text not null,
-        sink text not null,
-        txid bigint not null,
-        number integer not null,
-        change text not null,
-        changed_at timestamptz not null default now(),
-        primary key (topology, incarnation, sink, txid, number)
-    )
-    """
 
 
 def changes_for(table: Table, input_: SinkInput) -> tuple[Change, ...]:
@@ -367,8 +355,6 @@ def change(
         for one in changes
     ]
     connection.execute(sql.SQL("alter table {} {}").format(table.name.identifier, sql.SQL(", ").join(parts)))
-    bookkeeping.one_at_a_time(connection)
-    connection.execute(_CHANGES)
     mine = {**bookkeeping.mine(identity), "txid": txid}
     # Unchecked, a later attempt may write a txid again, and need further changes.
     (first,) = connection.execute(
@@ -383,9 +369,6 @@ def change(
 
 def changes_of(connection: psycopg.Connection, identity: SinkIdentity, txid: int) -> tuple[str, ...]:
     """What a txid changed, by the sink's own record."""
-    made = connection.execute("select to_regclass('stormproof_sink.schema_change') is not null").fetchone()
-    if made != (True,):
-        return ()
     rows = connection.execute(
         f"select change from stormproof_sink.schema_change where {MINE} and txid = %(txid)s order by number",
         {**bookkeeping.mine(identity), "txid": txid},

@@ -21,13 +21,11 @@ from stormproof.sinks.contract.protocol import (
     CommitOutcome,
     CommitResult,
     PreparedTransaction,
-    RefusedRow,
     SinkIdentity,
     SinkSession,
 )
 from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.judge.rejected_messages import NO_PARENT, REFUSED_MAX, Rejects
-from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.hold import TableHold
@@ -102,14 +100,6 @@ class PostgresSession(TableHold, SinkSession):
         self._content_digests = content_digests
         self._known: Facts | None = None
         """The table as the last commit found it."""
-
-    def take_over(self, *, create: bool) -> None:
-        """As `TableHold.take_over`."""
-        super().take_over(create=create)
-        if self.input.mode is SinkMode.UPSERT:
-            with self.link.transaction() as connection:
-                # Not with the first such row: a role that may make none would block a batch long after its start.
-                bookkeeping.make_superseded(connection)
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
@@ -264,7 +254,6 @@ class PostgresSession(TableHold, SinkSession):
         where: str,
     ) -> tuple[Moved, Rejects]:
         """All but the rows of at most so many messages, of which the table refuses one; these are kept in `reject`."""
-        bookkeeping.make_rejects(connection)
         # All rows are read from the files, those that a task loaded too.
         require_files(self._staging, transaction.files, where=where, digests=True)
         schema = wire_schema(facts.table, self.input)
@@ -332,10 +321,9 @@ class PostgresSession(TableHold, SinkSession):
 
     def _held(self, connection: psycopg.Connection, transaction: PreparedTransaction) -> CommitResult:
         """The result for a transaction that the sink holds, with what was refused and dropped then."""
-        entries, refused = self.guard.entries(connection, transaction.txid, transaction.txid), tuple[RefusedRow, ...]()
+        entries = self.guard.entries(connection, transaction.txid, transaction.txid)
         dropped = sum(entry.dropped for entry in entries)
-        if bookkeeping.has_rejects(connection):
-            refused = self.guard.rejected(connection, transaction.txid)
+        refused = self.guard.rejected(connection, transaction.txid)
         superseded = self.guard.superseded(connection, transaction.txid)
         changed = self.changed(connection, transaction.txid)
         at = entries[0].at if entries else None
