@@ -17,8 +17,15 @@ import pyarrow as pa
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.contract.folds import Fold
-from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, SinkWriter, TaskContext, transaction_digest
+from stormproof.core.contract.sink import (
+    Fold,
+    PreparedFile,
+    SinkInput,
+    SinkMode,
+    SinkWriter,
+    TaskContext,
+    transaction_digest,
+)
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import PreparedTransaction, Sink, SinkIdentity
 from stormproof.sinks.delta import DeltaSink

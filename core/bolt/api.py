@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.bolt.collector import Collector
-from stormproof.core.bolt.outputs import DEFAULT_STREAM
+from stormproof.core.bolt.collector import DEFAULT_STREAM, Collector
 from stormproof.core.bolt.tuples import Tuple
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.user_code.exceptions import error_text

@@ -20,9 +20,8 @@ from stormproof.core.base.cycle_collector import fewer_collections
 from stormproof.core.base.errors import BoltUnavailable, UsageError
 from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
-from stormproof.core.bolt.collector import Collector, OwnThread, log
+from stormproof.core.bolt.collector import DEFAULT_STREAM, Collector, Output, OwnThread, log, unknown_stream
 from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, in_one
-from stormproof.core.bolt.outputs import DEFAULT_STREAM, Output, unknown_stream
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.user_code.exceptions import CAUGHT, blame

@@ -16,5 +16,5 @@ In the tasks of both runs `stormproof.core.task`.
 | `spark_error` | what really happened, in an error of Spark's |
 | `memory_limit`, `idle_worker` | how is a worker's memory bounded; how does an idle worker end |
 | `archive` | how does the package reach executors that do not have it |
-| `java`, `jars` | which Java does Spark get; where do Delta's jars come from |
+| `java` | which Java does Spark get; where do Delta's jars come from |
 """

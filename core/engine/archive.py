@@ -74,7 +74,7 @@ _OF_TASKS: Final = (
     "stormproof.core.source.files",
     "stormproof.sinks.delta",
     "stormproof.sinks.postgres",
-    "stormproof.core.start.object_probe",
+    "stormproof.core.start.preflight",
     "stormproof.trident.streaming",
 )
 """What a worker imports."""

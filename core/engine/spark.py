@@ -43,8 +43,7 @@ from stormproof.core.base.machine_faults import classified, unpickled
 from stormproof.core.engine.byte_rdd import Task, exchanged, keyed, run_by, tasks
 from stormproof.core.engine.executors import ask_executors, first_fault_of
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle
-from stormproof.core.engine.jars import delta_jars
-from stormproof.core.engine.java import find_java
+from stormproof.core.engine.java import delta_jars, find_java
 from stormproof.core.engine.memory_limit import granted_worker_mb, limit_memory
 from stormproof.core.engine.protocol import run_in_turn
 from stormproof.core.engine.shipping import packed, unshippable

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.contract.folds import AnyFold
+from stormproof.core.contract.sink import AnyFold
 from stormproof.core.graph.aggregators import UserAggregation
 from stormproof.core.graph.fields import can_be_key
 

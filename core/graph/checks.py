@@ -14,9 +14,8 @@ from stormproof.core.base.arguments import error_prefix, instead_of, lacks, show
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, Streams
-from stormproof.core.contract.folds import AnyFold, Fold
 from stormproof.core.contract.schema import SchemaLike, parse_schema
-from stormproof.core.contract.sink import SinkSpec
+from stormproof.core.contract.sink import AnyFold, Fold, SinkSpec
 from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation
 from stormproof.core.graph.aggregators import UserAggregation, UserKind
 from stormproof.core.graph.components import OperationKind, Subscription, UserFunction

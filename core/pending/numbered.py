@@ -12,8 +12,7 @@ import numpy as np
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
 from stormproof.core.pending.connector import Next, Piece
-from stormproof.core.pending.rows import At, PendingRows
-from stormproof.core.pending.slice_position import even_bounds, expectation_of_range
+from stormproof.core.pending.rows import At, PendingRows, even_bounds, expectation_of_range
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database
 

@@ -34,8 +34,21 @@ from stormproof.core.contract.source import (
 )
 from stormproof.core.pending.connector import Connector, Piece
 from stormproof.core.pending.letters import DeadLetters
-from stormproof.core.pending.rows import At, Failed, LeaseFate, PendingRows, PendingStore, Retry, SliceRow, Subscriber
-from stormproof.core.pending.slice_position import even_bounds, expectation_of, position_of, row_of, slice_of
+from stormproof.core.pending.rows import (
+    At,
+    Failed,
+    LeaseFate,
+    PendingRows,
+    PendingStore,
+    Retry,
+    SliceRow,
+    Subscriber,
+    even_bounds,
+    expectation_of,
+    position_of,
+    row_of,
+    slice_of,
+)
 from stormproof.core.postgres.database import Database
 from stormproof.core.tracking.share import signed
 

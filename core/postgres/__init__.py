@@ -8,6 +8,6 @@
 | `store` | how does a source run statements, in its own transaction or in the ledger's |
 | `rights`, `role` | which right does the role lack, and which GRANT gives it; which kinds of roles are there |
 | `embedded` | how is the embedded server started by its first user, shared, and stopped by its last |
-| `server_folder`, `data_lock` | where are its data, log and socket; what keeps a second server off the same data |
-| `binaries` | where are Postgres's programs, and as which user do they run |
+| `binaries` | where are Postgres's programs, and as which user do they run; where are a server's data, log and socket |
+| `data_lock` | what keeps a second server off the same data |
 """

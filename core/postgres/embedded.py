@@ -19,10 +19,9 @@ import psycopg
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.base.forks import ProcessLife, process_life
-from stormproof.core.postgres.binaries import Binaries, RunAs, find_binaries, run_as
+from stormproof.core.postgres.binaries import PORT, Binaries, RunAs, ServerFolder, find_binaries, run_as
 from stormproof.core.postgres.data_lock import LOCKED_FILE, is_data_locked, take_data_lock, try_lock
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.postgres.server_folder import PORT, ServerFolder
 
 # ---- the contents of `postmaster.pid`, and the Postgres processes visible here that work in a data folder
 

@@ -5,6 +5,5 @@
 | `address` | what is an address in an object store, and with which options is it reached |
 | `protocol` | what is asked of any place that has files |
 | `files` | which place has the files at an address |
-| `local_files`, `object_files` | how are files reached on a disk, and in an object store |
-| `kept_files` | how do a dry run and a simulation keep files in memory |
+| `local_files`, `object_files` | how are files reached on a disk, in memory, and in an object store |
 """

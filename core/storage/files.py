@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from stormproof.core.storage.address import is_url
-from stormproof.core.storage.kept_files import IN_MEMORY, KEPT
-from stormproof.core.storage.local_files import NOWHERE, LocalFiles, NoFiles
+from stormproof.core.storage.local_files import IN_MEMORY, KEPT, NOWHERE, LocalFiles, NoFiles
 from stormproof.core.storage.protocol import Files
 
 _LOCAL: Final = LocalFiles()

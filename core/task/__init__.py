@@ -11,9 +11,8 @@ per-message mode the last stage is an acker.
 | `operate` | how is a user's function run over a record batch |
 | `waiting` | how are several calls of a function made at a time |
 | `router`, `keyhash` | which task does a tuple go to, by its grouping; by its key |
-| `groups` | which rows have which key |
 | `combine` | how are rows combined before the exchange, merged after it, and finished |
-| `reduce` | how is a column reduced by group: counts, sums, extremes, users' combiners |
+| `reduce` | which rows have which key; how is a column reduced by group: counts, sums, extremes, users' combiners |
 | `gather` | how are groups computed that do not combine: users' reducers and aggregators |
 | `row_messages` | whose row is it that a sink's table refuses |
 """

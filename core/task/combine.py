@@ -12,8 +12,7 @@ from stormproof.core.base.message import FailureReason
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, arguments
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.task.groups import in_key_order
-from stormproof.core.task.reduce import How, Request, failed_for_group, reduced
+from stormproof.core.task.reduce import How, Request, failed_for_group, in_key_order, reduced
 from stormproof.core.user_code.exceptions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import column_of
 

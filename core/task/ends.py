@@ -22,9 +22,9 @@ from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
 from stormproof.core.task.cut import StageJob
 from stormproof.core.task.exchange import Sender
-from stormproof.core.task.groups import rows_with_keys
 from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.passage import End, Failed, Passage, Tuples, shown_row
+from stormproof.core.task.reduce import rows_with_keys
 from stormproof.core.task.router import Router
 from stormproof.core.task.row_messages import message_columns, single_messages, with_columns
 from stormproof.core.task.wire import WireRow

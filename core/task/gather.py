@@ -18,8 +18,7 @@ from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.aggregators import UserAggregation, UserKind, arguments
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.combine import combine, finish, prepare, results_column, zero
-from stormproof.core.task.groups import members_of
-from stormproof.core.task.reduce import failed_for_group
+from stormproof.core.task.reduce import failed_for_group, members_of
 from stormproof.core.user_code.exceptions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import batch_of
 

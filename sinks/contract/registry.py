@@ -20,9 +20,8 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from stormproof.core.base.errors import CannotTell, Json, UsageError
-from stormproof.core.contract.folds import fold_from_json
 from stormproof.core.contract.lineage import Lineage
-from stormproof.core.contract.sink import SinkInput, SinkMode
+from stormproof.core.contract.sink import SinkInput, SinkMode, fold_from_json
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import Sink
 

@@ -28,8 +28,7 @@ from deltalake.exceptions import DeltaError
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.contract.folds import Fold
-from stormproof.core.contract.sink import SinkInput, SinkMode
+from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
 from stormproof.sinks.contract.protocol import Repair
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics

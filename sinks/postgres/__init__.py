@@ -2,7 +2,7 @@
 
 | module | question that it answers |
 | --- | --- |
-| `sink`, `session` | how does a topology name a table, and how does a driver write to it |
+| `sink`, `session` | how does a topology name a table, what would a start do with it; how does a driver write to it |
 | `guard` | which txid does the table hold: commits a txid once |
 | `hold` | what does one driver hold: its commits, its evidence, a count of the rows; the columns that the table gets |
 | `compare` | does it have the rows that were written |
@@ -13,7 +13,6 @@
 | `judge` | which rows does the table refuse, and in which order are they put where they exclude each other |
 | `columns` | which columns take which text, and give values back as they came; how does a column of Arrow get into one |
 | `table` | what can each column hold; which text is a key that a map's table compares as another type |
-| `preview` | what would a start do with the table, for a dry run |
 """
 
 from __future__ import annotations

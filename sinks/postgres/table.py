@@ -18,8 +18,7 @@ from psycopg import sql
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.contract.folds import ByOrder, SetUnion
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import ByOrder, SetUnion, SinkInput
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
 from stormproof.sinks.contract.row_rule import require_lineage_takes_null

@@ -17,11 +17,22 @@ import pyarrow as pa
 from stormproof.core.base.arrays import Rows, Words
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.contract.folds import ByOrder, Fold, SetTruncated, SetUnion, row_of_groups, sets_of_groups
-from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, SinkMode, TaskWriter
+from stormproof.core.contract.sink import (
+    MESSAGE_COLUMNS,
+    ByOrder,
+    Fold,
+    PreparedFile,
+    SetTruncated,
+    SetUnion,
+    SinkInput,
+    SinkMode,
+    TaskWriter,
+    row_of_groups,
+    sets_of_groups,
+)
 from stormproof.core.graph.aggregation import has_extremes, has_sets
-from stormproof.core.task.groups import Members
 from stormproof.core.task.keyhash import hash_keys, is_hashable
+from stormproof.core.task.reduce import Members
 
 COMPACTED_ROWS_MIN: Final = 256 * 1024
 """A task drops superseded rows once it holds this many, and then each time that its rows have doubled."""

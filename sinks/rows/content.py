@@ -34,8 +34,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arrays import Rows, Words
 from stormproof.core.base.arrow_compute import pc
-from stormproof.core.contract.folds import AnyFold, Fold
-from stormproof.core.contract.sink import PreparedFile
+from stormproof.core.contract.sink import AnyFold, Fold, PreparedFile
 from stormproof.core.tracking.share import GAMMA, mix64
 from stormproof.sinks.rows.limits import is_bytes, is_string, plain
 

@@ -18,8 +18,7 @@ from support.fold_harness import EVERYTHING, NEGATIVE_NAN, VALUES, Folded, FoldH
 
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.folds import Fold
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import Fold, SinkInput
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.contract.registry import describe_sink

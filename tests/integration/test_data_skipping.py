@@ -23,8 +23,7 @@ from deltalake.transaction import AddAction
 from support import duck
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof.core.contract.folds import ByOrder, End
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import ByOrder, End, SinkInput
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 

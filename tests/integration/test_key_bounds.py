@@ -14,8 +14,7 @@ from support.queues import prepared_database
 from support.typed_rows import EDGES, decimals, put
 
 from stormproof import MemorySource, Topology
-from stormproof.core.contract.folds import Fold
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import Fold, SinkInput
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.sinks.delta import DeltaSink

@@ -27,8 +27,7 @@ from support.doubled_keys import (
 )
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof.core.contract.folds import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion, SinkInput
 from stormproof.sink import Lineage
 from stormproof.sinks.contract.protocol import Repair, SinkIdentity
 from stormproof.sinks.contract.row_rule import with_lineage

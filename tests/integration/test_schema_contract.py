@@ -19,8 +19,7 @@ from support.typed_rows import IDENTITY
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.contract.folds import Fold
-from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
+from stormproof.core.contract.sink import Fold, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
 from stormproof.sinks.contract.row_rule import SchemaContract

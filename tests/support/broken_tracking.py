@@ -12,7 +12,7 @@ import pytest
 
 from stormproof.core.base.arrays import Rows, Words
 from stormproof.core.contract.source import Expectation
-from stormproof.core.pending import batches, slice_position
+from stormproof.core.pending import batches, rows
 from stormproof.core.task import report
 from stormproof.core.task import task as task_module
 from stormproof.core.task.exchange import Received, Way, receive
@@ -33,7 +33,7 @@ def tokens_reused(patch: pytest.MonkeyPatch) -> None:
     def tokens(ids: Rows, seed: int) -> Words:
         return mix64(np.full(len(ids), unsigned(seed), np.uint64))
 
-    for module in (batches, slice_position):
+    for module in (batches, rows):
         patch.setattr(module, "tokens", tokens)
 
 

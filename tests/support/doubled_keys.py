@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from stormproof.core.contract.folds import Fold
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import Fold, SinkInput
 from stormproof.sinks.contract.protocol import Repair, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession

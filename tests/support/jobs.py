@@ -14,7 +14,7 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.pending.slice_position import expectation_of
+from stormproof.core.pending.rows import expectation_of
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport, mismatches

@@ -15,7 +15,7 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.contract.source import Expectation, Lease, Limit, Slice
-from stormproof.core.pending.slice_position import expectation_of
+from stormproof.core.pending.rows import expectation_of
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
 from stormproof.core.tracking.outcome import AttemptEnd, Outcome
 from stormproof.core.tracking.partners import Meetings

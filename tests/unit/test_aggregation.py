@@ -11,7 +11,7 @@ from stormproof.core.base.errors import JobFailed
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.task import combine as combine_module
 from stormproof.core.task.combine import Combiner, combine, merge
-from stormproof.core.task.groups import in_key_order
+from stormproof.core.task.reduce import in_key_order
 
 COUNT = Aggregation("n", AggregationKind.COUNT)
 SUM = Aggregation("total", AggregationKind.SUM, "x")

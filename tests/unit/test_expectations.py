@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stormproof.core.contract.source import Expectation
-from stormproof.core.pending.slice_position import BLOCK, expectation_of, expectation_of_range
+from stormproof.core.pending.rows import BLOCK, expectation_of, expectation_of_range
 from stormproof.core.tracking.share import tokens, xor_reduce
 
 LARGE = 5_000_000

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from stormproof.core.pending.slice_position import expectation_of
+from stormproof.core.pending.rows import expectation_of
 from stormproof.core.source.kafka.offsets import OffsetRange, expectation_of_ranges
 
 LARGE = 3_000_000

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.contract.folds import Fold
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import Fold, SinkInput
 from stormproof.sinks.rows.by_key import check_fold_input, fold_tables
 from stormproof.sinks.rows.limits import ColumnLimit, Limits
 from stormproof.trident.state.map import merge_columns, total

@@ -9,8 +9,7 @@ from support.jobs import source
 
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.folds import Fold
-from stormproof.core.contract.sink import SinkInput, SinkMode
+from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode
 from stormproof.sinks.stores.memory import MemorySink

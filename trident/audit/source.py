@@ -21,8 +21,7 @@ from stormproof.core.pending.numbered import lowest_unresolved, next_of, range_o
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.pending.registry import connector_of, kinds
-from stormproof.core.pending.rows import PendingRows, Subscriber
-from stormproof.core.pending.slice_position import at_of
+from stormproof.core.pending.rows import PendingRows, Subscriber, at_of
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence, find_handed_in

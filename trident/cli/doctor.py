@@ -36,8 +36,7 @@ from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.rights import explained
 from stormproof.core.postgres.role import RoleKind
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
-from stormproof.core.start.object_probe import marked_places
-from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, package_fingerprint
+from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, marked_places, package_fingerprint
 from stormproof.core.start.settings import Settings
 from stormproof.core.storage.address import options_to_send, use_storage
 from stormproof.core.storage.files import files_at
@@ -381,7 +380,7 @@ def _java() -> str:
 
 
 def _jars(settings: Settings) -> str:
-    from stormproof.core.engine.jars import delta_jars
+    from stormproof.core.engine.java import delta_jars
 
     jars = delta_jars(settings.delta_jars_dir)
     return f"{len(jars)} in {jars[0].parent}" if jars else "none needed"

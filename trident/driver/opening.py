@@ -31,8 +31,13 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.core.heartbeat.listener import HeartbeatListener
 from stormproof.core.postgres.database import Database
-from stormproof.core.start.object_probe import marked_places
-from stormproof.core.start.preflight import HeartbeatProbe, PackageProbe, UnpickleProbe, package_fingerprint
+from stormproof.core.start.preflight import (
+    HeartbeatProbe,
+    PackageProbe,
+    UnpickleProbe,
+    marked_places,
+    package_fingerprint,
+)
 from stormproof.core.start.settings import Settings
 from stormproof.core.storage.address import default_storage
 from stormproof.core.storage.files import files_at

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.contract.source import Limit
-from stormproof.core.pending.slice_position import even_bounds
+from stormproof.core.pending.rows import even_bounds
 from stormproof.core.source.files.formats import File
 from stormproof.core.source.files.reader import Segment, columns_in, rows_of
 from stormproof.core.source.files.rows import pack

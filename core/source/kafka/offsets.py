@@ -19,8 +19,7 @@ from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.lineage import ShownIds
 from stormproof.core.contract.source import Expectation
-from stormproof.core.pending.rows import At
-from stormproof.core.pending.slice_position import expectation_of, expectation_of_range
+from stormproof.core.pending.rows import At, expectation_of, expectation_of_range
 
 OFFSET_BITS: Final = 48
 """A partition that takes a million messages a second is full after nine years."""

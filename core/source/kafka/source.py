@@ -26,8 +26,7 @@ from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
-from stormproof.core.pending.rows import At, Subscriber
-from stormproof.core.pending.slice_position import even_bounds
+from stormproof.core.pending.rows import At, Subscriber, even_bounds
 from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka.advice import GroupAdvice

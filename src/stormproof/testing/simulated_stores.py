@@ -15,12 +15,11 @@ from stormproof.core.base.clock import Clock
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import MessageFailure
-from stormproof.core.contract.folds import AnyFold
-from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext, TaskWriter
+from stormproof.core.contract.sink import AnyFold, PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext, TaskWriter
 from stormproof.core.contract.source import Lease, Limit, Resolution, Slice
 from stormproof.core.pending.numbered import range_of
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.storage.kept_files import IN_MEMORY, kept_folder
+from stormproof.core.storage.local_files import IN_MEMORY, kept_folder
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.judge.rejected_messages import Part
 from stormproof.sinks.prepare.staging import parse_prepared_name, prepared_name

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.core.contract.folds import AnyFold, ByOrder, End, SetTruncated, SetUnion
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import AnyFold, ByOrder, End, SetTruncated, SetUnion, SinkInput
 from stormproof.sinks.contract.protocol import CommitOutcome, CommitResult, PreparedTransaction, SinkSession
 from stormproof.testing.sinks.harness import SinkHarness
 
