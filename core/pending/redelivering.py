@@ -153,10 +153,7 @@ class RedeliveringSource(NumberedSource):
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         super().__init__(
-            name,
-            decoder=decoder,
-            store=PostgresPendingStore(self.NOUN, name, database=database),
-            **pending,
+            name, decoder=decoder, store=PostgresPendingStore(self.NOUN, name, database=database), **pending
         )
         self._prefetch = self._ahead = prefetch
         self._horizon_s = horizon_s

@@ -57,25 +57,14 @@ class InMemory(NumberedSource):
     AUDIT = _MemoryAudit
 
     def __init__(
-        self,
-        name: str,
-        *,
-        schema: str,
-        unit: Unit | None,
-        clock: Clock | None,
-        **pending: Unpack[PendingArguments],
+        self, name: str, *, schema: str, unit: Unit | None, clock: Clock | None, **pending: Unpack[PendingArguments]
     ) -> None:
         where = f"{self.NOUN} {name}"
         require_text(self.NOUN, "name", name, "lines")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         self._memory = MemoryPendingStore(where, clock or SystemClock())
-        super().__init__(
-            name,
-            decoder=decoder,
-            store=self._memory,
-            **pending,
-        )
+        super().__init__(name, decoder=decoder, store=self._memory, **pending)
 
     @classmethod
     def shown_id(cls, message: int, origin: int) -> str:
@@ -122,13 +111,7 @@ class MemorySource(InMemory):
         clock: Clock | None = None,
         **pending: Unpack[PendingArguments],
     ) -> None:
-        super().__init__(
-            name,
-            schema=schema,
-            unit=unit,
-            clock=clock,
-            **pending,
-        )
+        super().__init__(name, schema=schema, unit=unit, clock=clock, **pending)
         self._messages = _checked(payloads, self.where)
         self._view_of: str | None = None
 
@@ -249,13 +232,7 @@ class IteratorSource(InMemory):
         """
         self._client = IteratorClient(name, items, confirm, abort)
         clock = clock or SystemClock()
-        super().__init__(
-            name,
-            schema=schema,
-            unit=unit,
-            clock=clock,
-            **pending,
-        )
+        super().__init__(name, schema=schema, unit=unit, clock=clock, **pending)
         # The ledger knows messages by their numbers: they begin above those of every earlier process.
         self._first = self._stop = int(clock.now().timestamp() * 1_000_000)
         self._payloads: dict[int, bytes] = {}

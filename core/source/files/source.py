@@ -114,12 +114,7 @@ class FileSource(NumberedSource):
         with error_prefix(where):
             self._schema = parse_schema(schema)
             decoder = _decoder(self._schema, format)
-        super().__init__(
-            name,
-            decoder=decoder,
-            store=PostgresPendingStore("source", name, database=given),
-            **pending,
-        )
+        super().__init__(name, decoder=decoder, store=PostgresPendingStore("source", name, database=given), **pending)
         self._columns = tuple(self._schema.names) if format == "parquet" else None
         self._clock: Clock | None = clock
         self._look_interval_s = look_interval_s

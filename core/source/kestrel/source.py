@@ -101,12 +101,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
             )
         self._addresses = tuple(dict.fromkeys(Address.of(where, host) for host in hosts))
         self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=False)
-        super().__init__(
-            name or queue,
-            schema=schema,
-            unit=unit,
-            **pending,
-        )
+        super().__init__(name or queue, schema=schema, unit=unit, **pending)
         self._metadata = Metadata.chosen(where, metadata, METADATA, self._decoder.schema)
         self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
         self._queue = queue

@@ -97,12 +97,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         require_seconds(where, "ack_wait_s", ack_wait_s)
         if connect is not None:
             require_object(where, "connect", connect, Mapping, "{'user_credentials': 'FILE'}")
-        super().__init__(
-            name or stream,
-            schema=schema,
-            unit=unit,
-            **pending,
-        )
+        super().__init__(name or stream, schema=schema, unit=unit, **pending)
         self._metadata = Metadata.chosen(where, metadata, MESSAGE, self._decoder.schema)
         self._decoder = self._metadata.decoder(self._decoder)
         self._stream = stream

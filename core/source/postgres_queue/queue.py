@@ -124,18 +124,9 @@ class PostgresQueue(PendingSource):
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
         self._tables = PostgresPendingStore(
-            "queue",
-            queue,
-            database=database,
-            default=_settings_database,
-            missing=_MISSING,
+            "queue", queue, database=database, default=_settings_database, missing=_MISSING
         )
-        super().__init__(
-            name or queue,
-            decoder=decoder,
-            store=self._tables,
-            **pending,
-        )
+        super().__init__(name or queue, decoder=decoder, store=self._tables, **pending)
         self._start = start
         self._partition_messages = partition_messages
         self._clock: Clock | None = clock

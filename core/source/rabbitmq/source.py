@@ -102,12 +102,7 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         require_text_if_given(where, "name", name, queue)
         require_text_if_given(where, "management", management, "http://HOST:15672")
         self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=True)
-        super().__init__(
-            name or queue,
-            schema=schema,
-            unit=unit,
-            **pending,
-        )
+        super().__init__(name or queue, schema=schema, unit=unit, **pending)
         self._metadata = Metadata.chosen(where, metadata, DELIVERY, self._decoder.schema)
         self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
         self._queue = queue

@@ -101,12 +101,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         require_text_if_given(where, "name", name, stream)
         require_choice(where, "start", start, ("earliest", "latest"))
         require_seconds(where, "claim_idle_s", claim_idle_s)
-        super().__init__(
-            name or stream,
-            schema=schema,
-            unit=unit,
-            **pending,
-        )
+        super().__init__(name or stream, schema=schema, unit=unit, **pending)
         with error_prefix(where):
             decoded = decoder_for(schema, unit).schema
         self._payload = payload_by(decoded, field, unit=unit is not None)
