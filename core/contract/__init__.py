@@ -2,12 +2,9 @@
 
 | module | question that it answers |
 | --- | --- |
-| `source` | what does a topology ask of a source: the contract, slices, leases |
-| `source_kind` | does a replayed batch have the same messages: transactional, opaque, or neither |
+| `source` | what does a topology ask of a source: the contract, slices, leases; how are messages' ids shown |
 | `capabilities` | what can a source's server do; how is a batch made safe with it; what does a crash lead to |
-| `backoff` | how long does a failed message wait for its retry |
 | `dead_letter` | what is recorded of a dead letter; when a message becomes one, `stormproof.core.pending` decides |
-| `sink` | what does a task know of a sink; how is a value merged with the one that it holds; which row of a group is first |
+| `sink` | what does a task know of a sink; how are values merged; which row is first; which message made a row |
 | `schema` | how is a schema read |
-| `lineage` | which transaction and which message made a row; messages' ids as columns |
 """

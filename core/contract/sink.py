@@ -20,8 +20,41 @@ from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import Json, TopologyError
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.lineage import Lineage
-from stormproof.core.contract.source_kind import SourceKind
+from stormproof.core.contract.source import SourceKind
+
+TXID: Final = "_txid"
+MESSAGE: Final = "_message_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The names of the columns that a sink stores behind each row's own; None: that one is not stored.
+
+    `txid` is the transaction that wrote the row. `message` is the id, as people see it, of the one message that the row was
+    made of; NULL where there were several, or where they are not known one by one (a group's result).
+    """
+
+    txid: str | None = TXID
+    message: str | None = MESSAGE
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns, in the order in which they are stored."""
+        txid = [] if self.txid is None else [pa.field(self.txid, pa.int64())]
+        message = [] if self.message is None else [pa.field(self.message, pa.string())]
+        return pa.schema([*txid, *message])
+
+    def added_to(self, rows: pa.RecordBatch, txid: int, message: Callable[[], pa.Array]) -> pa.RecordBatch:
+        """The rows with these columns behind their own; `message` gives their messages' ids, and is called where these are
+        stored.
+        """
+        made = [] if self.txid is None else [pa.repeat(pa.scalar(txid, pa.int64()), rows.num_rows)]
+        if self.message is not None:
+            made.append(message())
+        return pa.RecordBatch.from_arrays([*rows.columns, *made], schema=pa.schema([*rows.schema, *self.columns]))
+
+
+# ---- how a value is merged with the one that a sink holds
 
 
 class Fold(StrEnum):

@@ -42,19 +42,63 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from enum import StrEnum
+from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import Json
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import MessageFailure
-from stormproof.core.contract.lineage import ShownIds
-from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.preflight import Probe
+
+
+class SourceKind(StrEnum):
+    """Trident's three kinds of sources."""
+
+    NON_TRANSACTIONAL = "non-transactional"
+    """Nothing: messages in flight may be lost, or handed out again after they were applied."""
+    TRANSACTIONAL = "transactional"
+    """A slice can be read again, with the same messages."""
+    OPAQUE = "opaque"
+    """Each message is confirmed once, but a replayed batch may hold other messages."""
+
+
+WEAKEST_FIRST: Final = (SourceKind.NON_TRANSACTIONAL, SourceKind.OPAQUE, SourceKind.TRANSACTIONAL)
+
+
+# ---- messages' ids, as people see them
+
+
+class ShownIds(Protocol):
+    """Messages' ids as people see them, for whole columns: `Source.shown_id` inside tasks. Picklable; no connection."""
+
+    def shown(self, numbers: pa.Array, origins: pa.Array) -> pa.Array:
+        """The ids (string) of messages by number and origin (int64); NULL where the number is NULL."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NumberIds(ShownIds):
+    """``NUMBER``."""
+
+    def shown(self, numbers: pa.Array, origins: pa.Array) -> pa.Array:
+        """The numbers alone."""
+        return pc.cast(numbers, pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class OriginIds(ShownIds):
+    """``ORIGIN-NUMBER``."""
+
+    def shown(self, numbers: pa.Array, origins: pa.Array) -> pa.Array:
+        """Both, with a hyphen between them."""
+        return pc.binary_join_element_wise(pc.cast(origins, pa.string()), pc.cast(numbers, pa.string()), "-")
+
 
 # ---- what is opened
 

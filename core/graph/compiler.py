@@ -13,9 +13,9 @@ import pyarrow as pa
 from stormproof.core.base.errors import Json, TopologyError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import Bolt
-from stormproof.core.contract.lineage import Lineage, ShownIds
 from stormproof.core.contract.schema import to_ddl
-from stormproof.core.contract.sink import SinkInput
+from stormproof.core.contract.sink import Lineage, SinkInput
+from stormproof.core.contract.source import ShownIds
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.components import (
     Aggregate,

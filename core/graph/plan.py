@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.bolt import AnyBolt
-from stormproof.core.contract.lineage import Lineage, ShownIds
-from stormproof.core.contract.sink import SinkInput, SinkSpec
-from stormproof.core.contract.source import Decoder
+from stormproof.core.contract.sink import Lineage, SinkInput, SinkSpec
+from stormproof.core.contract.source import Decoder, ShownIds
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.components import OperationKind, UserFunction
 from stormproof.core.graph.grouping import Grouping

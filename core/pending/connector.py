@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.capabilities import READS_AGAIN, Capabilities, refusal
-from stormproof.core.contract.lineage import OriginIds, ShownIds
-from stormproof.core.contract.source import Expectation, Limit, SliceReader, Source
-from stormproof.core.contract.source_kind import SourceKind
+from stormproof.core.contract.source import Expectation, Limit, OriginIds, ShownIds, SliceReader, Source, SourceKind
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit
 from stormproof.core.pending.rows import At, Subscriber
 
@@ -64,6 +62,8 @@ class Connector(Source):
     """What a stable id in a journal has in front of the server's own: ``=`` alone, or the stream's identity up to ``/``."""
     AUDIT: ClassVar[type[SliceAudit]] = NumberedAudit
     """What the audit needs to know of its slices: by default, that messages have numbers without gaps."""
+    capabilities: Capabilities = READS_AGAIN
+    """What the server of its messages can do; by default, any set of them can be read again."""
     KEEPS_MESSAGES: ClassVar[bool] = False
     """Whether the store has every message until it is opened, so that one which it lacks does not exist."""
 
@@ -180,11 +180,6 @@ class Connector(Source):
     def kind(self) -> SourceKind:
         """A slice can be read again, for as long as it is not confirmed."""
         return SourceKind.TRANSACTIONAL
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the server of its messages can do; by default, any set of them can be read again."""
-        return READS_AGAIN
 
     def serves(self, guarantee: Guarantee) -> str | None:
         """As its capabilities allow."""

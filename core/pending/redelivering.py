@@ -131,6 +131,10 @@ class RedeliveringSource(NumberedSource):
     """
 
     ORIGIN: ClassVar[int | None] = 0
+    capabilities: Capabilities = REDELIVERS
+    """What the server can do; by default, it gives messages stable ids, and delivers them again."""
+    id_from: str | None = ""
+    """Where stable ids stand, as the source was given it; "", the default: the server gives them."""
     READS_AHEAD: ClassVar[bool] = True
     """Whether more may be received than the next slice takes, as far as `prefetch` allows it."""
 
@@ -205,16 +209,6 @@ class RedeliveringSource(NumberedSource):
     def reconnected(self) -> None:
         """The connection is another one: the handles that were given before are dead."""
         self._handles.clear()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the server can do; by default, it gives messages stable ids, and delivers them again."""
-        return REDELIVERS
-
-    @property
-    def id_from(self) -> str | None:
-        """Where stable ids stand, as the source was given it; "", the default: the server gives them."""
-        return ""
 
     # ---- what every such source does
 

@@ -1,4 +1,5 @@
-"""`PendingSource`: open, confirm and abort. Decides whether a failed message is tried again or becomes a dead letter.
+"""`PendingSource`: open, confirm and abort. Decides whether, and when, a failed message is tried again or becomes a dead
+letter.
 
 It works over the rows of a store. A connector fills in what it alone knows.
 """
@@ -9,7 +10,7 @@ import copy
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from typing import Final, Self, TypedDict
@@ -19,7 +20,6 @@ import numpy as np
 from stormproof.core.base.arguments import require_seconds, require_text, require_whole
 from stormproof.core.base.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.base.message import MessageFailure, storable_text
-from stormproof.core.contract.backoff import Backoff
 from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.source import (
     Backlog,
@@ -51,6 +51,27 @@ from stormproof.core.pending.rows import (
 )
 from stormproof.core.postgres.database import Database
 from stormproof.core.tracking.share import signed
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with jitter, bounded on both sides.
+
+    After its n-th failure a message waits between half of `base_s * 2**(n-1)` and all of it, never more than `max_s`.
+    The jitter keeps messages that failed together from coming back, and failing, together for ever.
+    """
+
+    base_s: float
+    max_s: float
+
+    def delay_s(self, times_failed: int, rng: Random) -> float:
+        """Seconds to wait after the `times_failed`-th failure (counted from 1)."""
+        exponent = min(max(times_failed, 1) - 1, 62)  # beyond that every base has long reached its maximum
+        return min(self.max_s, self.base_s * float(2**exponent)) * (0.5 + 0.5 * rng.random())
+
+
+# ---- the source
+
 
 _TEXT_MAX: Final = 5_000
 """Above what `storable_text` cuts to by default, so that a text which passed it once is not cut again."""

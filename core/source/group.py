@@ -17,20 +17,21 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import MessageFailure, MessageId
 from stormproof.core.contract.capabilities import SupportsDeadLetters
 from stormproof.core.contract.dead_letter import DeadLetter
-from stormproof.core.contract.lineage import ShownIds
 from stormproof.core.contract.source import (
+    WEAKEST_FIRST,
     Backlog,
     Decoder,
     Expectation,
     Lease,
     Limit,
     Resolution,
+    ShownIds,
     Slice,
     SliceReader,
     Source,
+    SourceKind,
     SourcePreview,
 )
-from stormproof.core.contract.source_kind import WEAKEST_FIRST, SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.spouts import (
     SPOUTS_MAX,

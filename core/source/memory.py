@@ -21,18 +21,19 @@ from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import MessageFailure
-from stormproof.core.contract.lineage import NumberIds, ShownIds
 from stormproof.core.contract.source import (
     READER_SCHEMA,
     Expectation,
     Lease,
     Limit,
+    NumberIds,
     Resolution,
+    ShownIds,
     Slice,
     SliceReader,
+    SourceKind,
     SourcePreview,
 )
-from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.connector import Next, Piece, two_numbers

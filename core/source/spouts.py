@@ -18,7 +18,7 @@ import pyarrow as pa
 from stormproof.core.base.arrays import Rows
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import UsageError
-from stormproof.core.contract.lineage import ShownIds
+from stormproof.core.contract.source import ShownIds
 from stormproof.core.tracking.share import GAMMA, mix64, unsigned
 
 SPOUTS_MAX: Final = 64

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from stormproof.core.contract.lineage import ShownIds
 from stormproof.core.contract.sink import SinkWriter, TaskContext
-from stormproof.core.contract.source import Decoder, SliceReader
+from stormproof.core.contract.source import Decoder, ShownIds, SliceReader
 from stormproof.core.graph.plan import CombineNode, SendNode, StagePlan, WriteNode
 from stormproof.core.heartbeat.wire import Place
 from stormproof.core.task.job import Job

@@ -9,8 +9,8 @@ import pyarrow as pa
 from stormproof.core.base.arrays import Rows
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import UsageError
-from stormproof.core.contract.lineage import NumberIds, ShownIds
 from stormproof.core.contract.sink import MESSAGE_COLUMNS
+from stormproof.core.contract.source import NumberIds, ShownIds
 from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
 
 

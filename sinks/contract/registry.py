@@ -20,8 +20,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from stormproof.core.base.errors import CannotTell, Json, UsageError
-from stormproof.core.contract.lineage import Lineage
-from stormproof.core.contract.sink import SinkInput, SinkMode, fold_from_json
+from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, fold_from_json
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import Sink
 

@@ -18,8 +18,7 @@ from stormproof.core.base.arguments import require_whole as require_number
 from stormproof.core.base.dataset import DatasetName, at_path
 from stormproof.core.base.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.lineage import Lineage
-from stormproof.core.contract.sink import SinkInput, SinkMode, TableKey
+from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.graph.checks import fitting_name
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage

@@ -16,8 +16,7 @@ from stormproof.core.base.arguments import require_flag, require_path
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import Json, SettingsError, SinkRefused
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.lineage import Lineage
-from stormproof.core.contract.sink import SinkInput, SinkMode, TableKey
+from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.graph.checks import fitting_name
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.forks import end_if_fork
-from stormproof.core.contract.lineage import Lineage
 from stormproof.core.contract.sink import (
     MESSAGE_COLUMNS,
+    Lineage,
     PreparedFile,
     SinkInput,
     SinkMode,

@@ -19,8 +19,7 @@ from stormproof.core.base.arguments import require_function, require_object, req
 from stormproof.core.base.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
 from stormproof.core.base.forks import OneProcess
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.lineage import Lineage
-from stormproof.core.contract.sink import SinkInput, SinkMode, TableKey
+from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute
 from stormproof.core.storage.local_files import NOWHERE

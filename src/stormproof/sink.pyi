@@ -1,7 +1,7 @@
 """What `stormproof.sink` offers; this list is the only one."""
 
 from .core.contract.sink import Fold as Fold
-from .core.contract.lineage import Lineage as Lineage
+from .core.contract.sink import Lineage as Lineage
 from .core.contract.sink import (
     PreparedFile as PreparedFile,
     SinkInput as SinkInput,

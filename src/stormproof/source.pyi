@@ -1,7 +1,7 @@
 """What `stormproof.source` offers; this list is the only one."""
 
 from .core.base.clock import Clock as Clock
-from .core.contract.lineage import ShownIds as ShownIds
+from .core.contract.source import ShownIds as ShownIds
 from .core.base.message import (
     FailureReason as FailureReason,
     MessageFailure as MessageFailure,
@@ -22,7 +22,7 @@ from .core.contract.dead_letter import (
     Disposal as Disposal,
 )
 from .core.source.files.micro_batches import MicroBatches as MicroBatches
-from .core.contract.source_kind import SourceKind as SourceKind
+from .core.contract.source import SourceKind as SourceKind
 from .core.decode.decoders import decoder_for as decoder_for
 from .core.contract.source import (
     Backlog as Backlog,

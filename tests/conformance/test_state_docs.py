@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from support.state_suite import failing
 
-from stormproof.core.contract.source_kind import SourceKind
+from stormproof.core.contract.source import SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.trident.state.key_value import KeyValueStore, OpaqueMap
 from stormproof.trident.state.matrix import service

@@ -23,7 +23,7 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import Fenced, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import watched
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.capabilities import RABBITMQ_WITHOUT_ID, Capabilities
+from stormproof.core.contract.capabilities import RABBITMQ_WITHOUT_ID
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts
 from stormproof.core.postgres.database import Database, connect
@@ -588,12 +588,9 @@ def test_a_server_gets_never_rid_of_a_message_that_is_ignored_when_it_comes_agai
 
 
 class WithoutIds(ToySource):
-    """Messages of this source have no ids."""
+    """Messages of this source have no ids, as those of a RabbitMQ queue without ids."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """As a RabbitMQ queue without ids."""
-        return RABBITMQ_WITHOUT_ID
+    capabilities = RABBITMQ_WITHOUT_ID
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE])

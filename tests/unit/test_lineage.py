@@ -14,8 +14,8 @@ from support.memory_run import World
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.contract.lineage import OriginIds, ShownIds
 from stormproof.core.contract.sink import SinkInput, SinkMode
+from stormproof.core.contract.source import OriginIds, ShownIds
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.pending.connector import Connector
 from stormproof.core.source.group import SourceGroup

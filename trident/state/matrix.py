@@ -18,7 +18,7 @@ from stormproof.core.base.arguments import instead_of, lacks, shown
 from stormproof.core.base.errors import Json, TopologyError
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import TableKey
-from stormproof.core.contract.source_kind import SourceKind
+from stormproof.core.contract.source import SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.sinks.contract.protocol import EvidenceReport, Held, PreparedTransaction

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from stormproof.core.contract.sink import Fold
-from stormproof.core.contract.source_kind import SourceKind
+from stormproof.core.contract.source import SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import SinkIdentity
 

@@ -18,7 +18,7 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.forks import kept_from_forks
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import APPEND_AND_FOLD, EVERY_FOLD, AnyFold, Fold, SinkInput, SinkMode, TableKey
-from stormproof.core.contract.source_kind import SourceKind
+from stormproof.core.contract.source import SourceKind
 from stormproof.core.graph.fields import can_be_key
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute

@@ -21,7 +21,6 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.message import MessageFailure
 from stormproof.core.bolt import DEFAULT_STREAM
-from stormproof.core.contract.lineage import NumberIds, ShownIds
 from stormproof.core.contract.sink import SinkMode, SinkSpec, TaskContext, files_of
 from stormproof.core.contract.source import (
     Backlog,
@@ -29,12 +28,14 @@ from stormproof.core.contract.source import (
     Expectation,
     Lease,
     Limit,
+    NumberIds,
     Resolution,
+    ShownIds,
     Slice,
     SliceReader,
     Source,
+    SourceKind,
 )
-from stormproof.core.contract.source_kind import SourceKind
 from stormproof.core.decode.decoders import BytesDecoder
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription

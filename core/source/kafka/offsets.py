@@ -17,8 +17,7 @@ import pyarrow as pa
 from stormproof.core.base.arrays import Rows
 from stormproof.core.base.arrow_compute import pc
 from stormproof.core.base.errors import Json, UsageError
-from stormproof.core.contract.lineage import ShownIds
-from stormproof.core.contract.source import Expectation
+from stormproof.core.contract.source import Expectation, ShownIds
 from stormproof.core.pending.rows import At, expectation_of, expectation_of_range
 
 OFFSET_BITS: Final = 48

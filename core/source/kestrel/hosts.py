@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import StoreUnavailable, UsageError
 from stormproof.core.base.message import storable_text
-from stormproof.core.contract.backoff import Backoff
+from stormproof.core.pending.source import Backoff
 from stormproof.core.source.kestrel.connection import Connection, ProtocolError
 
 log = logging.getLogger("stormproof.source")

@@ -14,7 +14,7 @@ import pyarrow as pa
 from stormproof.core.base.arguments import require_text, require_text_if_given, require_whole
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import UsageError
-from stormproof.core.contract.capabilities import KESTREL, KESTREL_WITH_ID, Capabilities
+from stormproof.core.contract.capabilities import KESTREL, KESTREL_WITH_ID
 from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
@@ -101,6 +101,8 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
             )
         self._addresses = tuple(dict.fromkeys(Address.of(where, host) for host in hosts))
         self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=False)
+        self.id_from = id_from
+        self.capabilities = KESTREL if id_from is None else KESTREL_WITH_ID  # items are taken over in both cases
         super().__init__(name or queue, schema=schema, unit=unit, **pending)
         self._metadata = Metadata.chosen(where, metadata, METADATA, self._decoder.schema)
         self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
@@ -117,16 +119,6 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         return tuple(
             at_server("kestrel", f"{one.host}:{one.port}", self._queue, port=one.port) for one in self._addresses
         )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Without `id_from`, items have no id; with it, that of their publisher. They are taken over in both cases."""
-        return KESTREL if self._id_from is None else KESTREL_WITH_ID
-
-    @property
-    def id_from(self) -> str | None:
-        """The argument."""
-        return None if self._id_from is None else self._id_from.text
 
     def for_run(self, database: Database) -> Self:
         """The same queue for one run, with connections of its own."""

@@ -18,7 +18,7 @@ from stormproof.core.base.arguments import (
 )
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, PositionMismatch, UsageError
-from stormproof.core.contract.capabilities import NATS, Capabilities
+from stormproof.core.contract.capabilities import NATS
 from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, OnGap, OnNewStream, Rules
 from stormproof.core.pending.journal import Delivery
@@ -53,6 +53,8 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
     """
 
     KIND: ClassVar[str] = "nats"
+    capabilities = NATS
+    """Ids of the server; a message can be read again by its sequence, but one journal serves all that deliver."""
     BEFORE_ID: ClassVar[str] = "/"
     NOUN: ClassVar[str] = "NATS stream"
 
@@ -118,11 +120,6 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
     def datasets(self) -> tuple[DatasetName, ...]:
         """The stream at the first of its servers."""
         return (at_server("nats", self._url, self._stream, port=4222),)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Ids of the server; a message can be read again by its sequence, but one journal serves all that deliver."""
-        return NATS
 
     def for_run(self, database: Database) -> Self:
         """The same source for one run, with a connection of its own."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Final, NamedTuple, Self, Unpack
 from stormproof.core.base.arguments import require_text, require_text_if_given
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
-from stormproof.core.contract.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID, Capabilities
+from stormproof.core.contract.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID
 from stormproof.core.decode.decoders import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
@@ -102,6 +102,9 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         require_text_if_given(where, "name", name, queue)
         require_text_if_given(where, "management", management, "http://HOST:15672")
         self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=True)
+        # A quorum queue counts deliveries: that is metadata. What failed is counted here, where a retry is no delivery.
+        self.id_from = id_from
+        self.capabilities = RABBITMQ_WITHOUT_ID if id_from is None else RABBITMQ_CLASSIC
         super().__init__(name or queue, schema=schema, unit=unit, **pending)
         self._metadata = Metadata.chosen(where, metadata, DELIVERY, self._decoder.schema)
         self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
@@ -118,19 +121,6 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
     def datasets(self) -> tuple[DatasetName, ...]:
         """The queue at its broker, in its virtual host."""
         return (dataset_at(self._url, self._queue),)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """With `id_from` the ids of publishers, else none.
-
-        A quorum queue counts deliveries: that is metadata. What failed is counted here, where a retry is no delivery.
-        """
-        return RABBITMQ_WITHOUT_ID if self._id_from is None else RABBITMQ_CLASSIC
-
-    @property
-    def id_from(self) -> str | None:
-        """The argument."""
-        return None if self._id_from is None else self._id_from.text
 
     def for_run(self, database: Database) -> Self:
         """The same queue for one run, with a connection of its own."""

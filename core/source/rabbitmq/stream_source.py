@@ -13,7 +13,7 @@ import numpy as np
 from stormproof.core.base.arguments import error_prefix, require_text, require_text_if_given, shown
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
-from stormproof.core.contract.capabilities import RABBITMQ_STREAM, Capabilities
+from stormproof.core.contract.capabilities import RABBITMQ_STREAM
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for
@@ -64,6 +64,8 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     AUDIT = StreamAudit
     NOUN: ClassVar[str] = "RabbitMQ stream"
     ORIGIN: ClassVar[int | None] = 0
+    capabilities = RABBITMQ_STREAM
+    """Any range can be read again, and nothing is confirmed."""
 
     def __init__(
         self,
@@ -114,11 +116,6 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         self._lookahead = StreamLookahead(self._broker)
         self._limit = Limit()
         self._noted: list[Look] = []
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Any range can be read again, and nothing is confirmed."""
-        return RABBITMQ_STREAM
 
     def for_run(self, database: Database) -> Self:
         """The same stream for one run, with a subscription and connections of its own."""

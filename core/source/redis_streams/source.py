@@ -20,7 +20,7 @@ from stormproof.core.base.arguments import (
 )
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
-from stormproof.core.contract.capabilities import REDIS_STREAM, Capabilities
+from stormproof.core.contract.capabilities import REDIS_STREAM
 from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.decode.stored import all_sealed, all_unsealed, sealed, unsealed
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, OnGap, OnNewStream, Rules
@@ -61,6 +61,8 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
     """
 
     KIND: ClassVar[str] = "redis"
+    capabilities = REDIS_STREAM
+    """Ids of the server; a set of entries can be read again, but one journal serves all servers that deliver."""
     BEFORE_ID: ClassVar[str] = "/"
     NOUN: ClassVar[str] = "Redis stream"
 
@@ -125,11 +127,6 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
     def datasets(self) -> tuple[DatasetName, ...]:
         """The stream at its server, in its database."""
         return (dataset_at(self._url, self._stream),)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Ids of the server; a set of entries can be read again, but one journal serves all servers that deliver."""
-        return REDIS_STREAM
 
     def for_run(self, database: Database) -> Self:
         """The same source for one run, with connections of its own."""
