@@ -12,7 +12,7 @@ import numpy as np
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
 from stormproof.core.pending.connector import Next, Piece
-from stormproof.core.pending.rows import At, PendingRows, even_bounds, expectation_of_range
+from stormproof.core.pending.rows import At, PendingRows, even_bounds, expectation_of_range, fitting
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database
 
@@ -71,9 +71,8 @@ class NumberedSource(PendingSource):
         sizes = self.sizes(first, stop, limit, cursor)
         if sizes is None:
             return stop, 0
-        total = np.cumsum(sizes[: stop - first])
-        kept = max(1, int(np.searchsorted(total, limit.bytes, side="right")))
-        return first + kept, int(total[kept - 1])
+        kept, size = fitting(sizes[: stop - first], limit)
+        return first + kept, size
 
     def start(self, cursor: Any) -> At:
         """In front of the first message."""

@@ -14,7 +14,7 @@ import numpy as np
 from stormproof.core.base.arrays import Rows
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead
-from stormproof.core.contract.source import Expectation, Lease, Slice, SliceReader
+from stormproof.core.contract.source import Expectation, Lease, Limit, Slice, SliceReader
 from stormproof.core.postgres.database import Database
 from stormproof.core.tracking.share import tokens, xor_reduce
 
@@ -409,6 +409,13 @@ def expectation_of_range(first: int, stop: int, seed: int, excluded: Collection[
     for begin in range(first, stop, BLOCK):
         xor ^= xor_reduce(tokens(np.arange(begin, min(begin + BLOCK, stop), dtype=np.int64), seed))
     return Expectation(stop - first - left_out.messages, xor)
+
+
+def fitting(sizes: Sequence[int] | Rows, limit: Limit) -> tuple[int, int]:
+    """How many of these messages the limit admits, one at least, and their bytes."""
+    total = np.cumsum(sizes[: max(1, limit.messages)])
+    kept = max(1, int(np.searchsorted(total, limit.bytes, side="right")))
+    return kept, int(total[kept - 1])
 
 
 def even_bounds(first: int, stop: int, parts: int) -> list[int]:

@@ -15,8 +15,6 @@ from itertools import pairwise
 from random import Random
 from typing import Final, Self, TypedDict
 
-import numpy as np
-
 from stormproof.core.base.arguments import require_seconds, require_text, require_whole
 from stormproof.core.base.errors import Fenced, Json, PositionMismatch, UsageError
 from stormproof.core.base.message import MessageFailure, storable_text
@@ -45,6 +43,7 @@ from stormproof.core.pending.rows import (
     Subscriber,
     even_bounds,
     expectation_of,
+    fitting,
     position_of,
     row_of,
     slice_of,
@@ -599,10 +598,9 @@ class SliceCutter:
         """The part of a slice that the limit admits, and how many of its retries that are."""
         if row.at is not None:
             return self._connector.head(row.at, limit, seed, self._rows.cursor), 0
-        sizes = np.cumsum([retry.bytes for retry in retries[: max(1, limit.messages)]])
-        kept = max(1, int(np.searchsorted(sizes, limit.bytes, side="right"))) if len(retries) else 0
+        kept, size = fitting([retry.bytes for retry in retries], limit) if len(retries) else (0, 0)
         expected = expectation_of([retry.id for retry in retries[:kept]], seed)
-        return Piece({}, kept, int(sizes[kept - 1]) if kept else 0, expected, None), kept
+        return Piece({}, kept, size, expected, None), kept
 
     def _shrunk(self, row: SliceRow, piece: Piece) -> SliceRow:
         at = None if row.is_retry else piece.at

@@ -114,6 +114,11 @@ class OffsetRange:
         later = replace(self, start=int(offsets[messages - 1]) + 1)
         return OffsetRange.of(later, offsets[messages:], size, assumed=self.assumed)
 
+    def between(self, first: int, stop: int) -> OffsetRange:
+        """The messages from one ordinal up to another, which is greater."""
+        part = self if stop == self.messages else self.head(stop, 0)
+        return part if not first else part.rest(first, 0)
+
     def to_json(self) -> list[Json]:
         """For the ledger."""
         found: list[Json] = [self.topic, self.partition, self.place, self.start, self.stop, self.messages, self.bytes]

@@ -447,8 +447,6 @@ def _between(ranges: Sequence[OffsetRange], first: int, stop: int) -> tuple[Offs
     for one in ranges:
         low, high = max(first - done, 0), min(stop - done, one.messages)
         done += one.messages
-        if low >= high:
-            continue
-        part = one if high == one.messages else one.head(high, 0)
-        found.append(part if not low else part.rest(low, 0))
+        if low < high:
+            found.append(one.between(low, high))
     return tuple(found)

@@ -20,7 +20,7 @@ from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import CONTINUOUS, Look, OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
-from stormproof.core.pending.rows import At, Subscriber, even_bounds, expectation_of
+from stormproof.core.pending.rows import At, Subscriber, even_bounds, expectation_of, fitting
 from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka.offsets import OffsetRange
@@ -199,7 +199,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         if not seen:
             return None
         offsets = np.array([one.offset for one in seen], np.int64)
-        kept, size = _fitting(np.array([one.bytes for one in seen], np.int64), limit)
+        kept, size = fitting([one.bytes for one in seen], limit)
         last = seen[kept - 1]
         one = OffsetRange.of(whole(self._broker.name, at.next, last.offset + 1), offsets[:kept], size)
         moved = replace(at, next=one.stop, mark=Mark(last.offset, last.checksum))
@@ -209,7 +209,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         """The lowest offsets; their bytes are counted again."""
         one = self._range(at)
         there = messages_in(self._broker, one)
-        kept, size = _fitting(np.array([len(message.payload) for message in there], np.int64), limit)
+        kept, size = fitting([len(message.payload) for message in there], limit)
         if kept >= one.messages:
             return _piece(replace(one, bytes=size), None, seed)
         return _piece(one.head(kept, size), one.rest(kept, 0), seed)
@@ -227,8 +227,9 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         """Readers of about equally many messages each."""
         one = self._range(at)
         bounds = even_bounds(0, one.messages, parallelism)
+        nothing = replace(one, messages=0, gaps=None)
         return tuple(
-            StreamSliceReader(self._broker, _between(one, first, stop), self._metadata)
+            StreamSliceReader(self._broker, one.between(first, stop) if first < stop else nothing, self._metadata)
             for first, stop in pairwise(bounds)
         )
 
@@ -279,21 +280,6 @@ def _checked_start(where: str, start: object) -> Start:
     )
 
 
-def _fitting(sizes: Any, limit: Limit) -> tuple[int, int]:
-    """How many of these messages the limit admits, one at least, and their bytes."""
-    total = np.cumsum(sizes[: max(1, limit.messages)])
-    kept = max(1, int(np.searchsorted(total, limit.bytes, side="right")))
-    return kept, int(total[kept - 1])
-
-
 def _piece(one: OffsetRange, rest: OffsetRange | None, seed: int) -> Piece:
     expected = expectation_of(one.offsets, seed)
     return Piece(at_of(one), one.messages, one.bytes, expected, None if rest is None else at_of(rest))
-
-
-def _between(one: OffsetRange, first: int, stop: int) -> OffsetRange:
-    """The messages from one ordinal up to another."""
-    if first >= stop:
-        return replace(one, messages=0, gaps=None)
-    part = one if stop == one.messages else one.head(stop, 0)
-    return part if not first else part.rest(first, 0)
