@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import types
 import typing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +13,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from stormproof.core.base import failpoint
+from stormproof.core.start import settings as module
 from stormproof.core.start.settings import NOT_SETTINGS, PREFIX, TOML_FILE, Settings, secret_settings
 
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
@@ -69,16 +72,29 @@ OTHERS: Final = {
 
 def text() -> str:
     """The page."""
-    rows = "".join(_row(name, field) for name, field in Settings.model_fields.items())
+    told = descriptions()
+    rows = "".join(_row(name, field, told[name]) for name, field in Settings.model_fields.items())
     others = "".join(f"- `{name}`: {OTHERS[name]}\n" for name in sorted(NOT_SETTINGS))
     return HEAD + rows + TAIL + others
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def descriptions() -> dict[str, str]:
+    """What each setting is for: the text below it in its class."""
+    source = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    (settings,) = (node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "Settings")
+    return {
+        setting.target.id: " ".join(text.value.value.split())
+        for setting, text in pairwise(settings.body)
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def _row(name: str, field: FieldInfo, told: str) -> str:
     default = _default(field) or _type_name(field.annotation)
     if typing.get_origin(field.annotation) is typing.Literal:
         default += f"; {_type_name(field.annotation)}"
-    return f"- `{name}` ({', '.join((default, *_bounds(field)))}): {field.description}\n"
+    return f"- `{name}` ({', '.join((default, *_bounds(field)))}): {told}\n"
 
 
 def _bounds(field: FieldInfo) -> list[str]:

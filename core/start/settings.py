@@ -86,7 +86,7 @@ _PG_NAMES: Final = ("PGHOST", "PGDATABASE", "PGSERVICE")
 
 
 class Settings(BaseSettings):
-    """Everything that can be set, with its default; see each field's description.
+    """Everything that can be set, with its default and what it is for.
 
     Raises:
         SettingsError: an unknown name (the known ones are listed), or an invalid value (with the place where it was set).
@@ -103,140 +103,80 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    database_url: SecretStr | None = Field(
-        default=None,
-        description="Postgres of ledger and queues: postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
-    )
-    embedded: bool = Field(default=True, description="start a Postgres under `home` if none is named")
-    home: Path = Field(default=Path(".stormproof"), description="folder for the embedded Postgres and staged files")
-    staging_dir: str | None = Field(
-        default=None,
-        description="folder of prepared files for driver and executors: a path, or a URL such as `s3://BUCKET/KEY`; "
-        "default: `home`/staging",
-        min_length=1,
-    )
-    storage_options: dict[str, str] = Field(
-        default={},
-        repr=False,
-        description="options of delta-rs and obstore, for addresses of object stores without options of their own: a table "
-        "in `stormproof.toml`, or a JSON object",
-    )
-    master: str = Field(default="local[*]", description="Spark's master", min_length=1)
-    spark: dict[str, str] = Field(
-        default={},
-        repr=False,
-        description='Spark\'s settings: `spark.executor.memory = "4g"` in `stormproof.toml`, or a JSON object with whole '
-        "names; those that exactly-once needs cannot be changed",
-    )
-    parallelism: int | None = Field(
-        default=None, ge=1, description="source tasks of a batch's job; default: one for each of Spark's cores"
-    )
-    small_job_ms: float = Field(
-        default=100.0,
-        ge=0,
-        description="a batch that is expected to take less work is run as one Spark task; 0: never",
-    )
-    delta_jars_dir: Path | None = Field(
-        default=None,
-        description="folder with Delta's jars; default: `.jars` of the working folder or clone, else that of "
-        "`stormproof jars`",
-    )
-    batch_messages: int = Field(
-        default=10_000,
-        ge=1,
-        description="most messages in one batch; times `max_batches_in_flight`, the most pending ones",
-    )
-    batch_bytes: int = Field(default=64 * 2**20, ge=1, description="most bytes of payload in one batch")
-    max_batches_in_flight: int | None = Field(
-        default=None,
-        ge=1,
-        description="most batches in flight; default: 1, with `latency_target_s` 4",
-    )
-    latency_target_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="tune batch size and batches in flight, up to the limits above, to commit nine batches of ten in "
-        "this time",
-    )
-    rejects_max_share: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="share of the newest 1,000 or more messages whose rows a sink's table may refuse, and always 10 "
-        "messages, before the batch is blocked; 0: every refused row blocks its batch",
-    )
-    message_timeout_s: float = Field(
-        default=30.0,
-        gt=0,
-        description="how long a batch's job may show no progress before the message at fault is searched: one call of a "
-        "function must end, or reset the time, within it",
-    )
-    start_timeout_s: float = Field(
-        default=300.0,
-        gt=0,
-        description="how long a batch's job may wait for its first task, or between two stages, before the run ends",
-    )
-    worker_memory_mb: int | None = Field(
-        default=None,
-        ge=64,
-        description="megabytes that a Spark worker may allocate beyond its start; default: as Spark grants "
-        "(see limits.md), else half of the machine's memory per core, at least 1024",
-    )
-    heartbeat_port: int = Field(
-        default=0,
-        ge=0,
-        le=65535,
-        description="port of `spark.driver.bindAddress` where the driver hears its tasks' progress; 0: a free one",
-    )
-    outage_s: float = Field(
-        default=60.0, gt=0, description="how long a store may be away before the run ends with an error"
-    )
-    poll_interval_s: float = Field(default=0.1, gt=0, description="wait before an empty source is asked again")
-    lease_s: float = Field(
-        default=30.0,
-        gt=0,
-        description="how long opened messages stay with a driver that gives no sign of life",
-    )
-    metrics_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="port where a driver serves its metrics to Prometheus, at /metrics; 0: a free one, which it prints",
-    )
-    metrics_host: str = Field(
-        default="127.0.0.1",
-        min_length=1,
-        description="address of `metrics_port`; `0.0.0.0` serves everybody, without a password",
-    )
-    metrics_opentelemetry: bool = Field(
-        default=False,
-        description="pass metrics, and a span per batch, to OpenTelemetry's API; needs the extra `otel`",
-    )
-    lineage_url: SecretStr | None = Field(default=None, description="OpenLineage server; needs the extra `openlineage`")
-    lineage_api_key: SecretStr | None = Field(default=None, description="key for `lineage_url`")
-    lineage_file: Path | None = Field(
-        default=None, description="file for OpenLineage events, one per line, instead of a server"
-    )
-    lineage_namespace: str = Field(
-        default="stormproof", min_length=1, description="OpenLineage namespace of the topologies"
-    )
-    lineage_interval_s: float = Field(
-        default=30.0,
-        ge=0,
-        description="least seconds between two committed batches that are reported",
-    )
-    lineage_error_texts: bool = Field(
-        default=False, description="report error texts, which may quote a message, beside their kind"
-    )
-    plugins: str = Field(
-        default="",
-        description="modules or FILE.py, separated by commas, that commands import first: they register your own "
-        "kinds of sinks",
-    )
-    log_format: Literal["text", "json"] = Field(
-        default="text", description="`text`: a short line per batch; `json`: one object per line"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest logged level")
+    database_url: SecretStr | None = None
+    """Postgres of ledger and queues: postgresql://USER:PASSWORD@HOST:PORT/DATABASE"""
+    embedded: bool = True
+    """start a Postgres under `home` if none is named"""
+    home: Path = Path(".stormproof")
+    """folder for the embedded Postgres and staged files"""
+    staging_dir: str | None = Field(default=None, min_length=1)
+    """folder of prepared files for driver and executors: a path, or a URL such as `s3://BUCKET/KEY`; default:
+    `home`/staging"""
+    storage_options: dict[str, str] = Field(default={}, repr=False)
+    """options of delta-rs and obstore, for addresses of object stores without options of their own: a table in
+    `stormproof.toml`, or a JSON object"""
+    master: str = Field(default="local[*]", min_length=1)
+    """Spark's master"""
+    spark: dict[str, str] = Field(default={}, repr=False)
+    """Spark's settings: `spark.executor.memory = "4g"` in `stormproof.toml`, or a JSON object with whole names; those
+    that exactly-once needs cannot be changed"""
+    parallelism: int | None = Field(default=None, ge=1)
+    """source tasks of a batch's job; default: one for each of Spark's cores"""
+    small_job_ms: float = Field(default=100.0, ge=0)
+    """a batch that is expected to take less work is run as one Spark task; 0: never"""
+    delta_jars_dir: Path | None = None
+    """folder with Delta's jars; default: `.jars` of the working folder or clone, else that of `stormproof jars`"""
+    batch_messages: int = Field(default=10_000, ge=1)
+    """most messages in one batch; times `max_batches_in_flight`, the most pending ones"""
+    batch_bytes: int = Field(default=64 * 2**20, ge=1)
+    """most bytes of payload in one batch"""
+    max_batches_in_flight: int | None = Field(default=None, ge=1)
+    """most batches in flight; default: 1, with `latency_target_s` 4"""
+    latency_target_s: float | None = Field(default=None, gt=0)
+    """tune batch size and batches in flight, up to the limits above, to commit nine batches of ten in this time"""
+    rejects_max_share: float = Field(default=0.1, ge=0, le=1)
+    """share of the newest 1,000 or more messages whose rows a sink's table may refuse, and always 10 messages, before
+    the batch is blocked; 0: every refused row blocks its batch"""
+    message_timeout_s: float = Field(default=30.0, gt=0)
+    """how long a batch's job may show no progress before the message at fault is searched: one call of a function must
+    end, or reset the time, within it"""
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    """how long a batch's job may wait for its first task, or between two stages, before the run ends"""
+    worker_memory_mb: int | None = Field(default=None, ge=64)
+    """megabytes that a Spark worker may allocate beyond its start; default: as Spark grants (see limits.md), else half
+    of the machine's memory per core, at least 1024"""
+    heartbeat_port: int = Field(default=0, ge=0, le=65535)
+    """port of `spark.driver.bindAddress` where the driver hears its tasks' progress; 0: a free one"""
+    outage_s: float = Field(default=60.0, gt=0)
+    """how long a store may be away before the run ends with an error"""
+    poll_interval_s: float = Field(default=0.1, gt=0)
+    """wait before an empty source is asked again"""
+    lease_s: float = Field(default=30.0, gt=0)
+    """how long opened messages stay with a driver that gives no sign of life"""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """port where a driver serves its metrics to Prometheus, at /metrics; 0: a free one, which it prints"""
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    """address of `metrics_port`; `0.0.0.0` serves everybody, without a password"""
+    metrics_opentelemetry: bool = False
+    """pass metrics, and a span per batch, to OpenTelemetry's API; needs the extra `otel`"""
+    lineage_url: SecretStr | None = None
+    """OpenLineage server; needs the extra `openlineage`"""
+    lineage_api_key: SecretStr | None = None
+    """key for `lineage_url`"""
+    lineage_file: Path | None = None
+    """file for OpenLineage events, one per line, instead of a server"""
+    lineage_namespace: str = Field(default="stormproof", min_length=1)
+    """OpenLineage namespace of the topologies"""
+    lineage_interval_s: float = Field(default=30.0, ge=0)
+    """least seconds between two committed batches that are reported"""
+    lineage_error_texts: bool = False
+    """report error texts, which may quote a message, beside their kind"""
+    plugins: str = ""
+    """modules or FILE.py, separated by commas, that commands import first: they register your own kinds of sinks"""
+    log_format: Literal["text", "json"] = "text"
+    """`text`: a short line per batch; `json`: one object per line"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """lowest logged level"""
 
     def __init__(self, **arguments: Any) -> None:
         _check_variables(os.environ)
