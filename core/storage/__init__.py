@@ -4,6 +4,5 @@
 | --- | --- |
 | `address` | what is an address in an object store, and with which options is it reached |
 | `protocol` | what is asked of any place that has files |
-| `files` | which place has the files at an address |
-| `local_files`, `object_files` | how are files reached on a disk, in memory, and in an object store |
+| `files`, `object_files` | which place has the files at an address: on a disk, in memory, or in an object store |
 """

@@ -22,7 +22,7 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute
-from stormproof.core.storage.local_files import NOWHERE
+from stormproof.core.storage.files import NOWHERE
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import (
     ALREADY_HELD,

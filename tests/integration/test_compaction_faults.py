@@ -31,7 +31,7 @@ from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rewrite import COMPACTED
 from stormproof.sinks.delta.session import DeltaSession
 
-MODULES: Final = ("rewrite.py", "upkeep.py", "power_loss.py", "local_files.py", "newest_version.py")
+MODULES: Final = ("rewrite.py", "upkeep.py", "power_loss.py", "storage/files.py", "newest_version.py")
 
 
 @dataclass(slots=True)

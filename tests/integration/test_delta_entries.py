@@ -18,7 +18,7 @@ from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
-from stormproof.core.storage.local_files import LocalFiles
+from stormproof.core.storage.files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitOutcome, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.delta_rs import HOOKS, adopt_files

@@ -21,7 +21,7 @@ from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
-from stormproof.core.storage.local_files import LocalFiles
+from stormproof.core.storage.files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitOutcome, SinkSession
 from stormproof.sinks.delta import newest_version
 from stormproof.sinks.delta.delta_rs import adopt_files, load_table

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.core.storage.local_files import LocalFiles
+from stormproof.core.storage.files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitOutcome, Held, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.sinks.delta import opening
 from stormproof.sinks.delta.log import DeltaLog

@@ -24,7 +24,7 @@ from stormproof.core.source.files import formats
 from stormproof.core.source.files import reader as reading
 from stormproof.core.source.files.formats import FORMATS, Format
 from stormproof.core.source.files.identity import renamed_from
-from stormproof.core.storage.local_files import LocalFiles
+from stormproof.core.storage.files import LocalFiles
 from stormproof.testing import Message
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]

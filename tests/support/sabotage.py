@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.storage.local_files import LocalFiles
+from stormproof.core.storage.files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.delta import hold as delta
 from stormproof.sinks.delta import opening, power_loss

@@ -29,7 +29,7 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
-from stormproof.core.storage.local_files import kept_folder
+from stormproof.core.storage.files import kept_folder
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.together import touched_by
 from stormproof.core.tracking.verdict import JobReport

@@ -19,7 +19,7 @@ from stormproof.core.contract.sink import AnyFold, PreparedFile, SinkInput, Sink
 from stormproof.core.contract.source import Lease, Limit, Resolution, Slice
 from stormproof.core.pending.numbered import range_of
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.storage.local_files import IN_MEMORY, kept_folder
+from stormproof.core.storage.files import IN_MEMORY, kept_folder
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.judge.rejected_messages import Part
 from stormproof.sinks.prepare.staging import parse_prepared_name, prepared_name
