@@ -245,7 +245,7 @@ class RedeliveringSource(NumberedSource):
         """
         super().subscribe(subscription, epoch)
         with self.rows() as rows:
-            rows.move({**self._locked(rows, self._who(), epoch), "id_from": self.id_from})
+            rows.move({**self._locked(rows, self.subscriber, epoch), "id_from": self.id_from})
 
     def check(self, who: Subscriber, position: At, cursor: Any) -> At:
         """Refuse ids from another place while messages are known by those before."""
@@ -286,7 +286,7 @@ class RedeliveringSource(NumberedSource):
     def _receive_new(self, epoch: int) -> None:
         for _ in range(RECEIVES_MAX):
             with self.rows() as rows:
-                position = self._locked(rows, self._who(), epoch)
+                position = self._locked(rows, self.subscriber, epoch)
                 stop = self.stop(rows.cursor)
             room = self._ahead - max(0, stop - next_of(position))
             given = self.receive(room) if room > 0 else ()
@@ -300,7 +300,7 @@ class RedeliveringSource(NumberedSource):
                 # Whatever becomes of the call, what was received is not used if it fails: that is lost, or comes again.
                 self.acknowledge([message.handle for message in received])
             with self.rows() as rows:
-                position = self._locked(rows, self._who(), epoch)
+                position = self._locked(rows, self.subscriber, epoch)
                 moved = with_looks({**position, **self._seen}, self._looks)
                 if moved != position:
                     rows.move(moved)
@@ -436,7 +436,7 @@ class RedeliveringSource(NumberedSource):
         return self._began + timedelta(seconds=self._clock.monotonic_s())
 
     def _journal(self, cursor: Any) -> Journal:
-        return Journal(cursor, self._who(), self.where)
+        return Journal(cursor, self.subscriber, self.where)
 
     # ---- numbered messages
 
@@ -471,7 +471,7 @@ class RedeliveringSource(NumberedSource):
     def reader(self, first: int, stop: int) -> SliceReader:
         """Messages of the journal."""
         assert isinstance(self._store, PostgresPendingStore)
-        return JournalReader(self._store.database, self._who(), first, stop, self.unpack())
+        return JournalReader(self._store.database, self.subscriber, first, stop, self.unpack())
 
     def range_payloads(self, ids: Sequence[int], cursor: Any) -> Mapping[int, bytes]:
         """Out of the journal."""

@@ -206,7 +206,7 @@ class PendingSource(Connector):
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
         """Hand out returned messages first, then due retries, then new ones; None where there are none."""
-        who, seed = self._who(), signed(seed)
+        who, seed = self.subscriber, signed(seed)
         if limit.fresh:
             self.look(lease.epoch)
         with self._store.rows(who, tx) as rows:
@@ -234,42 +234,35 @@ class PendingSource(Connector):
 
     def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
         """The slice that was opened earlier, from its position."""
-        row, retries = self._row_of(position)
-        return Slice(
-            position,
-            expected,
-            row.bytes,
-            retry=row.is_retry,
-            deaths=row.deaths,
-            replayed=tuple((retry.id, retry.origin) for retry in retries),
-        )
+        row, retries = row_of(position)
+        return replace(slice_of(row, expected, retries), position=position)
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
         """The expectation for another seed or with messages left out."""
-        row, retries = self._row_of(slice_.position)
+        row, retries = row_of(slice_.position)
         seed = signed(seed)
         if row.at is None:
             return expectation_of([retry.id for retry in retries], seed, excluded)
-        with self._store.rows(self._who(), tx) as rows:
+        with self.rows(tx) as rows:
             return self.expected(row.at, seed, excluded, rows.cursor)
 
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
         """The slice as `parallelism` disjoint parts (some may be empty)."""
-        row, retries = self._row_of(slice_.position)
+        row, retries = row_of(slice_.position)
         if row.at is not None:
             return self.parts(row.at, parallelism)
         bounds = even_bounds(0, len(retries), parallelism)
         parts = [[retry.id for retry in retries[low:high]] for low, high in pairwise(bounds)]
-        return self._store.readers(self._who(), row.id, parts, self.unpack())
+        return self._store.readers(self.subscriber, row.id, parts, self.unpack())
 
     def payloads_of(self, slice_: Slice, ids: Collection[int]) -> Mapping[int, bytes]:
         """The payloads of some of the slice's messages, as they are stored for a retry."""
-        row, _ = self._row_of(slice_.position)
+        row, _ = row_of(slice_.position)
         if row.at is not None:
-            with self._store.rows(self._who()) as rows:
+            with self.rows() as rows:
                 return self.payloads(row.at, sorted(ids), rows.cursor)
         found: dict[int, bytes] = {}
-        for reader in self._store.readers(self._who(), row.id, [sorted(ids)], None):
+        for reader in self._store.readers(self.subscriber, row.id, [sorted(ids)], None):
             for batch in reader.read(0, frozenset(), max(1, len(ids))):
                 found |= zip(batch.column("id").to_pylist(), batch.column("payload").to_pylist(), strict=True)
         return found
@@ -283,11 +276,10 @@ class PendingSource(Connector):
         self._touch(lease, None, hold=False)
 
     def _touch(self, lease: Lease, tx: object | None, *, hold: bool) -> None:
-        who = self._who()
-        with self._store.rows(who, tx) as rows:
+        with self.rows(tx) as rows:
             if rows.touch(lease, hold=hold):
                 return
-            self._explain(rows.fate(lease), who, lease)
+            self._explain(rows.fate(lease), lease)
             raise Fenced(
                 f"{self.where}: the lease of {lease.owner} (epoch {lease.epoch}) has lapsed or was returned",
                 **self._details(owner=lease.owner),
@@ -301,12 +293,11 @@ class PendingSource(Connector):
             UsageError: a message that is named as failed is not in the slice, or the subscription was removed meanwhile;
                 nothing was changed.
         """
-        who = self._who()
-        with self._store.rows(who, tx) as rows:
+        with self.rows(tx) as rows:
             row = rows.take(lease, delete=True)
             if row is None:
-                self._locked(rows, who, lease.epoch)
-                self._explain(rows.fate(lease), who, lease)
+                self._locked(rows, self.subscriber, lease.epoch)
+                self._explain(rows.fate(lease), lease)
                 return Resolution()
             resolution = self._failed(rows, row, failed) if failed else Resolution()
             if row.at is None:
@@ -385,37 +376,34 @@ class PendingSource(Connector):
 
     def abort(self, lease: Lease, tx: object | None = None) -> None:
         """Return all of the lease's messages; no failure is counted."""
-        who = self._who()
-        with self._store.rows(who, tx) as rows:
+        with self.rows(tx) as rows:
             if not rows.give_back(lease):
-                self._explain(rows.fate(lease), who, lease, lapsed=False)
+                self._explain(rows.fate(lease), lease, lapsed=False)
 
     def split(
         self, slice_: Slice, lease: Lease, alone: Sequence[int] = (), tx: object | None = None, parts: int = 2
     ) -> None:
         """Return the lease's messages in parts: suspects alone, else `parts` of one size. A single message returns whole."""
-        who = self._who()
-        with self._store.rows(who, tx) as rows:
+        with self.rows(tx) as rows:
             row = rows.take(lease, delete=False)
             if row is None:
-                self._explain(rows.fate(lease), who, lease, lapsed=False)
+                self._explain(rows.fate(lease), lease, lapsed=False)
             elif row.messages <= 1:
                 rows.give_back(lease)
             else:
-                SliceCutter(self, rows, who.subscription).divide(replace(row, deaths=min(row.deaths, 1)), alone, parts)
+                cutter = SliceCutter(self, rows, self.subscriber.subscription)
+                cutter.divide(replace(row, deaths=min(row.deaths, 1)), alone, parts)
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
         """Every lease, mine from here on; an open one of an older epoch counts a death."""
-        who = self._who()
-        with self._store.rows(who, tx) as rows:
-            self._locked(rows, who, epoch)
+        with self.rows(tx) as rows:
+            self._locked(rows, self.subscriber, epoch)
             rows.raise_epoch(epoch)
             return rows.recover(epoch)
 
     def backlog(self) -> Backlog:
         """What is left for this subscription."""
-        who = self._who()
-        with self._store.rows(who) as rows:
+        with self.rows() as rows:
             return self._backlog(rows)
 
     def _backlog(self, rows: PendingRows) -> Backlog:
@@ -432,7 +420,7 @@ class PendingSource(Connector):
 
     def maintain(self) -> None:
         """Forget leases that ran out long ago. No retry waits longer than the longest backoff, wherever the clock jumped."""
-        with self._store.rows(self._who()) as rows:
+        with self.rows() as rows:
             rows.forget_lapses()
             rows.wait_at_most(self._backoff.max_s)
 
@@ -461,26 +449,20 @@ class PendingSource(Connector):
         return self._letters().edit(message, payload, by=by, why=why)
 
     def _letters(self) -> DeadLetters:
-        return DeadLetters(self._store, self._who(), type(self))
+        return DeadLetters(self._store, self.subscriber, type(self))
 
     # ---- shared steps
 
-    def _row_of(self, position: dict[str, Json]) -> tuple[SliceRow, list[Retry]]:
-        return row_of(position)
-
-    def _who(self) -> Subscriber:
-        if self._subscription is None:
-            raise UsageError(f"{self.where}: subscribe() comes before any other call of a reader")
-        return Subscriber(self.KIND, self.key, self._subscription)
-
     def rows(self, tx: object | None = None) -> AbstractContextManager[PendingRows]:
         """The rows of this subscription, in `tx` or in a transaction of their own: for the audit, and for connectors."""
-        return self._store.rows(self._who(), tx)
+        return self._store.rows(self.subscriber, tx)
 
     @property
     def subscriber(self) -> Subscriber:
         """Whose rows they are; UsageError before `subscribe`."""
-        return self._who()
+        if self._subscription is None:
+            raise UsageError(f"{self.where}: subscribe() comes before any other call of a reader")
+        return Subscriber(self.KIND, self.key, self._subscription)
 
     def _details(self, **more: Json) -> dict[str, Json]:
         return {self.NOUN: self.key, **more}
@@ -508,10 +490,10 @@ class PendingSource(Connector):
             **self._details(subscription=who.subscription, epoch=epoch, newer_epoch=newer),
         )
 
-    def _explain(self, fate: LeaseFate, who: Subscriber, lease: Lease, *, lapsed: bool = True) -> None:
+    def _explain(self, fate: LeaseFate, lease: Lease, *, lapsed: bool = True) -> None:
         """Say why a lease's slice is not there: Fenced where another has it; nothing where it is resolved already."""
         if fate.newest_epoch > lease.epoch:
-            raise self._fenced(who, lease.epoch, fate.newest_epoch)
+            raise self._fenced(self.subscriber, lease.epoch, fate.newest_epoch)
         if lapsed and fate.lapsed:
             raise Fenced(
                 f"{self.where}: the lease of {lease.owner} ran out and its messages were handed to another",

@@ -81,12 +81,14 @@ class InMemory(NumberedSource):
         """The number; the origin is 0."""
         return two_numbers(shown, "0")
 
-    def _who(self) -> Subscriber:
+    @property
+    def subscriber(self) -> Subscriber:
+        """That of the run which read from this object, where there is one alone."""
         if self._subscription is None:
             names = self._store.subscriptions(self.KIND, self.name)
-            if len(names) == 1:  # that of the run which read from this object
+            if len(names) == 1:
                 return Subscriber(self.KIND, self.name, names[0])
-        return super()._who()
+        return super().subscriber
 
 
 class MemorySource(InMemory):

@@ -227,7 +227,7 @@ class NoKeyJournal(Journal):
 
 class NoKey(RedeliveringSource):
     def _journal(self, cursor: Any) -> Journal:
-        return NoKeyJournal(cursor, self._who(), self.where)
+        return NoKeyJournal(cursor, self.subscriber, self.where)
 
 
 class ConfirmsFirst(RedeliveringSource):

@@ -497,7 +497,7 @@ class NoKeyJournal(Journal):
 
 class NoKey(ToySource):
     def _journal(self, cursor: Any) -> Journal:
-        return NoKeyJournal(cursor, self._who(), self.where)
+        return NoKeyJournal(cursor, self.subscriber, self.where)
 
 
 def test_without_the_unique_key_a_message_is_opened_again_after_it_was_confirmed(harness: ToyHarness) -> None:
@@ -570,7 +570,7 @@ class IgnoresJournal(Journal):
 
 class IgnoresWhatItKnows(ToySource):
     def _journal(self, cursor: Any) -> Journal:
-        return IgnoresJournal(cursor, self._who(), self.where)
+        return IgnoresJournal(cursor, self.subscriber, self.where)
 
 
 def test_a_server_gets_never_rid_of_a_message_that_is_ignored_when_it_comes_again(harness: ToyHarness) -> None:

@@ -161,7 +161,7 @@ class _NoIds(Journal):
 
 class ChecksNoId(RedeliveringSource):
     def _journal(self, cursor: Any) -> Journal:
-        return _NoIds(cursor, self._who(), self.where)
+        return _NoIds(cursor, self.subscriber, self.where)
 
 
 class RabbitMQTellsFirst(TellsFirst, RabbitMQSource): ...

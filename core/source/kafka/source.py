@@ -229,7 +229,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
         self._partitions.look(known, self._limit)
         seen = self._partitions.marks(replace(self._partitions.as_found(known), waits=self._partitions.waits(known)))
         if (seen.waits, seen.looks, seen.places) != (known.waits, known.looks, known.places):
-            who = self._who()
+            who = self.subscriber
             with self.rows() as rows:
                 if KafkaPosition.of(self._locked(rows, who, epoch)) == known:
                     rows.move(seen.to_json())
