@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -59,11 +59,8 @@ class OneProcess:
         self._life = process_life()
         self._lock = threading.RLock()
 
-    def __getstate__(self) -> str:
-        return self._what
-
-    def __setstate__(self, what: str) -> None:
-        OneProcess.__init__(self, what)
+    def __reduce__(self) -> tuple[Callable[[str], OneProcess], tuple[str]]:
+        return OneProcess, (self._what,)
 
     def __enter__(self) -> None:
         life = process_life()

@@ -218,18 +218,8 @@ class Asking:
         self._answers_right: set[Partition] = set()
         """The partitions of which the highest timestamp was once told right."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "cluster": self.cluster,
-            "_admin": None,
-            "_heard": Heard(),
-            "_made_in": 0,
-            "epochs": {},
-            "_answers_right": set(),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def __reduce__(self) -> tuple[Callable[[Cluster], Asking], tuple[Cluster]]:
+        return Asking, (self.cluster,)
 
     @property
     def _client(self) -> AdminClient:
