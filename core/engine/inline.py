@@ -19,8 +19,7 @@ from stormproof.core.engine.protocol import rows_for
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.start.preflight import Probe, first_fault
-from stormproof.core.task.cut import StageJob, stage_jobs
-from stormproof.core.task.job import Job, JobKey
+from stormproof.core.task.job import Job, JobKey, StageJob, stage_jobs
 from stormproof.core.task.passage import Observer
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task

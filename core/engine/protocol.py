@@ -7,8 +7,7 @@ from typing import Protocol
 
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.start.preflight import Probe
-from stormproof.core.task.cut import StageJob
-from stormproof.core.task.job import Job, JobKey
+from stormproof.core.task.job import Job, JobKey, StageJob
 from stormproof.core.task.task import run_task
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport

@@ -52,8 +52,7 @@ from stormproof.core.engine.spark_settings import is_local, session_settings, wi
 from stormproof.core.graph.plan import Plan
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.start.preflight import Probe, first_fault
-from stormproof.core.task.cut import StageJob, stage_jobs
-from stormproof.core.task.job import Job, JobKey
+from stormproof.core.task.job import Job, JobKey, StageJob, stage_jobs
 from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
 from stormproof.core.task.wire import WireRow

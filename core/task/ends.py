@@ -20,8 +20,8 @@ from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, Se
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
-from stormproof.core.task.cut import StageJob
 from stormproof.core.task.exchange import Sender
+from stormproof.core.task.job import StageJob
 from stormproof.core.task.keyhash import task_numbers
 from stormproof.core.task.passage import End, Failed, Passage, Tuples, shown_row
 from stormproof.core.task.reduce import rows_with_keys

@@ -23,9 +23,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stormproof.core.base.arrays import Rows
-from stormproof.core.task.chunk import Chunk, Form, pack, packed_schema, unpack
 from stormproof.core.task.report import TaskReport
-from stormproof.core.task.wire import ACK, ACK_SCHEMA, CONTROL, INIT, INIT_SCHEMA, WireRow
+from stormproof.core.task.wire import (
+    ACK,
+    ACK_SCHEMA,
+    CONTROL,
+    INIT,
+    INIT_SCHEMA,
+    Chunk,
+    Form,
+    WireRow,
+    pack,
+    packed_schema,
+    unpack,
+)
 from stormproof.core.tracking.anchors import Anchors, MessageTable
 from stormproof.core.tracking.share import xor_reduce
 

@@ -19,9 +19,9 @@ from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, Operation
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.account import Account
 from stormproof.core.task.combine import Combiner
-from stormproof.core.task.cut import StageJob
 from stormproof.core.task.ends import Ends
 from stormproof.core.task.gather import evaluate
+from stormproof.core.task.job import StageJob
 from stormproof.core.task.operate import Calls, apply, input_text
 from stormproof.core.task.passage import Ended, Failed, Observer, Passage, Tuples, shown_row
 from stormproof.core.task.row_messages import MessageIds

@@ -16,8 +16,7 @@ The steps of the proof, in the order in which to read them:
 | 3. acker | `acker` | the same for each message by itself, after a batch whose own verdict was wrong |
 | 4. attempts | `attempts` | a batch is completed, run again, or divided down to one message, in boundedly many attempts |
 | | `outcome` | the ways in which a batch can end |
-| | `together` | a failure spreads to the messages that share a tuple with the failed one |
-| | `partners` | which messages come again with one that failed before a join |
+| | `partners` | a failure spreads to the messages that share a tuple with the failed one; who comes again with it |
 | | `breaker` | where unrelated messages fail for one reason that is not theirs, none is blamed: the run stops or waits |
 
 An XOR does not see a row that comes three times instead of once. The counts in the control rows between stages do

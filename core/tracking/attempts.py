@@ -31,8 +31,7 @@ from stormproof.core.tracking.outcome import (
     GivenUp,
     Outcome,
 )
-from stormproof.core.tracking.partners import Meetings, Partners
-from stormproof.core.tracking.together import by_key, touched_by
+from stormproof.core.tracking.partners import Meetings, Partners, by_key, touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches, misread
 from stormproof.core.user_code.exceptions import lacked_in
 

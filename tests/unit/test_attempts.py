@@ -26,7 +26,7 @@ from stormproof.core.tracking.outcome import (
     GivenUp,
     Outcome,
 )
-from stormproof.core.tracking.together import touched_by
+from stormproof.core.tracking.partners import touched_by
 from stormproof.core.tracking.verdict import JobReport
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE

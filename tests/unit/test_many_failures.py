@@ -14,7 +14,7 @@ from stormproof import MemorySink, Topology
 from stormproof.core.base.errors import BatchUnverified
 from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.task import account, cut
+from stormproof.core.task import account, job
 from stormproof.core.tracking import attempts as module
 from stormproof.core.tracking.outcome import AttemptEnd, Complete, Divided
 from stormproof.core.tracking.verdict import JobReport
@@ -29,7 +29,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight failures are many here."""
     monkeypatch.setattr(module, "FAILED_MAX", AT_ONCE)
     monkeypatch.setattr(coordinator, "FAILED_MAX", AT_ONCE)
-    monkeypatch.setattr(cut, "NAMED_IN_TASK_MIN", 1)
+    monkeypatch.setattr(job, "NAMED_IN_TASK_MIN", 1)
 
 
 def split(line: str) -> list[str]:

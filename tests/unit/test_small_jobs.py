@@ -12,8 +12,7 @@ from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.contract.sink import TaskContext
 from stormproof.core.engine.spark import TASKS_MAX, SmallJobs
 from stormproof.core.graph.plan import Plan
-from stormproof.core.task.cut import StageJob
-from stormproof.core.task.job import Job
+from stormproof.core.task.job import Job, StageJob
 from stormproof.core.tracking.component_counts import ComponentCounts, Counts
 from stormproof.core.tracking.verdict import JobReport
 

@@ -31,7 +31,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.core.storage.files import kept_folder
 from stormproof.core.task.job import Job
-from stormproof.core.tracking.together import touched_by
+from stormproof.core.tracking.partners import touched_by
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.contract.preview import EXAMPLES_MAX, RowsPreview, TableAction, TablePreview
 from stormproof.sinks.contract.protocol import PROBLEM, RefusedRow, Sink, SinkIdentity, SinkProblem

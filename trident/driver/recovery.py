@@ -28,7 +28,7 @@ from stormproof.core.base.message import MessageFailure, MessageId, storable_tex
 from stormproof.core.contract.capabilities import SupportsDeadLetters
 from stormproof.core.contract.source import Expectation, Resolution, Slice, Source
 from stormproof.core.tracking.attempts import JobDied
-from stormproof.core.tracking.together import touched_by
+from stormproof.core.tracking.partners import touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.contract.protocol import PROBLEM, CommitResult, Held, RefusedRow, SinkProblem, SinkSession
 from stormproof.sinks.judge.rejected_messages import GroupsRefused
