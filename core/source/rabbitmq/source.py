@@ -102,8 +102,8 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         require_text_if_given(where, "name", name, queue)
         require_text_if_given(where, "management", management, "http://HOST:15672")
         self._id_from = None if id_from is None else IdFrom.of(where, id_from, properties=True)
-        # A quorum queue counts deliveries: that is metadata. What failed is counted here, where a retry is no delivery.
         self.id_from = id_from
+        # A quorum queue counts deliveries: that is metadata. What failed is counted here, where a retry is no delivery.
         self.capabilities = RABBITMQ_WITHOUT_ID if id_from is None else RABBITMQ_CLASSIC
         super().__init__(name or queue, schema=schema, unit=unit, **pending)
         self._metadata = Metadata.chosen(where, metadata, DELIVERY, self._decoder.schema)
