@@ -201,8 +201,8 @@ def test_what_a_table_notes_of_fields_inside_of_a_column_is_no_part_of_its_type(
     expected = pa.table({"k": [1, 2], "v": [values[0], values[2]]}, schema).to_pylist()
     by_duck = pa.table(duck.connected().execute(f"select * from delta_scan('{path}') order by k").arrow())
     assert by_duck.cast(schema).to_pylist() == expected
-    by_spark = spark.newSession().read.format("delta").load(str(path)).orderBy("k").toArrow()
-    assert by_spark.cast(schema).to_pylist() == expected
+    by_spark = spark.newSession().read.format("delta").load(str(path)).orderBy("k").collect()
+    assert pa.Table.from_pylist([row.asDict(recursive=True) for row in by_spark], schema).to_pylist() == expected
 
 
 @pytest.mark.parametrize(("text", "refused"), [("VARCHAR(3)", "nested varchar"), ("CHAR(3)", "char")])

@@ -165,7 +165,7 @@ def test_spark_finds_a_key_in_a_file_whose_bounds_exclude_it(
     found = spark.read.format("delta").load(f"{tmp_path}/t").orderBy("k").collect()
     assert [row["n"] for row in found] == [2, 2]
     properties = DeltaTable(tmp_path / "t").metadata().configuration
-    assert properties[WITH_STATISTICS] == "`n`,`x`"
+    assert properties[WITH_STATISTICS] == "`n`"
 
 
 def test_others_bounds_of_a_table_that_is_appended_to_stay(tmp_path: Path) -> None:

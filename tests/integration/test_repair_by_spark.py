@@ -94,7 +94,11 @@ def test_keys_and_statistics_are_mended(spark: SparkSession, tmp_path: Path, kin
     path = tmp_path / "tä b"
     made(spark, path, kind)
     spoil(path, 3)
-    assert {RowProblem.STATISTICS_WRONG, RowProblem.ROWS_ADDED} <= {one.problem for one in compared(path, how).wrong}
+    found, is_read = compared(path, how), kind != "type widening"  # of which delta-rs reads no row
+    assert {RowProblem.STATISTICS_WRONG} | ({RowProblem.ROWS_ADDED} if is_read else set()) <= {
+        one.problem for one in found.wrong
+    }
+    assert is_read or "TypeWidening" in found.left_out[0]
     before = DeltaTable(path).version()
     looked = repaired(path, how, dry_run=True)
     assert (len(looked.files), looked.doubled_keys, looked.rows_removed, looked.left) == (1, 2, 4, [])
