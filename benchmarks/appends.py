@@ -25,7 +25,7 @@ from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.word_count import words_as_rows
 from benchmarks.workbench import Workbench, require_total, timed
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres import embedded
 from stormproof.core.postgres.database import Database

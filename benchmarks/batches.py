@@ -16,8 +16,8 @@ from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.places import Place, for_spark, on_disk
 from benchmarks.word_count import by_bolt, row_wise, split, vectorised, word_count
 from benchmarks.workbench import Stepper, Workbench, delta_total, require_total, timed
-from stormproof.core.base.arrow_compute import pc
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.arrow import pc
+from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.protocol import Engine
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.topology.stream import Stream

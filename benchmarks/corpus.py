@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 
 WORDS_IN_SENTENCE = 10
 VOCABULARY = 5_000

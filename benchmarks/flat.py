@@ -11,7 +11,7 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.word_count import row_wise
 from benchmarks.workbench import LIMIT_BYTES, Workbench
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.source.postgres_queue import PostgresQueue

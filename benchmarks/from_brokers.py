@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench, require_total
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.source.nats import NatsSource

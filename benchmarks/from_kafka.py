@@ -18,7 +18,7 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import WARM_UPS, Case
 from benchmarks.maven_jars import ROOT, kafka_jars
 from benchmarks.workbench import Workbench, require_total
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.source.kafka import KafkaSource
 from stormproof.sinks.delta import DeltaSink
 from stormproof.trident.topology.stream import Topology

@@ -20,8 +20,8 @@ from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.word_count import split_lines
 from benchmarks.workbench import Workbench, require_total, timed
-from stormproof.core.base.arrow_compute import pc
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.arrow import pc
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import ArrowBolt
 from stormproof.core.graph.components import OutputStream, Subscription
 from stormproof.sinks.delta import DeltaSink

@@ -13,7 +13,7 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.word_count import row_wise, word_count
 from benchmarks.workbench import LIMIT_BYTES, Workbench, delta_total, require_total
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, SinkSpec
 from stormproof.core.contract.source import Limit
 from stormproof.core.source.postgres_queue import PostgresQueue

@@ -18,7 +18,7 @@ from benchmarks.harness import Case
 from benchmarks.places import Place, for_spark, on_disk
 from benchmarks.word_count import row_wise, word_count
 from benchmarks.workbench import Workbench, delta_total, require_total
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink

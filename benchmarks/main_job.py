@@ -20,7 +20,7 @@ from benchmarks.harness import Case
 from benchmarks.rival_storm import missing, storm
 from benchmarks.word_count import row_wise, vectorised, word_count, words_as_rows
 from benchmarks.workbench import Workbench, delta_total, require_total
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.postgres import PostgresSink

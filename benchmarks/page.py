@@ -25,7 +25,7 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.word_count import word_count
 from benchmarks.workbench import Workbench
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.sinks.delta import DeltaSink
 

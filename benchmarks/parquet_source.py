@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.corpus import Corpus
 from stormproof.core.base.errors import Fenced, Json, UsageError
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure
+from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.contract.source import (
     READER_SCHEMA,
     Backlog,

@@ -16,7 +16,7 @@ from benchmarks.corpus import sentences
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import SliceReader
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.source.postgres_queue import PostgresQueue

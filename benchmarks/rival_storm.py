@@ -15,7 +15,7 @@ import pyarrow as pa
 from benchmarks.corpus import WORDS_IN_SENTENCE
 from benchmarks.line_process import LineProcess, line_process
 from benchmarks.workbench import Workbench, require_total
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.postgres.database import Database
 
 ROOT: Final = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.places import Place, in_a_store, seaweed
 from benchmarks.word_count import words_as_rows
 from benchmarks.workbench import Workbench, delta_total, require_total, timed
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import connect
 from stormproof.core.storage.address import use_storage

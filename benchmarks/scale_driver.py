@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.word_count import word_count
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.spark import SparkEngine, spark_session
 from stormproof.core.postgres.database import Database

@@ -18,7 +18,7 @@ from benchmarks.harness import Case
 from benchmarks.parquet_source import RepeatedParquet
 from benchmarks.workbench import Workbench, require_total, timed
 from stormproof import Topology
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.sinks.delta import DeltaSink
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Source

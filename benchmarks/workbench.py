@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from benchmarks.corpus import Corpus, write_corpus
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.java import delta_jars
 from stormproof.core.engine.protocol import Engine
@@ -181,7 +181,7 @@ def require_total(found: int, wanted: int, what: str) -> None:
 
 def delta_total(path: str | Path, column: str = "n", options: Mapping[str, str] | None = None) -> int:
     """The sum of a Delta table's column."""
-    from stormproof.core.base.arrow_compute import pc
+    from stormproof.core.base.arrow import pc
 
     table = DeltaTable(str(path), storage_options=dict(options or {}))
     total = sum(

@@ -16,7 +16,7 @@ from stormproof.core.base.errors import UsageError
 from stormproof.core.bolt.collector import DEFAULT_STREAM, Collector
 from stormproof.core.bolt.tuples import Tuple
 from stormproof.core.contract.schema import SchemaLike
-from stormproof.core.user_code.exceptions import error_text
+from stormproof.core.user_code.functions import error_text
 
 Streams: TypeAlias = str | Mapping[str, SchemaLike]
 """What a bolt emits: the schema of its stream "default", or a schema for each stream."""

@@ -15,16 +15,26 @@ from typing import Any, ClassVar, Concatenate, Final, ParamSpec, cast
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.cycle_collector import fewer_collections
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import BoltUnavailable, UsageError
 from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable_text
+from stormproof.core.base.process import fewer_collections
 from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltContext
-from stormproof.core.bolt.collector import DEFAULT_STREAM, Collector, Output, OwnThread, log, unknown_stream
-from stormproof.core.bolt.outcome import Emitted, FailedTuple, Ran, in_one
+from stormproof.core.bolt.collector import (
+    DEFAULT_STREAM,
+    Collector,
+    Emitted,
+    FailedTuple,
+    Output,
+    OwnThread,
+    Ran,
+    in_one,
+    log,
+    unknown_stream,
+)
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.exceptions import CAUGHT, blame
+from stormproof.core.user_code.functions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import arrow_result, nulls_refused
 
 P = ParamSpec("P")

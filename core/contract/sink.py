@@ -15,11 +15,10 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import Json, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import SourceKind
 
 TXID: Final = "_txid"

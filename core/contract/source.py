@@ -47,12 +47,10 @@ from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import Json
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure
+from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.preflight import Probe
 

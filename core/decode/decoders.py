@@ -19,8 +19,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.schema import SchemaLike, parse_schema

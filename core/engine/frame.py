@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.taskcontext import TaskContext as SparkTask
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import SettingsError, UsageError
 from stormproof.core.base.machine_faults import classified, unpickled
 from stormproof.core.base.message import storable_text

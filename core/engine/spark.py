@@ -38,8 +38,8 @@ from stormproof.core.base.errors import (
     TransientError,
     UsageError,
 )
-from stormproof.core.base.forks import process_life
 from stormproof.core.base.machine_faults import classified, unpickled
+from stormproof.core.base.process import process_life
 from stormproof.core.engine.byte_rdd import Task, exchanged, keyed, run_by, tasks
 from stormproof.core.engine.executors import ask_executors, first_fault_of
 from stormproof.core.engine.idle_worker import end_in_silence_when_idle

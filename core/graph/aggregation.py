@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.contract.sink import AnyFold
 from stormproof.core.graph.aggregators import UserAggregation

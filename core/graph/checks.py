@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import error_prefix, instead_of, lacks, shown
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, Streams
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.sink import AnyFold, Fold, SinkSpec

@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from stormproof.core.base.errors import Json, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import Bolt
 from stormproof.core.contract.schema import to_ddl
 from stormproof.core.contract.sink import Lineage, SinkInput

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import AnyBolt
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkSpec
 from stormproof.core.contract.source import Decoder, ShownIds

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import instead_of, lacks, shown
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, ArrowBolt, BasicBolt, Bolt
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart

@@ -17,16 +17,17 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from stormproof.core.base.clock import Clock
-from stormproof.core.heartbeat.record import (
+from stormproof.core.heartbeat.wire import (
     AWAITED,
     DONE,
     FAILED,
+    KEEPALIVE_S,
     NOTED,
     NOTHING,
     PASSAGE,
@@ -37,11 +38,46 @@ from stormproof.core.heartbeat.record import (
     STAGE,
     STATE,
     AttemptKey,
+    Place,
     Progress,
     Record,
     most_often,
 )
-from stormproof.core.heartbeat.wire import KEEPALIVE_S, Place
+
+
+class JobHeartbeat(Protocol):
+    """The driver's view of one job's tasks. Any thread may ask."""
+
+    @property
+    def place(self) -> Place:
+        """What tasks need to report; picklable."""
+        ...
+
+    @property
+    def notices_silence_s(self) -> float:
+        """How long it takes to tell silence from a hang: a job may not be blamed earlier. 0: there is no silence."""
+        ...
+
+    def progress(self) -> Progress:
+        """How far the job is.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ...
+
+    def suspects(self) -> tuple[int, ...]:
+        """As `stormproof.core.heartbeat.wire.most_often`, over the job's tasks."""
+        ...
+
+
+class Heartbeats(Protocol):
+    """Where the jobs of one driver report to."""
+
+    def of_job(self, key: AttemptKey) -> AbstractContextManager[JobHeartbeat]:
+        """One attempt's heartbeat, which begins empty, while the block runs."""
+        ...
+
 
 log = logging.getLogger("stormproof.heartbeat")
 

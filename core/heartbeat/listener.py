@@ -21,17 +21,19 @@ from typing import Final, NamedTuple
 
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import FatalError, SettingsError, UsageError
-from stormproof.core.base.forks import process_life
+from stormproof.core.base.process import process_life
 from stormproof.core.heartbeat.heard import Heard, QuietFor, is_record, job_folder, quiet_for
-from stormproof.core.heartbeat.record import AWAITED, RECORD, AttemptKey
 from stormproof.core.heartbeat.wire import (
+    AWAITED,
     CHALLENGE_BYTES,
     HEARD,
     HELLO_BYTES,
     ID_BYTES,
     KNOWN,
     OVER,
+    RECORD,
     TOKEN_BYTES,
+    AttemptKey,
     Place,
     hello_names,
     is_proven,

@@ -1,24 +1,222 @@
-"""`Heartbeat`: what a task calls to report its progress.
+"""A task's end: `Heartbeat`, which it calls to report its progress, and the connection that carries its reports and notes.
 
 The row count costs a loop nothing: a thread looks five times a second at how far the loop's own iterator is. The note of
 the message in hand is made before each row is handed out, and in careful jobs alone.
+
+The driver answers a task's start, its end and each note, and the task waits for that: a note is in the driver's folder
+before the message is handed out, and outlives both. This costs a round trip a message, in careful jobs alone. Row counts are
+not answered.
+
+A lost connection is made again. A task that is not careful goes on meanwhile: only the driver misses something. A careful
+one waits, since a message that is not noted could not be found; after `WAIT_S` it gives up, and no message is to blame.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import threading
+import time
+import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import length_hint
 from types import TracebackType
 from typing import Final, TypeVar
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.heartbeat.connection import Connection
-from stormproof.core.heartbeat.record import Report
-from stormproof.core.heartbeat.wire import Place
+from stormproof.core.base.arrow import Rows
+from stormproof.core.heartbeat.wire import (
+    AWAITED,
+    CHALLENGE_BYTES,
+    DONE,
+    FAILED,
+    HEARD,
+    KNOWN,
+    MESSAGE,
+    NOTED,
+    NOTHING,
+    OVER,
+    RECORD,
+    STAGE,
+    STATE,
+    ContactLost,
+    Place,
+    Report,
+    hello,
+    keep_alive,
+)
 
 T = TypeVar("T")
+
+HEARTBEAT_S: Final = 1.0
+"""A task without progress says so this often, and learns that its connection is lost."""
+
+TRY_S: Final = 3.0
+"""Time for one attempt to connect, and for an answer of the driver's."""
+
+WAIT_S: Final = 15.0
+"""How long a task tries to connect where it cannot go on without: at its start, and in careful mode."""
+
+CLOSE_S: Final = 5.0
+"""How long a task that is over tries to say so. The job does not depend on it."""
+
+BACKOFF_S: Final = (0.05, 2.0)
+"""The first and the longest wait between two attempts to connect."""
+
+
+class Connection:
+    """A task's end: its connection to the driver. The task's thread and the heartbeat's use it.
+
+    `wait_s` replaces `WAIT_S`.
+
+    Raises:
+        ContactLost: the driver is not reached, or the job is over.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        stage: int,
+        task: int,
+        *,
+        wait_s: float | None = None,
+    ) -> None:
+        self._place = place
+        self._what = f"task {task} of stage {stage} on {socket.gethostname()}"
+        self._run = uuid.uuid4().bytes
+        self._wait_s = WAIT_S if wait_s is None else wait_s
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._record = [*NOTHING]
+        self._record[STAGE] = stage
+        self._socket: socket.socket | None = None
+        self._over = False
+        self._tries = 0
+        self._told_at_s = self._next_try_s = 0.0
+        with self._lock:
+            self._tell_within(self._wait_s)
+
+    def publish(self, report: Report) -> None:
+        """Send the report, where it has changed or is due; or try once to connect again."""
+        with self._lock:
+            now_s = time.monotonic()
+            heard = self._socket is not None
+            changed = report != tuple(self._record[: len(report)])
+            self._record[: len(report)] = report
+            if self._over or (now_s < self._next_try_s if not heard else not self._is_due(now_s, changed)):
+                return
+            with suppress(OSError, ContactLost):  # the next turn tries again
+                self._tell()
+
+    def noting(self, ids: Rows, items: Iterator[T]) -> Iterator[T]:
+        """The items; each one's message is noted by the driver before it is handed out."""
+        for item, message in zip(items, ids.tolist(), strict=True):
+            self._note(1, message)
+            yield item
+        self._note(0, 0)
+
+    def close(self, report: Report, *, failed: bool) -> None:
+        """Send the end, if the driver can be reached soon, and close the connection."""
+        with self._lock:
+            self._record[: len(report)] = report
+            self._record[STATE] = FAILED if failed else DONE
+            if self._pid == os.getpid():
+                with suppress(ContactLost):  # Spark tells the driver of the task's end, too
+                    self._tell_within(CLOSE_S)
+            self._drop()
+
+    # Its own; the lock is held.
+
+    def _is_due(self, now_s: float, changed: bool) -> bool:
+        return changed or now_s - self._told_at_s >= HEARTBEAT_S
+
+    def _note(self, noted: int, message: int) -> None:
+        with self._lock:
+            self._record[NOTED], self._record[MESSAGE] = noted, message
+            self._tell_within(self._wait_s)
+
+    def _tell_within(self, wait_s: float) -> None:
+        """Send the record until the driver has answered it."""
+        until_s = time.monotonic() + wait_s
+        while True:
+            try:
+                self._tell(awaited=True)
+            except OSError as error:
+                now_s = time.monotonic()
+                if now_s >= until_s:
+                    raise self._lost(f"{type(error).__name__}: {error}") from error
+                time.sleep(max(0.0, min(until_s, self._next_try_s) - now_s))
+            else:
+                return
+
+    def _tell(self, *, awaited: bool = False) -> None:
+        """Send the record, on a new connection where there is none."""
+        if self._over:
+            raise self._lost("the job is over")
+        self._record[AWAITED] = int(awaited)
+        try:
+            if self._socket is None:
+                self._socket = self._connected()
+            self._socket.sendall(RECORD.pack(*self._record))
+            if awaited and self._socket.recv(1) != HEARD:
+                raise ConnectionResetError("the driver closed the connection")
+        except OSError:
+            self._drop()
+            self._tries += 1
+            self._next_try_s = time.monotonic() + min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** min(self._tries, 10))
+            raise
+        self._tries, self._told_at_s = 0, time.monotonic()
+
+    def _connected(self) -> socket.socket:
+        place = self._place
+        made = socket.create_connection((place.host, place.port), timeout=TRY_S)
+        try:
+            keep_alive(made)
+            made.sendall(hello(place, self._run, _exactly(made, CHALLENGE_BYTES)))
+            answer = _exactly(made, 1)
+            if answer == OVER:
+                self._over = True
+                raise self._lost("the job is over, or another driver took over")
+            if answer != KNOWN:
+                raise ConnectionError(f"what listens at {place.host}:{place.port} is no driver")
+            # Not a timeout of Python's: with one, each note would ask first whether it may be sent.
+            made.settimeout(None)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for wait in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                made.setsockopt(socket.SOL_SOCKET, wait, struct.pack("@ll", int(TRY_S), 0))
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _lost(self, why: str) -> ContactLost:
+        place = self._place
+        return ContactLost(
+            f"{self._what} cannot report to the driver at {place.host}:{place.port}: {why}. No message is to blame. "
+            "Executors must reach that address: spark.driver.host is the name, and STORMPROOF_HEARTBEAT_PORT fixes the port "
+            "for a firewall",
+            host=socket.gethostname(),
+            error="ContactLost",
+        )
+
+
+def _exactly(connection: socket.socket, number: int) -> bytes:
+    """So many bytes, within `TRY_S`."""
+    until_s, said = time.monotonic() + TRY_S, b""
+    while len(said) < number:
+        connection.settimeout(max(0.001, until_s - time.monotonic()))
+        part = connection.recv(number - len(said))
+        if not part:
+            raise ConnectionResetError("the driver closed the connection")
+        said += part
+    return said
+
 
 EVERY_S: Final = 0.2
 """How often a task's row count is reported."""

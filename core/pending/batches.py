@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.contract.source import READER_SCHEMA
 from stormproof.core.tracking.share import as_signed, tokens
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.capabilities import READS_AGAIN, Capabilities, refusal
 from stormproof.core.contract.source import Expectation, Limit, OriginIds, ShownIds, SliceReader, Source, SourceKind
 from stormproof.core.pending.audit import NumberedAudit, SliceAudit

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import Json, UsageError
-from stormproof.core.base.forks import OneProcess
+from stormproof.core.base.process import OneProcess
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead, disposal_entry
 from stormproof.core.contract.source import Lease, SliceReader
 from stormproof.core.pending.batches import batches_of

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Final, Self, Unpack
 
 from stormproof.core.base.arguments import error_prefix, require_seconds, require_whole
 from stormproof.core.base.clock import Clock, SystemClock
-from stormproof.core.base.cycle_collector import fewer_collections
 from stormproof.core.base.errors import Json, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
+from stormproof.core.base.process import fewer_collections
 from stormproof.core.contract.capabilities import REDELIVERS, Capabilities, StableIds
 from stormproof.core.contract.source import Backlog, Lease, Limit, Slice, SliceReader, SourcePreview
 from stormproof.core.decode.decoders import Unit, decoder_for

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead
 from stormproof.core.contract.source import Expectation, Lease, Limit, Slice, SliceReader

@@ -19,8 +19,8 @@ from psycopg.rows import TupleRow
 
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import SettingsError, StoreUnavailable, UsageError
-from stormproof.core.base.forks import process_life
 from stormproof.core.base.machine_faults import ADVICE
+from stormproof.core.base.process import process_life
 from stormproof.core.postgres.session import override_defaults, require_encoding, started
 
 # ---- a connection of one process: in a fork of that process every use raises, and closing does nothing

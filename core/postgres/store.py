@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from stormproof.core.base.errors import StoreUnavailable, UsageError
-from stormproof.core.base.forks import ProcessLife, process_life
+from stormproof.core.base.process import ProcessLife, process_life
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained, note_statement
 

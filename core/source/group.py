@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from stormproof.core.base.errors import Fenced, Json, PositionMismatch, TopologyError, UsageError
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure, MessageId
+from stormproof.core.base.message import Guarantee, MessageFailure, MessageId
 from stormproof.core.contract.capabilities import SupportsDeadLetters
 from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.source import (

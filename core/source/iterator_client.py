@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeAlias, cast
 
 from stormproof.core.base.arguments import require_function, shown
 from stormproof.core.base.errors import FatalError, StoreUnavailable, UsageError
-from stormproof.core.base.forks import kept_from_forks
 from stormproof.core.base.message import storable_text
+from stormproof.core.base.process import kept_from_forks
 from stormproof.core.user_code.functions import refuse_unfit_call
 
 Payload: TypeAlias = bytes | str

@@ -19,8 +19,7 @@ import pyarrow as pa
 from stormproof.core.base.arguments import error_prefix, require_text, shown
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import UsageError
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure
+from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.contract.source import (
     READER_SCHEMA,
     Expectation,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.base.arguments import shown
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.contract.source import Decoded, Decoder
 from stormproof.core.decode.stored import all_payloads, all_sealed, all_unsealed, bytes_of, sealed, unsealed

@@ -15,8 +15,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.source import ShownIds
 from stormproof.core.tracking.share import GAMMA, mix64, unsigned

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from stormproof.core.base.arguments import require_text
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.source import Decoded, Decoder

@@ -21,9 +21,8 @@ from typing import Final, Protocol
 
 from stormproof.core.base.errors import MachineUnavailable, MachineUnfit, StoreUnavailable, StormproofError
 from stormproof.core.base.machine_faults import classified, unpickled
-from stormproof.core.heartbeat.connection import Connection
-from stormproof.core.heartbeat.record import NO_REPORT
-from stormproof.core.heartbeat.wire import Place
+from stormproof.core.heartbeat.task import Connection
+from stormproof.core.heartbeat.wire import NO_REPORT, Place
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.storage.address import StorageOptions, is_url, storage_options, use_storage
 from stormproof.core.storage.files import files_at

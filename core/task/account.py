@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.base.errors import JobFailed
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.heartbeat.task import Heartbeat
@@ -17,11 +17,8 @@ from stormproof.core.task.exchange import Sender
 from stormproof.core.task.passage import Failed, Passage, Tuples
 from stormproof.core.task.report import TaskReport
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRow
-from stormproof.core.tracking.acker import acker_of
-from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
-from stormproof.core.tracking.component_counts import ACKER, Counts
-from stormproof.core.tracking.share import as_signed, mix64, xor_reduce
-from stormproof.core.tracking.verdict import ANY_KEY
+from stormproof.core.tracking.share import MANY, Anchors, MessageTable, as_signed, mix64, xor_reduce
+from stormproof.core.tracking.verdict import ACKER, ANY_KEY, Counts, acker_of
 
 
 class Account:

@@ -13,7 +13,7 @@ from stormproof.core.graph.aggregation import Aggregation, AggregationKind, Grou
 from stormproof.core.graph.aggregators import UserAggregation, arguments
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.reduce import How, Request, failed_for_group, in_key_order, reduced
-from stormproof.core.user_code.exceptions import CAUGHT, blame
+from stormproof.core.user_code.functions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import column_of
 
 COMBINE_ROWS_MAX: Final = 262_144

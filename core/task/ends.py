@@ -28,8 +28,7 @@ from stormproof.core.task.reduce import rows_with_keys
 from stormproof.core.task.router import Router
 from stormproof.core.task.row_messages import message_columns, single_messages, with_columns
 from stormproof.core.task.wire import WireRow
-from stormproof.core.tracking.anchors import Anchors
-from stormproof.core.tracking.share import signed, split_one
+from stormproof.core.tracking.share import Anchors, signed, split_one
 
 
 @dataclass(frozen=True, slots=True)

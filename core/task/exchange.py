@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.task.report import TaskReport
 from stormproof.core.task.wire import (
     ACK,
@@ -37,8 +37,7 @@ from stormproof.core.task.wire import (
     packed_schema,
     unpack,
 )
-from stormproof.core.tracking.anchors import Anchors, MessageTable
-from stormproof.core.tracking.share import xor_reduce
+from stormproof.core.tracking.share import Anchors, MessageTable, xor_reduce
 
 CHUNK_ROWS_MAX: Final = 65_536
 CHUNK_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import JobFailed
 from stormproof.core.base.message import FailureReason
 from stormproof.core.graph.aggregation import GroupBy
@@ -19,7 +18,7 @@ from stormproof.core.graph.aggregators import UserAggregation, UserKind, argumen
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.combine import combine, finish, prepare, results_column, zero
 from stormproof.core.task.reduce import failed_for_group, members_of
-from stormproof.core.user_code.exceptions import CAUGHT, blame
+from stormproof.core.user_code.functions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import batch_of
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows, Words
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, Words, pc
 from stormproof.core.graph.fields import can_be_key
 from stormproof.core.tracking.share import GAMMA, mix64
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
@@ -25,8 +24,7 @@ from stormproof.core.task.job import StageJob
 from stormproof.core.task.operate import Calls, apply, input_text
 from stormproof.core.task.passage import Ended, Failed, Observer, Passage, Tuples, shown_row
 from stormproof.core.task.row_messages import MessageIds
-from stormproof.core.tracking.anchors import Anchors, BoltInputs, joined, overlaid
-from stormproof.core.tracking.share import split_one
+from stormproof.core.tracking.share import Anchors, BoltInputs, joined, overlaid, split_one
 from stormproof.core.user_code.python_to_arrow import no_rows
 
 

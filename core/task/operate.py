@@ -15,15 +15,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.waiting import Call, Waiting
-from stormproof.core.user_code.call_context import answer_with, calls_end_here
-from stormproof.core.user_code.exceptions import CAUGHT, blame
+from stormproof.core.user_code.functions import CAUGHT, answer_with, blame, calls_end_here
 from stormproof.core.user_code.python_to_arrow import arrow_result, batch_of, no_rows, nulls_refused
 
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable_text
 from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, WriteNode
-from stormproof.core.tracking.anchors import Anchors
+from stormproof.core.tracking.share import Anchors
 
 Observer: TypeAlias = Callable[[str, str, pa.RecordBatch], None]
 """Is called inside a task with all tuples that a component emits at once: component, stream, rows."""

@@ -12,12 +12,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import JobFailed
 from stormproof.core.contract.sink import End, row_of_groups, sets_of_groups
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
-from stormproof.core.user_code.exceptions import CAUGHT, blame
+from stormproof.core.user_code.functions import CAUGHT, blame
 from stormproof.core.user_code.python_to_arrow import column_of, no_rows
 
 

@@ -16,9 +16,8 @@ from stormproof.core.base.machine_faults import OUTSIDE
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.contract.sink import PreparedFile, files_to_json
 from stormproof.core.task.wire import SUMMARY, WireRow
-from stormproof.core.tracking.component_counts import Counts, total
 from stormproof.core.tracking.share import signed, xor_signed
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import Counts, JobReport, total
 
 
 @dataclass(slots=True)

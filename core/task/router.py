@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import Json, RoutingError
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.task.keyhash import hash_keys, task_numbers
 from stormproof.core.tracking.share import mix64
-from stormproof.core.user_code.exceptions import CAUGHT, blame
-from stormproof.core.user_code.functions import name_of
+from stormproof.core.user_code.functions import CAUGHT, blame, name_of
 
 Tasks: TypeAlias = npt.NDArray[np.int32]
 """Task numbers."""

@@ -6,12 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.sink import MESSAGE_COLUMNS
 from stormproof.core.contract.source import NumberIds, ShownIds
-from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
+from stormproof.core.tracking.share import MANY, MANY_ORIGIN, Anchors, MessageTable
 
 
 def with_columns(rows: pa.RecordBatch, messages: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.base.errors import JobFailed
-from stormproof.core.base.forks import kept_from_forks
 from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
+from stormproof.core.base.process import kept_from_forks
 from stormproof.core.contract.source import READER_SCHEMA
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import Entry, StagePlan
@@ -33,10 +33,8 @@ from stormproof.core.task.nodes import Nodes
 from stormproof.core.task.passage import Failed, Observer, Passage, Tuples
 from stormproof.core.task.report import TaskReport, summary
 from stormproof.core.task.wire import INIT_SCHEMA, Chunk, WireRow
-from stormproof.core.tracking.acker import Acker
-from stormproof.core.tracking.anchors import Anchors
-from stormproof.core.tracking.component_counts import ACKER
-from stormproof.core.tracking.share import as_words, signed, xor_reduce
+from stormproof.core.tracking.share import Anchors, as_words, signed, xor_reduce
+from stormproof.core.tracking.verdict import ACKER, Acker
 
 BATCH_ROWS: Final = 10_000
 """Messages in a record batch: enough for whole-column work, and few enough for its tuples to stay in the cache."""

@@ -25,11 +25,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeAlias
 
 from stormproof.core.base.errors import MachineUnavailable
-from stormproof.core.base.forks import end_if_fork, kept_from_forks
 from stormproof.core.base.message import FailureReason
+from stormproof.core.base.process import end_if_fork, kept_from_forks
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.call_context import answer_with
-from stormproof.core.user_code.exceptions import CAUGHT, Blamed, blame
+from stormproof.core.user_code.functions import CAUGHT, Blamed, answer_with, blame
 
 TICK_S: Final = 0.5
 """How often the task's thread looks for calls that are overdue, at least."""

@@ -15,10 +15,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows, Words
-from stormproof.core.base.arrow_compute import pc
-from stormproof.core.tracking.anchors import MANY, MANY_ORIGIN, Anchors, MessageTable
-from stormproof.core.tracking.share import as_signed, as_words
+from stormproof.core.base.arrow import Rows, Words, pc
+from stormproof.core.tracking.share import MANY, MANY_ORIGIN, Anchors, MessageTable, as_signed, as_words
 
 CONTROL: Final = -1
 SUMMARY: Final = -2

@@ -15,25 +15,26 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 
 from stormproof.core.base.errors import BatchUnverified, JobFailed, MachineUnavailable
-from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.machine_faults import OUTSIDE
-from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token, storable_text
+from stormproof.core.base.message import FailureReason, Guarantee, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.contract.source import Expectation, Slice, Source
-from stormproof.core.tracking.breaker import Breaker, Breaks, Shortages
 from stormproof.core.tracking.outcome import (
     Abandoned,
     AllFailed,
     AttemptEnd,
+    Breaker,
+    Breaks,
     Broken,
     Complete,
     Divided,
     FailedIn,
     GivenUp,
     Outcome,
+    Shortages,
 )
 from stormproof.core.tracking.partners import Meetings, Partners, by_key, touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches, misread
-from stormproof.core.user_code.exceptions import lacked_in
+from stormproof.core.user_code.functions import lacked_in
 
 log = logging.getLogger("stormproof.attempts")
 
@@ -160,7 +161,7 @@ class BatchRunner:
 
     A batch whose job fails is bisected, down to a message that is alone in its batch; that message has then failed.
     Messages that were in hand when the job died are set apart first. A failure is counted only of a message that is named
-    or that was alone. Where messages fail alone with one error outside user code, `stormproof.core.tracking.breaker`
+    or that was alone. Where messages fail alone with one error outside user code, `stormproof.core.tracking.outcome`
     decides whether their failures count.
 
     Where messages meet (`meetings`), partners stay together: see `stormproof.core.tracking.partners`. A batch is not divided

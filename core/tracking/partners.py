@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId
 from stormproof.core.tracking.verdict import ANY_KEY, JobReport
 

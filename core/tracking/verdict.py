@@ -1,25 +1,136 @@
-"""The batch verdict: do the acked shares of a whole batch XOR to the tokens of its messages, and do the counts agree?
+"""The verdict of a batch: do its acked shares XOR to its messages' tokens, do the counts agree? And that of each message.
 
 The XOR of many messages' ack vals is again one 64-bit value. It is zero when every tuple anchored to them was acked, and
 otherwise only by an accident of probability 2^-64. An XOR is blind to copies where a row comes an odd number of times: so
 messages are counted, and `stormproof.core.task.exchange` counts the rows between stages.
+
+Tasks count what each component did, and how many tuples went over each edge, by record batch, where the work is done.
+Their counts are added up, so that they do not depend on how a batch was divided among tasks.
+
+The acker keeps one 64-bit ack val for each message of a batch, and says which messages are not complete. An ack val is
+the XOR of its token (the notice `init`) and of every share that was acked for it (the notices `ack`). It is 0 when every
+tuple anchored to the message was acked, and otherwise only by an accident of 2^-64. XOR commutes, so notices may come in
+any order. Only a batch whose own verdict was wrong runs again with ackers.
+
+It is made after Storm's acker (`Acker.java`, `RotatingMap.java`), with these differences:
+
+- The verdict is taken once, at the end of the attempt. Storm decides at each notice, so it needs a clock to give a message
+  up. Here the attempt itself has a timeout: the message timeout of its slice.
+- A failure is no notice. The task names the failed message in its report, and the driver takes it out.
+- A second `init` of a message is seen: it was read twice. Storm XORs it in.
+- Notices come in arrays, and a message takes 16 bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
 from functools import reduce
 from operator import xor
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from stormproof.core.base.arrow import Rows, Words
+from stormproof.core.base.errors import Json
 from stormproof.core.base.message import MessageFailure
 from stormproof.core.contract.sink import PreparedFile
 from stormproof.core.contract.source import Expectation
-from stormproof.core.tracking.component_counts import Counts
+from stormproof.core.tracking.share import as_words, mix64
+
+ACKER: Final = "__acker"
+"""The name under which the tracking is counted. No component can have it: names begin with a letter or a digit."""
+
+Edge: TypeAlias = tuple[str, str, str]
+"""The component that emits, its stream, and the component or sink that takes the tuples."""
+
+
+@dataclass(slots=True)
+class ComponentCounts:
+    """The counts of one component.
+
+    `executed` are the tuples that it took in, which are those of the edges to it; of a spout, the messages that were read;
+    of the acker, the acks that it was told. `emitted` are the tuples that it made, whoever subscribes to them. `acked` are
+    the tuples that it took in and did not fail; of a spout, the messages that did not fail early. `busy_ns` is the time that
+    its code took, over all tasks.
+    """
+
+    executed: int = 0
+    emitted: int = 0
+    acked: int = 0
+    busy_ns: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """The counts of a task or, added up, of an attempt. Tuples of messages that failed on the way are among them.
+
+    `now_ns` tells the time of `busy`; it does not travel.
+    """
+
+    components: dict[str, ComponentCounts] = field(default_factory=dict[str, ComponentCounts])
+    edges: dict[Edge, int] = field(default_factory=dict[Edge, int])
+    now_ns: Callable[[], int] = field(default=time.perf_counter_ns, compare=False)
+
+    def of(self, component: str) -> ComponentCounts:
+        """A component's counts, to add to."""
+        found = self.components.get(component)
+        if found is None:
+            found = self.components[component] = ComponentCounts()
+        return found
+
+    def took(self, component: str, stream: str, to: str, tuples: int) -> None:
+        """Count tuples that a component or a sink took from an edge."""
+        edge = component, stream, to
+        self.edges[edge] = self.edges.get(edge, 0) + tuples
+        self.of(to).executed += tuples
+
+    @contextmanager
+    def busy(self, component: str) -> Generator[None]:
+        """Count the time within this context as a component's. Contexts do not nest."""
+        started_ns = self.now_ns()
+        try:
+            yield
+        finally:
+            self.of(component).busy_ns += self.now_ns() - started_ns
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of another task."""
+        for name, more in other.components.items():
+            mine = self.of(name)
+            mine.executed += more.executed
+            mine.emitted += more.emitted
+            mine.acked += more.acked
+            mine.busy_ns += more.busy_ns
+        for edge, tuples in other.edges.items():
+            self.edges[edge] = self.edges.get(edge, 0) + tuples
+
+    def to_json(self) -> dict[str, Json]:
+        """The counts as they travel; `from_json` reads them."""
+        return {
+            "components": {name: [*astuple(counts)] for name, counts in self.components.items()},
+            "edges": [[*edge, tuples] for edge, tuples in self.edges.items()],
+        }
+
+    @classmethod
+    def from_json(cls, parts: dict[str, Any]) -> Counts:
+        """The counts that were sent."""
+        return cls(
+            {name: ComponentCounts(*numbers) for name, numbers in parts["components"].items()},
+            {(origin, stream, to): tuples for origin, stream, to, tuples in parts["edges"]},
+        )
+
+
+def total(parts: Iterable[Counts]) -> Counts:
+    """The counts of all tasks."""
+    made = Counts()
+    for part in parts:
+        made.add(part)
+    return made
+
 
 # ---- the reports of the tasks of one attempt, taken together: the verdict is taken over them
 
@@ -102,3 +213,47 @@ def mismatches(
         if report.ack_xor ^ report.late_xor != expected.xor ^ failed:
             found.append("the ack val is not zero: tuples were lost or doubled on their way to the sinks")
     return tuple(found)
+
+
+class Acker:
+    """The ack vals of the messages that one acker task decides.
+
+    `ids` has one entry for each `init`, in any order: a message that was read twice stands there twice.
+
+    Guarantee:
+        A message is complete only if it has one `init` and its ack val is 0. One that was acked and has no `init` is
+        incomplete, and so is one with two, even where tokens and shares cancel.
+        A million messages take 16 bytes each. During a call its notices take some 60 bytes each.
+
+    Not guaranteed:
+        An XOR is blind to a notice that comes three times instead of once: who transports notices has to count them.
+    """
+
+    def __init__(self, ids: Rows) -> None:
+        self.ids = np.sort(ids)
+        self.ack_vals = np.zeros(len(ids), np.uint64)
+        self._without_init: list[Rows] = []
+
+    def tell(self, ids: Rows, values: Words) -> None:
+        """XOR the values of notices (tokens or acked shares) into the messages' ack vals. An id may come many times."""
+        order = np.argsort(ids)  # rising ids are looked up faster: the memory that they need is in the cache
+        ids, values = ids[order], values[order]
+        places = np.searchsorted(self.ids, ids)
+        known = self.ids.take(places, mode="clip") == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
+        if not known.all():
+            self._without_init.append(ids[~known])
+            places, values = places[known], values[known]
+        np.bitwise_xor.at(self.ack_vals, places, values)
+
+    def incomplete(self) -> Rows:
+        """The messages that are not complete by what was told so far, in rising order."""
+        open_: Rows = self.ids[self.ack_vals != 0]
+        doubled = self.ids[1:][self.ids[1:] == self.ids[:-1]]
+        if not len(doubled) and not self._without_init:
+            return open_  # in rising order, each once
+        return np.unique(np.concatenate([open_, doubled, *self._without_init]))
+
+
+def acker_of(ids: Rows, ackers: int) -> Rows:
+    """The acker task of each message: Storm's mod hashing, so that all notices of a message meet at one task."""
+    return (mix64(as_words(ids)) % np.uint64(ackers)).astype(np.int64)

@@ -2,7 +2,6 @@
 
 | module | question that it answers |
 | --- | --- |
-| `functions`, `exceptions` | can a function be called; what does its exception mean for the message |
-| `call_context` | which message is the call of a function for |
+| `functions` | can a function be called; for which message is a call; what does its exception mean for the message |
 | `python_to_arrow` | how do values become columns |
 """

@@ -12,10 +12,9 @@ from typing import Any, Final, cast
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import cast_within, pc
+from stormproof.core.base.arrow import Rows, cast_within, pc
 from stormproof.core.base.message import storable_text
-from stormproof.core.user_code.exceptions import CAUGHT, blame
+from stormproof.core.user_code.functions import CAUGHT, blame
 
 CULPRIT_MAX_CHARACTERS: Final = 200
 

@@ -25,7 +25,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Qu
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.storage.address import is_url, refusal_of_url, shown_url, storage_options

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import PreparedFile
 from stormproof.core.storage.files import files_at

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode

@@ -17,7 +17,7 @@ from stormproof.core.base.arguments import require_flag, require_path, shown
 from stormproof.core.base.arguments import require_whole as require_number
 from stormproof.core.base.dataset import DatasetName, at_path
 from stormproof.core.base.errors import Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.graph.checks import fitting_name
 from stormproof.core.postgres.database import Database

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.sinks.rows.content import Content, Totals, kind_of
 from stormproof.sinks.rows.limits import as_list, is_bytes, is_list, is_string, lengths_of, parents_of, plain
 

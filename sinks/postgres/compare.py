@@ -21,7 +21,7 @@ import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 from psycopg import sql
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.sink import SinkMode
 from stormproof.core.postgres.database import Database

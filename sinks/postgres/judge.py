@@ -21,7 +21,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import SinkRefused
 from stormproof.sinks.judge.rejected_messages import Part, Rejects
 from stormproof.sinks.postgres.refusals import Facts, is_of_a_row, only_checks

@@ -15,7 +15,7 @@ from psycopg import sql
 from stormproof.core.base.arguments import require_flag, require_path
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import Json, SettingsError, SinkRefused
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.graph.checks import fitting_name
 from stormproof.core.postgres.database import Database

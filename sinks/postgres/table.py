@@ -16,7 +16,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from stormproof.core.base.arguments import shown
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.contract.sink import ByOrder, SetUnion, SinkInput
 from stormproof.core.graph.aggregation import MEAN

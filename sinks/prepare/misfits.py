@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, TaskWriter
 from stormproof.core.task.passage import shown_row
-from stormproof.core.tracking.anchors import MANY_ORIGIN
+from stormproof.core.tracking.share import MANY_ORIGIN
 from stormproof.sinks.contract.protocol import RefusedRow
 from stormproof.sinks.rows.limits import Limits
 

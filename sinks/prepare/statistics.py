@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.sinks.rows.limits import is_string, plain
 
 COLUMNS_MAX: Final = 32

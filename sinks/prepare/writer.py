@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.forks import end_if_fork
+from stormproof.core.base.process import end_if_fork
 from stormproof.core.contract.sink import (
     MESSAGE_COLUMNS,
     Lineage,

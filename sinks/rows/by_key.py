@@ -14,8 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows, Words
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, Words, pc
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.contract.sink import (
     MESSAGE_COLUMNS,

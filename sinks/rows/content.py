@@ -32,8 +32,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows, Words
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, Words, pc
 from stormproof.core.contract.sink import AnyFold, Fold, PreparedFile
 from stormproof.core.tracking.share import GAMMA, mix64
 from stormproof.sinks.rows.limits import is_bytes, is_string, plain

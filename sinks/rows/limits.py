@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import PreparedFile, TaskWriter
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import require_function, require_object, require_path
 from stormproof.core.base.errors import Fenced, PositionMismatch, SinkRefused, TopologyError
-from stormproof.core.base.forks import OneProcess
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
+from stormproof.core.base.process import OneProcess
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute

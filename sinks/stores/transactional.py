@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import pyarrow as pa
 
 from stormproof.core.base.errors import Fenced, Json, PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import absolute

@@ -23,10 +23,10 @@ from .core.bolt import (
     FailTuple as FailTuple,
     Tuple as Tuple,
 )
-from .core.user_code.call_context import context as context
+from .core.user_code.functions import context as context
 from .core.engine.spark import spark_session as spark_session
 from .core.base.errors import StormproofError as StormproofError
-from .core.base.guarantee import Guarantee as Guarantee
+from .core.base.message import Guarantee as Guarantee
 from .core.start.settings import (
     Settings as Settings,
     secret as secret,

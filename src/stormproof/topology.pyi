@@ -1,6 +1,6 @@
 """What `stormproof.topology` offers; this list is the only one."""
 
-from .core.user_code.call_context import CallContext as CallContext
+from .core.user_code.functions import CallContext as CallContext
 from .core.graph.aggregators import (
     Aggregator as Aggregator,
     CombinerAggregator as CombinerAggregator,

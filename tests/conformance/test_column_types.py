@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from support.typed_rows import EDGES, edge_table, put
 
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database

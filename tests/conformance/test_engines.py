@@ -14,14 +14,14 @@ import pytest
 from support.engine_topologies import CASES, PARALLELISM, Case
 from support.jobs import Batch, run_all
 
-from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.task import nodes
 from stormproof.core.task.wire import WireRow
-from stormproof.core.tracking import anchors as tracking
-from stormproof.core.tracking.anchors import Anchors, BoltInputs
-from stormproof.core.tracking.component_counts import ACKER, ComponentCounts, Counts
+from stormproof.core.tracking import share as tracking
+from stormproof.core.tracking.share import Anchors, BoltInputs
+from stormproof.core.tracking.verdict import ACKER, ComponentCounts, Counts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

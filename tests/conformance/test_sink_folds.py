@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.fold_harness import EVERYTHING, NEGATIVE_NAN, VALUES, Folded, FoldHarness, comparable, rows_of
 
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Fold, SinkInput
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from support.sink_harness import KINDS, SCHEMA, SinkHarness
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import CannotTell, PositionMismatch
 from stormproof.core.contract.sink import End, Fold
 from stormproof.sinks.contract import protocol

@@ -15,7 +15,7 @@ from support.sink_harness import APPEND, FOLD, SinkHarness
 
 from stormproof import DeltaSink, PostgresSink
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.schema import KNOWN_TYPES, parse_schema
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database

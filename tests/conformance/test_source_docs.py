@@ -9,7 +9,7 @@ from typing import Any
 
 from support.source_suite import failing
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit, Source
 from stormproof.testing import SourceHarness
 

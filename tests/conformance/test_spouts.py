@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import SEED, Ran
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import BasicBolt, Emit, Tuple
 from stormproof.core.contract.sink import files_of
 from stormproof.core.contract.source import Lease, Limit, SliceReader, Source

@@ -11,7 +11,7 @@ import pytest
 from support.state_run import TRUTH, StateWorld
 
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.trident.state.matrix import REFUSED, Service, service
 from stormproof.trident.state.protocol import SourceKind, StateKind
 

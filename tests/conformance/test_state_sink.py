@@ -23,7 +23,7 @@ from stormproof.core.base.errors import (
     TopologyError,
 )
 from stormproof.core.base.failpoint import FailpointError, armed
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import TaskContext, transaction_digest
 from stormproof.sinks.contract.protocol import CommitOutcome, Held, PreparedTransaction, SinkIdentity
 from stormproof.trident.state.key_value import MemoryMap

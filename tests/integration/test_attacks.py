@@ -17,7 +17,7 @@ from support.queues import prepared_database, put
 from support.topologies import MAX_ATTEMPTS, POISON, SinkMode, expected, messages
 from support.verdicts import require_verified, violations
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 
 pytestmark = pytest.mark.postgres

@@ -31,7 +31,7 @@ from stormproof.core.base.errors import (
     TopologyError,
     UsageError,
 )
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.preview import TableAction

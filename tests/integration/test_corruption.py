@@ -23,7 +23,7 @@ from support.topologies import SinkMode, expected, messages, table_of, topology
 from support.verdicts import require_verified
 
 from stormproof.core.base.errors import FatalError, PositionMismatch, SinkRefused
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.start.settings import Settings

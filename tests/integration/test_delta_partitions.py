@@ -22,7 +22,7 @@ from support.delta_tables import make_by_hand
 from support.sink_harness import SCHEMA, SinkHarness
 
 from stormproof.core.base.errors import SinkRefused, TopologyError, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.delta import DeltaSink, judge

@@ -26,7 +26,7 @@ from stormproof.core.base.errors import (
     TopologyError,
 )
 from stormproof.core.base.failpoint import watched
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Fold, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.sinks.delta import DeltaSink

@@ -22,7 +22,7 @@ from support.verdicts import require_exact
 
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import Fenced, StoreUnavailable
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Expectation, Slice
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres

@@ -24,7 +24,7 @@ from support.verdicts import require_verified
 
 from stormproof import FileSource, PostgresSink, Topology, count
 from stormproof.core.base.errors import PositionMismatch, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.address import use_storage

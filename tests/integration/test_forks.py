@@ -14,7 +14,7 @@ import pytest
 from support.queues import prepared_database
 
 from stormproof import IteratorSource, MemorySink, MemorySource, Settings, Topology
-from stormproof.core.base.forks import FORK_STATUS, end_if_fork, kept_from_forks, process_life
+from stormproof.core.base.process import FORK_STATUS, end_if_fork, kept_from_forks, process_life
 from stormproof.core.postgres.database import Database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]

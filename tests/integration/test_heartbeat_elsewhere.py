@@ -40,7 +40,7 @@ SEEN, CUTS = FOLDER / "seen", {cuts}
 
 def cut_off():
     \"\"\"Lose the connection to the driver, and stand still: as a machine whose cable is pulled looks from there.\"\"\"
-    from stormproof.core.heartbeat.connection import Connection
+    from stormproof.core.heartbeat.task import Connection
     def refused(self):
         raise ConnectionRefusedError("the cable is out")
     Connection._connected = refused

@@ -17,7 +17,7 @@ from support.operated import Operated
 from support.queues import prepared_database, put
 
 from stormproof import PostgresMap, PostgresQueue, PostgresSink, Topology, sum_
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.errors import SinkRefused
 from stormproof.sinks.postgres import table as table_module
 from stormproof.sinks.postgres.columns import Column, as_text

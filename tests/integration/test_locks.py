@@ -11,7 +11,7 @@ from support.topologies import SinkMode, topology
 
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import StoreUnavailable
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.postgres.database import Database
 from stormproof.trident.driver.opening import attached

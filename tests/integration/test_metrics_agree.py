@@ -15,7 +15,7 @@ from support.queues import prepared_database, put
 from support.shapes import SINKS
 from support.topologies import SinkMode, messages
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.ledger.database import ledger_engine

@@ -23,8 +23,7 @@ from support.queues import prepared_database, put
 from support.verdicts import traces_of, verified
 
 from stormproof import DeltaSink, MemorySink, MemorySource, PostgresQueue, PostgresSink, Topology
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure
+from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Source

@@ -38,7 +38,7 @@ from support.sabotage import no_transaction_identifier
 from support.topologies import expected, messages
 from support.verdicts import require_verified
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.delta.session import DeltaSession

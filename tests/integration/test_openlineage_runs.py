@@ -18,7 +18,7 @@ from support.streams import ArrowFrames, Form, StandInQuery, StreamCell, functio
 from support.topologies import messages, topology
 
 from stormproof.core.base.failpoint import armed
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.trident.metrics import catalogue as m

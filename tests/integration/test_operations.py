@@ -12,7 +12,7 @@ from support.operations import LINES, OPERATIONS, add_all, words_of
 from support.queues import prepared_database, put
 
 from stormproof import PostgresMap, PostgresQueue, PostgresSink, count
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database, connect

@@ -18,7 +18,7 @@ from support.topologies import expected, messages
 from support.verdicts import require_exact
 
 from stormproof.core.base.failpoint import FAILPOINTS
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.postgres

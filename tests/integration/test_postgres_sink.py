@@ -24,7 +24,7 @@ from stormproof.core.base.errors import (
     StormproofError,
     TopologyError,
 )
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Fold, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres

@@ -25,7 +25,7 @@ from support.topologies import SinkMode, expected, messages, table_of
 from support.verdicts import require_exact
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import SinkProblem
 from stormproof.sinks.delta.log import DeltaLog

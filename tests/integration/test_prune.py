@@ -14,7 +14,7 @@ from support.queues import prepared_database
 from support.topologies import SinkMode, expected, messages
 
 from stormproof.core.base.clock import SystemClock
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.decisions.pruning import PruneReport, prune

@@ -33,8 +33,7 @@ from support.verdicts import verified
 from stormproof import PostgresSink, RabbitMQSource, RabbitMQStreamSource, Topology
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import FAILPOINTS
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.message import FailureReason, Guarantee, MessageFailure, MessageId, Token
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.continuity import looks_in
 from stormproof.core.postgres.database import Database, connect

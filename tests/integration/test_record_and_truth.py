@@ -16,7 +16,7 @@ from support.topologies import SinkMode, messages, table_of
 from support.web import OPERATOR, page_of, signed_in
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.trident.audit.inspect import Holdings
 from stormproof.trident.cli.logs import Progress
 from stormproof.trident.terms.observers import BatchResult, RunStatistics

@@ -22,7 +22,7 @@ from stormproof import PostgresSink, Topology
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import Fenced, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import watched
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.capabilities import RABBITMQ_WITHOUT_ID
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.journal import Delivery, Journal, JournalCounts

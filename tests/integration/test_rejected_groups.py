@@ -16,7 +16,7 @@ from support.operated import Operated
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.failpoint import FAILPOINTS
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.trident.driver import recovery
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]

@@ -13,7 +13,7 @@ from support.rejecting import BAD, NAME, PLAIN, STRICT, build, words_of
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.failpoint import FAILPOINTS
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.trident.ledger import rejects
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]

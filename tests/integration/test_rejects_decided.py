@@ -14,7 +14,7 @@ from support.topologies import source_of
 
 from stormproof import PostgresSink, Topology
 from stormproof.core.base.errors import PositionMismatch
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

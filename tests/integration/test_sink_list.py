@@ -16,7 +16,7 @@ from support.topologies import MAX_ATTEMPTS
 
 from stormproof import PostgresQueue, PostgresSink, Topology, count, exactly_once
 from stormproof.core.base.errors import PositionMismatch
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.graphs import Change
 from stormproof.trident.ledger.missing import Missing

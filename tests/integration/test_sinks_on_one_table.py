@@ -15,7 +15,7 @@ from support.topologies import MAX_ATTEMPTS
 
 from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count, exactly_once
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.postgres.database import Database, connect

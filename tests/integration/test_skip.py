@@ -15,7 +15,7 @@ from support.topologies import SinkMode, expected, messages, table_of
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.failpoint import FailpointError, armed
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 
 pytestmark = pytest.mark.postgres
 

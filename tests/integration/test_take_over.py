@@ -12,7 +12,7 @@ from support.topologies import expected, messages
 from support.verdicts import require_exact
 
 from stormproof.core.base import failpoint
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 
 pytestmark = pytest.mark.postgres

@@ -18,7 +18,7 @@ from support.topologies import SinkMode, Split, messages, sink_of, source_of
 from stormproof import DeltaMap, PostgresMap, Topology, count
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.failpoint import watched
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.sinks.postgres.connection import Link

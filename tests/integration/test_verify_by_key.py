@@ -16,7 +16,7 @@ from support.plants import delta_at, rewritten
 from support.topologies import source_of
 
 from stormproof import DeltaSink, PostgresSink, Topology, count, sum_
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.sinks.rows.comparison import Compared
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap

@@ -17,7 +17,7 @@ from support.topologies import SinkMode, expected, messages
 from support.verdicts import require_exact, require_verified
 
 from stormproof.core.base.failpoint import FAILPOINTS
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 
 pytestmark = pytest.mark.postgres

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted import Says, Script
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.outcome import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp

@@ -12,10 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from stormproof import MemorySink, MemorySource, Topology, count
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.tracking.attempts import JobDied
-from stormproof.core.tracking.component_counts import ACKER, Counts
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import ACKER, Counts, JobReport
 from stormproof.testing import Faults, simulate, simulation
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.job_runners import Flight

@@ -16,7 +16,7 @@ import pytest
 from support.flaky_chains import Chain, Row, chain
 from support.flaky_joins import MAX_ATTEMPTS, POISON, drawn
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.graph import compiler
 from stormproof.core.source import group
 from stormproof.core.tracking import partners

@@ -22,7 +22,7 @@ from support.random_tables import Made, as_json, batches, made_tables, shown
 from support.typed_rows import put
 
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.delta import DeltaSink

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.named_rows import with_messages
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.tracking.anchors import Anchors, MessageTable
+from stormproof.core.tracking.share import Anchors, MessageTable
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
 from stormproof.sinks.judge import rejected_messages as rejects
 from stormproof.sinks.postgres import PostgresSink

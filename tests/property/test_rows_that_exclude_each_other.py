@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from psycopg import sql
 from support.named_rows import with_messages
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import SinkRefused
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.tracking.anchors import Anchors, MessageTable
+from stormproof.core.tracking.share import Anchors, MessageTable
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.judge import rejected_messages as rejects
 from stormproof.sinks.postgres import PostgresSink

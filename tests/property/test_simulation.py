@@ -15,7 +15,7 @@ from support import broken_tracking
 from support.broken_tracking import Break
 from support.random_topologies import check_seed, judge, random_case
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.testing import Faults
 
 SEEDS = 2_000

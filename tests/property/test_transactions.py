@@ -28,7 +28,7 @@ from support.memory_run import World
 
 from stormproof.core.base.errors import FatalError, TransientError
 from stormproof.core.base.failpoint import FAILPOINTS, FailpointError, armed
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.sinks.contract.protocol import CommitDecision
 from stormproof.sinks.stores import memory as memory_sink
 from stormproof.trident.driver import recovery

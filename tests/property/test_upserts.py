@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession

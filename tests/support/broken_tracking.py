@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.contract.source import Expectation
 from stormproof.core.pending import batches, rows
 from stormproof.core.task import report
@@ -18,11 +18,9 @@ from stormproof.core.task import task as task_module
 from stormproof.core.task.exchange import Received, Way, receive
 from stormproof.core.task.report import TaskReport
 from stormproof.core.tracking import attempts
-from stormproof.core.tracking.acker import Acker
-from stormproof.core.tracking.anchors import Anchors
 from stormproof.core.tracking.outcome import Complete
-from stormproof.core.tracking.share import mix64, unsigned
-from stormproof.core.tracking.verdict import JobReport, mismatches, misread
+from stormproof.core.tracking.share import Anchors, mix64, unsigned
+from stormproof.core.tracking.verdict import Acker, JobReport, mismatches, misread
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from stormproof import Topology
 from stormproof.core.base import failpoint
 from stormproof.core.base.errors import Fenced, StoreUnavailable
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver, options_of

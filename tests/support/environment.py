@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from deltalake import DeltaTable
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.output import guarded

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.errors import Fenced
 from stormproof.trident.streaming.base import ForeachBatch

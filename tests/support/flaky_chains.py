@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.testing import End, Faults, Simulation, simulate
 from support.flaky_joins import MAX_ATTEMPTS
 

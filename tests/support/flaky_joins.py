@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from stormproof import Bolt, MemorySink, MemorySource, Topology, Tuple
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.testing import End, Faults, Simulation, simulate
 
 POISON = 1_000

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.graph.grouping import Grouping, GroupingKind
 from stormproof.core.task.router import Router, Tasks
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure
+from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.contract.sink import SinkWriter, files_of
 from stormproof.core.contract.source import Lease, Limit, SliceReader
 from stormproof.core.engine.protocol import Engine

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from stormproof import Topology, count
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.kafka import KafkaSource

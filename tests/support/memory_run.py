@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.base.clock import Clock, ManualClock
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine

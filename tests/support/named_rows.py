@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from stormproof.core.task.row_messages import message_columns, with_columns
-from stormproof.core.tracking.anchors import Anchors, MessageTable
+from stormproof.core.tracking.share import Anchors, MessageTable
 
 
 def with_messages(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:

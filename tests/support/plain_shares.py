@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.tracking.share import GAMMA, mix64
 
 

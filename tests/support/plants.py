@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from support.operated import Operated
 
 Plant = Callable[[Operated, str], None]

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from stormproof import PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.base.failpoint import ENV_DRIVER_PID
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver, options_of

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof import MemorySink, MemorySource, Topology, count
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.graph.components import OutputStream, Subscription

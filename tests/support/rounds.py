@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from stormproof.core.base.failpoint import Failpoint
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from support.blows import Action, Blow, Stand
 from support.chain import Chain, Ordeal

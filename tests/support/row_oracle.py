@@ -30,7 +30,7 @@ from deltalake import DeltaTable, Schema, write_deltalake
 
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.base.failpoint import FailpointReached, watched
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.core.graph.aggregation import has_extremes
 from stormproof.core.graph.fields import can_be_key

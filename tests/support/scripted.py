@@ -12,8 +12,7 @@ import numpy as np
 
 from stormproof import MemorySource
 from stormproof.core.base.clock import ManualClock
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.message import FailureReason, Guarantee, MessageFailure, MessageId, Token
 from stormproof.core.contract.source import Expectation, Lease, Limit, Slice
 from stormproof.core.pending.rows import expectation_of
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied

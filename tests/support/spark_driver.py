@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stormproof import Topology
 from stormproof.core.base.failpoint import ENV, ENV_LOG
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from support.crashes import Cell, drive_and_exit
 from support.topologies import SinkMode

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stormproof import MemorySource, Topology, count
 from stormproof.core.base.failpoint import watched
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit, Slice, SourceKind
 from stormproof.trident.state.key_value import MemoryMap, MemoryStore
 from stormproof.trident.state.protocol import StateFactory, StateKind

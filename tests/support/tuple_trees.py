@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stormproof.core.base.arrays import Rows, Words
-from stormproof.core.tracking.acker import Acker, acker_of
+from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.tracking.share import GAMMA, mix64, split_one, split_runs
+from stormproof.core.tracking.verdict import Acker, acker_of
 
 WORD = 2**64
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import sqlalchemy as sa
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import AuditLedger, NoticeKind, SinkOpener, VerifyReport, opener_for, verify
 from stormproof.trident.audit.message import MESSAGE_EVENTS, Trace, traces

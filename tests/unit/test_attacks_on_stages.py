@@ -19,7 +19,7 @@ from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology, count, sum_
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
 from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.engine.inline import InlineEngine

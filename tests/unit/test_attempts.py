@@ -11,8 +11,7 @@ import pytest
 from support.scripted import Says, Script, failure
 
 from stormproof.core.base.errors import BatchUnverified
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason, MessageId
+from stormproof.core.base.message import FailureReason, Guarantee, MessageId
 from stormproof.core.tracking import attempts as module
 from stormproof.core.tracking import partners
 from stormproof.core.tracking.attempts import Attempt, JobDied

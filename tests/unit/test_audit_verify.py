@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from support.memory_run import World
 
 from stormproof.core.base.errors import Json, StoreUnavailable, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.rows import SliceRow, Subscriber

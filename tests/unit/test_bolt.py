@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.heartbeats import hearing, published
 
-from stormproof.core.base.cycle_collector import ALLOCATIONS, fewer_collections
 from stormproof.core.base.errors import BoltUnavailable, JobFailed, UsageError
 from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason
+from stormproof.core.base.process import ALLOCATIONS, fewer_collections
 from stormproof.core.bolt import (
     AnyBolt,
     ArrowBolt,
@@ -38,7 +38,7 @@ from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.heartbeat.heard import Heard
 from stormproof.core.heartbeat.task import running
-from stormproof.core.user_code.exceptions import blame
+from stormproof.core.user_code.functions import blame
 
 FAILED, ERROR, UNACKED = FailureReason.FAILED, FailureReason.ERROR, FailureReason.UNACKED
 

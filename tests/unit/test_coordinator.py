@@ -17,8 +17,7 @@ from stormproof.core.base.errors import (
     SinkRefused,
     StoreUnavailable,
 )
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason
+from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task.job import Job
 from stormproof.core.task.wire import WireRow

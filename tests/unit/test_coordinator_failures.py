@@ -20,8 +20,7 @@ from support.verdicts import traces_of
 from stormproof import Topology
 from stormproof.core.base.errors import BoltUnavailable
 from stormproof.core.base.failpoint import FailpointError, armed
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason
+from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.bolt import BasicBolt, BoltContext, Emit, Tuple
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.contract.source import Lease, Limit

@@ -13,7 +13,8 @@ import pytest
 from support.heartbeats import hearing, listening, note, published, until
 
 from stormproof.core.heartbeat.heard import Heard, suspects_of_dead, sweep
-from stormproof.core.heartbeat.record import (
+from stormproof.core.heartbeat.task import Heartbeat, running
+from stormproof.core.heartbeat.wire import (
     BEFORE,
     DONE,
     PASSAGE,
@@ -25,7 +26,6 @@ from stormproof.core.heartbeat.record import (
     Progress,
     Record,
 )
-from stormproof.core.heartbeat.task import Heartbeat, running
 
 
 @pytest.fixture

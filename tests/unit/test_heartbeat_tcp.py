@@ -24,13 +24,21 @@ from stormproof.core.base.errors import FatalError, MachineUnavailable, Settings
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.heartbeat import connection as connection_module
-from stormproof.core.heartbeat.connection import Connection
+from stormproof.core.heartbeat import task as connection_module
 from stormproof.core.heartbeat.heard import GRACE_S, SILENT_S, Heard, quiet_for, suspects_of_dead
 from stormproof.core.heartbeat.listener import HELLO_S, RESTARTS_MAX, STRANGERS_MAX, DriverAddress, HeartbeatListener
-from stormproof.core.heartbeat.record import NOTHING, RECORD, STATE, Progress, Record
-from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.heartbeat.wire import CHALLENGE_BYTES, HELLO_BYTES, ContactLost, hello
+from stormproof.core.heartbeat.task import Connection, Heartbeat
+from stormproof.core.heartbeat.wire import (
+    CHALLENGE_BYTES,
+    HELLO_BYTES,
+    NOTHING,
+    RECORD,
+    STATE,
+    ContactLost,
+    Progress,
+    Record,
+    hello,
+)
 from stormproof.core.task.operate import apply
 
 LOOPBACK = DriverAddress("127.0.0.1", "127.0.0.1")

@@ -17,7 +17,7 @@ import pytest
 from support.heartbeats import hearing, note, published
 from support.memory_run import World
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.clock import ManualClock, SystemClock
 from stormproof.core.base.errors import (
     BatchUnverified,
@@ -28,7 +28,7 @@ from stormproof.core.base.errors import (
     TransientError,
 )
 from stormproof.core.base.failpoint import armed, watched
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.compiler import compile_topology

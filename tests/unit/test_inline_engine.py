@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 from support.jobs import FIRST_ID, Ran, readers_of, run_job, source
 
-from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.base.errors import JobFailed
 from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.task.wire import CONTROL, WireRow
-from stormproof.core.tracking import anchors as tracking
+from stormproof.core.tracking import share as tracking
 from stormproof.core.tracking.share import split_runs
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, sum_

@@ -10,7 +10,7 @@ from support.source_harness import IteratorHarness, messages_of
 
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import FatalError, StoreUnavailable, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Expectation, Lease, Limit
 from stormproof.core.source.iterator_client import Item
 from stormproof.core.source.memory import IteratorSource

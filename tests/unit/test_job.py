@@ -14,14 +14,13 @@ from support.heartbeats import listening, note
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import Fenced, JobFailed, MachineUnavailable, TransientError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.heartbeat.listener import HeartbeatListener
-from stormproof.core.heartbeat.record import Progress
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.heartbeat.wire import Place
+from stormproof.core.heartbeat.wire import Place, Progress
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport

@@ -12,9 +12,8 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.heartbeat.heard import Heard
-from stormproof.core.heartbeat.record import Progress
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.heartbeat.wire import Place
+from stormproof.core.heartbeat.wire import Place, Progress
 from stormproof.core.source.memory import MemorySource
 from stormproof.trident.driver.watched_job import PAUSED_S, LeaseKeeper
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from stormproof.core.base.clock import SystemClock
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.in_memory import memory_ledger_engine

@@ -13,7 +13,7 @@ from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.contract.source import OriginIds, ShownIds
 from stormproof.core.graph.compiler import compile_topology
@@ -21,7 +21,7 @@ from stormproof.core.pending.connector import Connector
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.spouts import key_of
 from stormproof.core.task.row_messages import message_columns, single_messages
-from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
+from stormproof.core.tracking.share import MANY, Anchors, MessageTable
 from stormproof.sink import Lineage
 from stormproof.sinks.contract.registry import describe_sink, described_sink, register_sink
 from stormproof.sinks.rows.by_key import compared_columns

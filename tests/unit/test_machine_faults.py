@@ -24,15 +24,15 @@ from stormproof.core.base.errors import (
     StormproofError,
     TasksBroken,
 )
-from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.machine_faults import OUTSIDE, classified, unpickled
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import SliceReader
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark_error import fault_told_by_spark
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
 from stormproof.core.task.job import Job
-from stormproof.core.tracking.breaker import LIMIT, Breaker, Breaks
+from stormproof.core.tracking.outcome import LIMIT, Breaker, Breaks
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.rows import Run

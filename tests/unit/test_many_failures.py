@@ -12,7 +12,7 @@ from support.scripted import Says, Script, failure
 
 from stormproof import MemorySink, Topology
 from stormproof.core.base.errors import BatchUnverified
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task import account, job
 from stormproof.core.tracking import attempts as module

@@ -10,7 +10,7 @@ from support.source_harness import messages_of
 from stormproof import MemorySink, MemorySource, Topology
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import Fenced, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.source.group import SourceGroup

@@ -27,8 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import SettingsError, StoreUnavailable
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason
+from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.contract.source import Backlog, Expectation, Slice
 from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.control import Doing

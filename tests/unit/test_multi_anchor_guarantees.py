@@ -15,7 +15,7 @@ from support.joins import PAYLOADS, pairs
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.tracking import partners
 from stormproof.trident.terms.observers import RunStatistics
 

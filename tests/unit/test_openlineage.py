@@ -23,7 +23,7 @@ from stormproof import DeltaSink, PostgresQueue, PostgresSink
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.dataset import DatasetName, at_path
 from stormproof.core.base.errors import SettingsError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Expectation, Slice, Source
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka import KafkaSource

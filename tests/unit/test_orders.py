@@ -9,7 +9,7 @@ import pytest
 from support.memory_run import World
 
 from stormproof.core.base.clock import ManualClock
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.trident.driver.control_line import Orders
 from stormproof.trident.driver.coordinator import Coordinator

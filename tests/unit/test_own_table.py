@@ -13,7 +13,7 @@ from support.jobs import source
 
 from stormproof import exactly_once
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan

@@ -14,7 +14,7 @@ from support.named_rows import with_messages
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
-from stormproof.core.tracking.anchors import MANY, Anchors, MessageTable
+from stormproof.core.tracking.share import MANY, Anchors, MessageTable
 from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.judge.rejected_messages import Rejects, RowMessages
 from stormproof.sinks.prepare.staging import prepared_batches

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from support.scripted import Says, Script
 
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason
+from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.tracking.attempts import Attempt, JobDied
 from stormproof.core.tracking.outcome import AllFailed, Complete, GivenUp
 from stormproof.core.tracking.partners import Meetings

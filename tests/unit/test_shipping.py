@@ -15,8 +15,8 @@ import pytest
 
 from stormproof import BasicBolt, MemorySink, MemorySource, Topology
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.machine_faults import unpickled
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import BoltContext, Emit, Tuple
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.graph.compiler import compile_topology

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import TaskContext
 from stormproof.core.engine.spark import TASKS_MAX, SmallJobs
 from stormproof.core.graph.plan import Plan
 from stormproof.core.task.job import Job, StageJob
-from stormproof.core.tracking.component_counts import ComponentCounts, Counts
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import ComponentCounts, Counts, JobReport
 
 PLAN = Plan("t", Guarantee.EXACTLY_ONCE, {}, ())
 JOB = Job(PLAN, (), {}, "life", 1, 1, 1, tracked=True, messages=1_000)

@@ -10,7 +10,7 @@ import pytest
 
 from stormproof import DeltaSink, FileSource
 from stormproof.core.base.errors import TopologyError, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.source.files.formats import File
 from stormproof.core.source.files.reader import FileSliceReader, Segment
 from stormproof.core.storage import address

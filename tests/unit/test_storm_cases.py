@@ -23,25 +23,23 @@ from support.jobs import Batch, run_all
 from support.memory_run import World
 
 from stormproof import MemorySink, MemorySource, Topology
-from stormproof.core.base.arrays import Rows, Words
+from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import BasicBolt, Bolt, Emit, FailTuple, Streams, Tuple
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.heartbeat.protocol import Heartbeats, JobHeartbeat
-from stormproof.core.heartbeat.record import AttemptKey
+from stormproof.core.heartbeat.heard import Heartbeats, JobHeartbeat
 from stormproof.core.heartbeat.task import Heartbeat, running
-from stormproof.core.heartbeat.wire import Place
+from stormproof.core.heartbeat.wire import AttemptKey, Place
 from stormproof.core.task import account, task
 from stormproof.core.task.job import Job
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRow
-from stormproof.core.tracking import anchors as tracking
-from stormproof.core.tracking.acker import acker_of
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking import share as tracking
+from stormproof.core.tracking.verdict import JobReport, acker_of
 from stormproof.trident.driver.watched_job import LeaseKeeper, Watch
 
 TIMEOUT_S = 10.0

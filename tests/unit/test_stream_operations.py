@@ -16,7 +16,7 @@ from support.jobs import Ran, run_job, source
 from support.operations import COUNTS, LINES, OPERATIONS, WORDS, Greatest, Letters, Ranked, add_all, doubled, words_of
 
 from stormproof.core.base.errors import JobFailed, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.core.graph.compiler import compile_topology
@@ -24,7 +24,7 @@ from stormproof.core.task import nodes
 from stormproof.core.task import nodes as join_module
 from stormproof.core.task.gather import evaluate as evaluate_rightly
 from stormproof.core.task.wire import WireRow
-from stormproof.core.tracking.anchors import Anchors, overlaid
+from stormproof.core.tracking.share import Anchors, overlaid
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, distinct_count, max_, mean, min_, sum_
 from stormproof.trident.topology.stream import Stream, Topology

@@ -15,7 +15,7 @@ from support.memory_run import World
 from support.operations import Greatest, Letters, words_of
 
 from stormproof.core.base.errors import StoreUnavailable, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
 from stormproof.core.source.memory import MemorySource

@@ -8,7 +8,7 @@ import pytest
 from support.jobs import source
 
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode

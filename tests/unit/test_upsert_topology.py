@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from stormproof import DeltaSink, MemorySink, MemorySource, PostgresSink, Topology, count
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.compiler import compile_topology

@@ -10,7 +10,7 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal
 from stormproof.sinks.contract.registry import lineage_of
 from stormproof.trident.audit.evidence import SourceEvidence

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from psycopg.rows import tuple_row
 
 from stormproof.core.base.errors import Json, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.source import Backlog
 from stormproof.core.pending.audit import Finding, Kept, OpenedSlice

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from stormproof.core.base.errors import CannotTell, FatalError, StormproofError, TransientError, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkMode
 from stormproof.sinks.contract.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
 from stormproof.sinks.rows.comparison import Comparison, RowsOnRecord, SupportsCompareRows

@@ -13,8 +13,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import storable_text
+from stormproof.core.base.message import Guarantee, storable_text
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.checks import fitting_name
 from stormproof.core.source.postgres_queue import PostgresQueue, QueueStats

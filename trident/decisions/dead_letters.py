@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.letters import ChosenLetters, Letter, Letters, letters_of, not_dead

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from stormproof.core.base.errors import FatalError, Json, SinkRefused
-from stormproof.core.base.forks import kept_from_forks
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure, storable_text
+from stormproof.core.base.message import Guarantee, MessageFailure, storable_text
+from stormproof.core.base.process import kept_from_forks
 from stormproof.core.contract.source import Resolution, Slice, Source
 from stormproof.core.graph.plan import (
     BoltNode,
@@ -29,8 +28,8 @@ from stormproof.core.graph.plan import (
     taker_of,
 )
 from stormproof.core.source.spouts import unshown
-from stormproof.core.tracking.component_counts import ACKER, ComponentCounts, Counts, Edge
 from stormproof.core.tracking.outcome import Complete, FailedIn
+from stormproof.core.tracking.verdict import ACKER, ComponentCounts, Counts, Edge
 from stormproof.sinks.contract.protocol import (
     PROBLEM,
     CommitResult,

@@ -23,9 +23,8 @@ from stormproof.core.base.errors import (
     TasksBroken,
 )
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.machine_faults import own_faults
-from stormproof.core.base.message import MessageFailure
+from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.contract.source import Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan

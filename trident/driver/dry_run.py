@@ -18,8 +18,7 @@ import sqlalchemy as sa
 
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import Json, PositionMismatch, SinkRefused
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure, MessageId, storable_text
+from stormproof.core.base.message import Guarantee, MessageFailure, MessageId, storable_text
 from stormproof.core.contract.sink import PreparedFile, SinkWriter, files_of
 from stormproof.core.contract.source import Limit, Source, SourcePreview
 from stormproof.core.engine.inline import InlineEngine

@@ -12,7 +12,7 @@ import tenacity
 
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import StoreUnavailable, TransientError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.contract.source import SliceReader
 
 _BATCH_ROWS: Final = 10_000

@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from stormproof.core.base.errors import FatalError, Json, PositionMismatch, SinkRefused
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure, MessageId, storable_text
+from stormproof.core.base.message import Guarantee, MessageFailure, MessageId, storable_text
 from stormproof.core.contract.capabilities import SupportsDeadLetters
 from stormproof.core.contract.source import Expectation, Resolution, Slice, Source
 from stormproof.core.tracking.attempts import JobDied

@@ -14,9 +14,9 @@ from typing import Final, Literal, TypeAlias, TypedDict, Unpack
 from stormproof.core.base.arguments import lacks, shown
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import SettingsError, UsageError
-from stormproof.core.base.forks import kept_from_forks
-from stormproof.core.base.guarantee import Guarantee
 from stormproof.core.base.machine_faults import own_faults
+from stormproof.core.base.message import Guarantee
+from stormproof.core.base.process import kept_from_forks
 from stormproof.core.contract.source import Limit, Source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine

@@ -25,8 +25,7 @@ from stormproof.core.base.errors import (
     TransientError,
 )
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure, storable_text
+from stormproof.core.base.message import Guarantee, MessageFailure, storable_text
 from stormproof.core.contract.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.contract.source import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
 from stormproof.core.heartbeat.heard import suspects_of_dead, sweep

@@ -15,12 +15,12 @@ from stormproof.core.base.errors import Fenced, JobFailed, MachineUnavailable, T
 from stormproof.core.contract.source import Lease, Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.heartbeat.protocol import Heartbeats, JobHeartbeat
-from stormproof.core.heartbeat.record import Progress
+from stormproof.core.heartbeat.heard import Heartbeats, JobHeartbeat
+from stormproof.core.heartbeat.wire import Progress
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.core.user_code.exceptions import CAUGHT
+from stormproof.core.user_code.functions import CAUGHT
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger.control import JobProgress, JobWatch
 

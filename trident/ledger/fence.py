@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import Fenced, PositionMismatch
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase

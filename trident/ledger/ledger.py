@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import Json, MissingRight, PositionMismatch, StoreUnavailable
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.rights import quoted
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger import tables as t

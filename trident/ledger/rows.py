@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from stormproof.core.base.errors import Json
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.base.message import FailureReason, Guarantee, MessageFailure, MessageId, Token
 from stormproof.core.contract.sink import PreparedFile
 from stormproof.sinks.contract.protocol import RefusedRow
 from stormproof.trident.terms.transaction_states import (

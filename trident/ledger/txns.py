@@ -16,7 +16,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from stormproof.core.base.errors import Fenced, Json, UsageError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import files_to_json
 from stormproof.core.contract.source import Expectation, Slice
 from stormproof.sinks.contract.protocol import CommitResult, Held

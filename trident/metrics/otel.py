@@ -12,8 +12,8 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from stormproof.core.base.extras import required
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.machine_faults import required
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Slice
 from stormproof.trident.metrics.book import Book
 from stormproof.trident.metrics.catalogue import BUCKETS_S, METRICS, Kind, Metric, Where

@@ -11,8 +11,7 @@ from typing import Final
 
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import TransientError
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason
+from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.contract.source import Backlog, Slice, Source
 from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.control import Doing, JobProgress

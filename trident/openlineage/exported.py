@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import SettingsError
-from stormproof.core.base.extras import required
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.machine_faults import required
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.plan import Plan
 from stormproof.core.start.settings import Settings

@@ -21,7 +21,7 @@ from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, Sche
 
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Slice
 from stormproof.trident.terms.observers import CommittedBatch, Observer
 from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState

@@ -12,7 +12,7 @@ from deltalake import CommitProperties, DeltaTable
 from pyarrow.dataset import dataset
 
 from stormproof.core.base.arguments import require_path
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import Json, SinkRefused, TopologyError
 from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database

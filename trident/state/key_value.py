@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import require_function, require_object, require_text, require_whole
 from stormproof.core.base.errors import Fenced, Json, PositionMismatch, SinkRefused, TopologyError
-from stormproof.core.base.forks import OneProcess
+from stormproof.core.base.process import OneProcess
 from stormproof.core.contract.sink import TableKey, shared_table
 from stormproof.core.postgres.database import Database
 from stormproof.core.user_code.functions import refuse_unfit_call

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.base.arguments import require_function
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
 from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.sinks.contract.protocol import EvidenceReport, Held, PreparedTransaction, StoreRecord

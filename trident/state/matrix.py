@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import instead_of, lacks, shown
 from stormproof.core.base.errors import Json, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import TableKey
 from stormproof.core.contract.source import SourceKind
 from stormproof.core.postgres.database import Database

@@ -12,11 +12,11 @@ from typing import cast
 import pyarrow as pa
 
 from stormproof.core.base.arguments import require_object, require_path
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StoreUnavailable, TopologyError, UsageError
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.forks import kept_from_forks
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
+from stormproof.core.base.process import kept_from_forks
 from stormproof.core.contract.sink import APPEND_AND_FOLD, EVERY_FOLD, AnyFold, Fold, SinkInput, SinkMode, TableKey
 from stormproof.core.contract.source import SourceKind
 from stormproof.core.graph.fields import can_be_key

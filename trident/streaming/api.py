@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkSpec, require_tables_apart
 from stormproof.core.graph.checks import as_guarantee, checked_name, require_sink
 from stormproof.core.graph.compiler import compile_topology

@@ -21,8 +21,8 @@ from sqlalchemy.exc import DBAPIError
 from stormproof.core.base.arguments import operator
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import Json, UsageError
-from stormproof.core.base.forks import kept_from_forks
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
+from stormproof.core.base.process import kept_from_forks
 from stormproof.core.contract.source import Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable

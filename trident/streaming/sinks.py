@@ -18,8 +18,7 @@ import sqlalchemy as sa
 
 from stormproof.core.base.errors import Fenced, JobFailed, Json, SinkRefused, TopologyError, UsageError
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import MessageFailure
+from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.bolt import DEFAULT_STREAM
 from stormproof.core.contract.sink import SinkMode, SinkSpec, TaskContext, files_of
 from stormproof.core.contract.source import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import TaskContext
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.compiler import compile_topology

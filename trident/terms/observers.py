@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from stormproof.core.base.errors import Json
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Slice
 from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from stormproof.core.base.errors import Json, TopologyError
-from stormproof.core.base.guarantee import Guarantee
+from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import AnyBolt
 from stormproof.core.contract.schema import to_ddl
 from stormproof.core.graph.checks import as_guarantee

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import PositionMismatch, UsageError
 from stormproof.core.base.message import storable_text
 from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of, group_digests

@@ -10,7 +10,7 @@ from typing import Self, Unpack
 import pyarrow as pa
 
 from stormproof.core.base.arguments import error_prefix, require_text, require_text_if_given
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import TopologyError, UsageError
 from stormproof.core.contract.schema import SchemaLike, parse_schema

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.files.digests import DIGEST_BYTES, ComparedFile, digest_at, digest_of

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from stormproof.core.base.arrow_compute import cast_within, pc
+from stormproof.core.base.arrow import cast_within, pc
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.source import Decoded
 from stormproof.core.decode.decoders import JsonDecoder

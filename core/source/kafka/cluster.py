@@ -16,7 +16,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stormproof.core.base.errors import MissingRight, StoreUnavailable, StormproofError, TransientError, UsageError
-from stormproof.core.base.extras import required
+from stormproof.core.base.machine_faults import required
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer

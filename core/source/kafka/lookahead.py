@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.contract.source import Limit
 from stormproof.core.source.kafka.cluster import Cluster, Feed, OffsetGone, Partition
 from stormproof.core.source.kafka.offsets import OffsetRange

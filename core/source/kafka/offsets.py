@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
-from stormproof.core.base.arrow_compute import pc
+from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.source import Expectation, ShownIds
 from stormproof.core.pending.rows import At, expectation_of, expectation_of_range

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrays import Rows
+from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, StormproofError
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.kafka.cluster import Cluster, Feed, GapsFound, OffsetGone, Partition, feeds

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.base.extras import required
+from stormproof.core.base.machine_faults import required
 from stormproof.core.base.message import storable_text
 from stormproof.core.source.nats.message_metadata import said_in, us_of
 

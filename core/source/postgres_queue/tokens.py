@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stormproof.core.base.arrays import Words
+from stormproof.core.base.arrow import Words
 from stormproof.core.tracking.share import as_words
 
 _Halves = npt.NDArray[np.uint32]

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, MissingRight, StoreUnavailable, StormproofError, UsageError
-from stormproof.core.base.extras import required
+from stormproof.core.base.machine_faults import required
 from stormproof.core.base.message import storable_text
 
 TIMEOUT_S: Final = 10.0

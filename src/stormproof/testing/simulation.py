@@ -27,8 +27,7 @@ import pyarrow as pa
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import BatchUnverified, TransientError, UsageError
 from stormproof.core.base.failpoint import watched
-from stormproof.core.base.guarantee import Guarantee
-from stormproof.core.base.message import FailureReason
+from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Backlog, Limit, Source

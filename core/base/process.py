@@ -1,11 +1,18 @@
-"""Forks of a process must not use its connections, and must not go on as a second driver.
+"""One process: forks of it must not use its connections, nor go on as a second driver; its cycle collector may wait.
 
 A user's function may fork (`os.fork`, `multiprocessing`, a `preexec_fn`). The child has a copy of everything: sockets,
 locks, the driver's whole stack. What belongs to one process keeps the `process_life()` that it was made in, and compares.
+
+Python's cycle collector makes fewer passes while rows go through a user's code, and while messages come from a server.
+Tuples and messages are many short-lived objects without cycles. The collector runs after every 700 of them, and every
+few thousand it makes a full pass over all objects of the process, most of them modules. Measured, that is half of the
+time of a bolt that emits and acks (1.9 against 0.9 us a tuple), and a quarter of a driver's processor time for messages
+from Redis.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Generator
@@ -116,3 +123,24 @@ def end_if_fork(error: BaseException | None = None, *, of: ProcessLife | None = 
         )
         os.write(2, text.encode("utf-8", "backslashreplace"))
     os._exit(status & 0xFF)
+
+
+ALLOCATIONS: Final = 50_000
+"""The collector runs after this many new containers. A user's code that leaves cycles behind keeps at most these alive; a
+record batch of tuples itself takes some 30,000."""
+
+
+@contextmanager
+def fewer_collections() -> Generator[None]:
+    """Have the collector run only after every `ALLOCATIONS`, unless it is set to run less often or never. The setting is
+    the whole process's: other threads have it, too.
+    """
+    before = gc.get_threshold()
+    if not 0 < before[0] < ALLOCATIONS:
+        yield
+        return
+    gc.set_threshold(ALLOCATIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

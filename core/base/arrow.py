@@ -1,14 +1,23 @@
-"""`pyarrow.compute` as `pc`, untyped: its functions are made when it is imported, so type checkers see none of them.
+"""Arrays of Arrow and numpy: the types that pass between the parts of the core, and what Arrow's own functions lack.
 
-And a cast that makes no number infinite.
+`pc` is `pyarrow.compute`, untyped: its functions are made when it is imported, so type checkers see none of them.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+
+Words: TypeAlias = npt.NDArray[np.uint64]
+"""64-bit words: shares, tokens and hashes."""
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+"""Row numbers, ordinals or counts."""
+
 
 pc: Final[Any] = importlib.import_module("pyarrow.compute")
 
