@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from benchmarks.corpus import Corpus
 from stormproof.core.base.errors import Fenced, Json, UsageError
 from stormproof.core.base.message import Guarantee, MessageFailure
+from stormproof.core.contract.payload import decoder_for
 from stormproof.core.contract.source import (
     READER_SCHEMA,
     Backlog,
@@ -29,7 +30,6 @@ from stormproof.core.contract.source import (
     SliceReader,
     Source,
 )
-from stormproof.core.decode.decoders import decoder_for
 from stormproof.core.tracking.share import as_signed, tokens, xor_reduce
 
 

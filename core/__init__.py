@@ -5,14 +5,13 @@ It knows nothing of Delta, of the ledger or of transactions: `stormproof.trident
 | folder | question that it answers |
 | --- | --- |
 | `base` | which errors are there, what is promised, what is a message; where does time come from |
-| `contract` | what is a source, and what is a sink; how is a schema read, a value folded, a row's message named |
+| `contract` | what is a source, and what is a sink; how are schemas and payloads read, and values folded |
 | `graph` | how is a topology built, checked, and compiled to stages |
 | `bolt` | what does a user write as a bolt, and what calls it |
 | `task` | what is one attempt at one batch; what happens to record batches inside a task |
 | `tracking` | how is it proven that no message is lost: shares, acker, verdict, attempts, bisection |
 | `pending` | what is leased, waits for a retry, or is a dead letter: open, confirm, abort |
 | `source` | where do messages come from: queue, files, memory, a client of your own |
-| `decode` | how does a payload become tuples, and how is what a server sent kept until then |
 | `user_code` | can a user's function be called, for which message is a call, what do its values and exceptions mean |
 | `heartbeat` | how far is a task, and which message does it have in hand; does a job hang, or is it not heard of |
 | `engine` | how does a batch become a Spark job; how does Spark get Java and Delta's jars |

@@ -6,7 +6,6 @@ In the tasks of both runs `stormproof.core.task`.
 | --- | --- |
 | `protocol` | what does an engine do |
 | `spark` | how is a batch one Spark job, with its stages joined by exchanges |
-| `byte_rdd` | how does Spark carry what tasks send from stage to stage, without a look into it |
 | `spark_lines` | what differs between the lines of Spark that are served |
 | `spark_settings` | which settings does a Spark session get: ours, the user's, those that were submitted |
 | `executors`, `executor_look` | what does each executor of a cluster have, before the first batch: asked by one small job |
@@ -14,7 +13,7 @@ In the tasks of both runs `stormproof.core.task`.
 | `frame` | how are the rows of a DataFrame written for a micro-batch |
 | `shipping` | how do functions reach Spark's workers, and what cannot be pickled |
 | `spark_error` | what really happened, in an error of Spark's |
-| `memory_limit`, `idle_worker` | how is a worker's memory bounded; how does an idle worker end |
+| `worker` | how is a worker's memory bounded; how does an idle worker end |
 | `archive` | how does the package reach executors that do not have it |
 | `java` | which Java does Spark get; where do Delta's jars come from |
 """

@@ -25,13 +25,13 @@ from stormproof.core.base.machine_faults import classified, unpickled
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.contract.sink import PreparedFile, SinkWriter, TaskContext, TaskWriter, files_to_json
-from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import packed
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.engine.spark_error import carried, raised_by_job
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.engine.spark_settings import CHECKSUMS, REQUIRED_BY_QUERIES
+from stormproof.core.engine.worker import end_in_silence_when_idle
 from stormproof.core.user_code.python_to_arrow import nulls_refused
 
 PROBLEMS_MAX: Final = 5

@@ -19,11 +19,10 @@ from stormproof.core.engine.protocol import rows_for
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.start.preflight import Probe, first_fault
+from stormproof.core.task.account import Observer
 from stormproof.core.task.job import Job, JobKey, StageJob, stage_jobs
-from stormproof.core.task.passage import Observer
-from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.wire import WireRow, job_report
 from stormproof.core.tracking.verdict import JobReport
 
 T = TypeVar("T")

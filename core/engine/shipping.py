@@ -22,8 +22,7 @@ from pyspark import cloudpickle
 
 from stormproof.core.base.errors import StormproofError, TopologyError
 from stormproof.core.base.message import storable_text
-from stormproof.core.graph.aggregation import GroupBy
-from stormproof.core.graph.aggregators import UserAggregation
+from stormproof.core.graph.aggregation import GroupBy, UserAggregation
 from stormproof.core.graph.plan import BoltNode, CombineNode, GatherNode, OperationNode, Plan, SendNode
 from stormproof.core.user_code.functions import name_of, place_of_function
 

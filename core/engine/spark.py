@@ -1,6 +1,9 @@
 """The Spark engine: a job is one Spark job, its stages joined by one exchange each.
 
-A job goes by Spark's core, not by Spark SQL: see `stormproof.core.engine.byte_rdd`.
+A job goes by RDDs of byte strings: Spark hands from task to task what they send, without a look into it. Nothing of Spark
+SQL is used: no plan is made and optimised, and no column is converted, which is most of the time of a small
+job. PySpark's own `RDD.partitionBy` would pickle the strings and gather a thousand of them in a worker's memory. So what it
+does below is done here, with the same classes of the JVM; they are the same in every Spark from 3.5 on.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ import uuid
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from py4j.protocol import Py4JError
 from pyspark import RDD, Broadcast, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
+from pyspark.serializers import NoOpSerializer
 from pyspark.sql import SparkSession
 
 from stormproof.core.base import failpoint
@@ -40,26 +46,67 @@ from stormproof.core.base.errors import (
 )
 from stormproof.core.base.machine_faults import classified, unpickled
 from stormproof.core.base.process import process_life
-from stormproof.core.engine.byte_rdd import Task, exchanged, keyed, run_by, tasks
 from stormproof.core.engine.executors import ask_executors, first_fault_of
-from stormproof.core.engine.idle_worker import end_in_silence_when_idle
 from stormproof.core.engine.java import delta_jars, find_java
-from stormproof.core.engine.memory_limit import granted_worker_mb, limit_memory
 from stormproof.core.engine.protocol import run_in_turn
 from stormproof.core.engine.shipping import packed, unshippable
 from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
 from stormproof.core.engine.spark_settings import is_local, session_settings, without_secrets
+from stormproof.core.engine.worker import end_in_silence_when_idle, granted_worker_mb, limit_memory
 from stormproof.core.graph.plan import Plan
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.start.preflight import Probe, first_fault
 from stormproof.core.task.job import Job, JobKey, StageJob, stage_jobs
-from stormproof.core.task.report import job_report
 from stormproof.core.task.task import run_task
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.wire import WireRow, job_report
 from stormproof.core.tracking.verdict import JobReport
 
 if TYPE_CHECKING:
     from stormproof.core.start.settings import Settings
+
+
+Task: TypeAlias = Callable[[int, Iterable[bytes]], Iterable[bytes]]
+"""What a task runs: it is given its number and what was sent to it."""
+
+_KEY: Final = Struct("!q")
+
+
+def tasks(context: SparkContext, number: int) -> RDD[Any]:
+    """So many tasks, which are given nothing."""
+    return context.parallelize([], number)
+
+
+def run_by(rdd: RDD[Any], task: Task) -> RDD[Any]:
+    """What the tasks yield, each given what the RDD has for it."""
+    made = rdd.mapPartitionsWithIndex(task)
+    made._bypass_serializer = True  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    return made
+
+
+def keyed(task: int, sent: bytes) -> tuple[bytes, bytes]:
+    """What a task yields, one after the other, to send a string to a task of the next stage."""
+    return _KEY.pack(task), sent
+
+
+def exchanged(rdd: RDD[Any], number: int) -> RDD[Any]:
+    """What was sent (`keyed`), in the tasks of the next stage."""
+    context: Any = rdd.context
+    given: Any = rdd._jrdd  # pyright: ignore[reportPrivateUsage]
+    jvm: Any = context._jvm
+    pairs = jvm.PairwiseRDD(given.rdd()).asJavaPairRDD().partitionBy(jvm.PythonPartitioner(number, 0))
+    pairs.rdd().setSerializer(_serializer(context))
+    return RDD(jvm.PythonRDD.valueOfPair(pairs), context, NoOpSerializer())
+
+
+@lru_cache(maxsize=1)
+def _serializer(context: Any) -> Any:
+    """Serialises each string for itself; made once for Spark's context, not once a batch.
+
+    By default Java's stream keeps the last hundred objects, to send one that comes again by its number. Chunks never come
+    again, and a hundred of them fill a heap.
+    """
+    conf = context._jsc.sc().conf().clone().set("spark.serializer.objectStreamReset", "1")
+    return context._jvm.org.apache.spark.serializer.JavaSerializer(conf)
 
 
 # ---- which jobs are small: their tasks' work is less than what it costs Spark to hand rows from stage to stage
@@ -246,7 +293,7 @@ class SparkEngine:
     """Runs a job's tasks on Spark. Closing it leaves the session to whoever made it.
 
     `worker_memory_mb` bounds how much memory a worker may allocate, by default to what Spark grants it: see
-    `stormproof.core.engine.memory_limit`. `start_timeout_s` is how long `ask` waits for a cluster's first executor, and then
+    `stormproof.core.engine.worker`. `start_timeout_s` is how long `ask` waits for a cluster's first executor, and then
     for all answers. Jobs whose work is foretold to take `small_job_ms` at most have one task of Spark's, which runs all
     tasks in turn (see `SmallJobs`); 0: none has. `between` is for tests.
 

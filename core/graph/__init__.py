@@ -2,13 +2,11 @@
 
 | module | question that it answers |
 | --- | --- |
-| `topology` | how are spouts, bolts, aggregates, joins and sinks added |
-| `components` | what is a component, an output stream, a subscription |
-| `grouping` | which task gets a tuple, and what does each grouping promise |
-| `join` | which joins are there, and what is the schema of one |
-| `aggregation`, `aggregators` | what is computed of groups: built-in aggregations, and users' combiners and reducers |
-| `checks`, `fields` | what is refused as a component is added; which fields can be keys |
-| `registry` | which components does a topology have, and who subscribes to whom |
+| `topology` | how are spouts, bolts, aggregates, joins and sinks added; who subscribes to whom |
+| `components` | what is a component, an output stream, a subscription, a join |
+| `grouping` | which task gets a tuple, and what does each grouping promise; which fields can be keys |
+| `aggregation` | what is computed of groups: built-in aggregations, and users' combiners and reducers |
+| `checks` | what is refused as a component is added |
 | `compiler` | how is a topology cut into stages at its exchanges |
 | `plan` | what does a stage consist of: nodes, edges, entries |
 """

@@ -13,9 +13,8 @@ from stormproof.core.bolt import AnyBolt
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkSpec
 from stormproof.core.contract.source import Decoder, ShownIds
 from stormproof.core.graph.aggregation import GroupBy
-from stormproof.core.graph.components import OperationKind, UserFunction
+from stormproof.core.graph.components import JoinOn, OperationKind, UserFunction
 from stormproof.core.graph.grouping import Grouping
-from stormproof.core.graph.join import JoinOn
 from stormproof.core.tracking.partners import Meetings
 
 

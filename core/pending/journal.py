@@ -14,7 +14,7 @@ import pyarrow as pa
 from pgpq import ArrowToPostgresBinaryEncoder
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.decode.stored import PAYLOAD_SQL
+from stormproof.core.contract.payload import PAYLOAD_SQL
 from stormproof.core.pending.audit import Finding, Kept
 from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.postgres import fetched

@@ -18,8 +18,8 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee
 from stormproof.core.base.process import fewer_collections
 from stormproof.core.contract.capabilities import REDELIVERS, Capabilities, StableIds
+from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.source import Backlog, Lease, Limit, Slice, SliceReader, SourcePreview
-from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.continuity import Look, Rules, with_looks
 from stormproof.core.pending.journal import (

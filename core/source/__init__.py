@@ -1,5 +1,4 @@
-"""Sources of messages: opened, then confirmed or aborted. What all have in common is in `contract`, `pending` and
-`decode`.
+"""Sources of messages: opened, then confirmed or aborted. What all have in common is in `contract` and `pending`.
 
 | module | question that it answers |
 | --- | --- |

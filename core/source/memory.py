@@ -20,6 +20,7 @@ from stormproof.core.base.arguments import error_prefix, require_text, shown
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.message import Guarantee, MessageFailure
+from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.source import (
     READER_SCHEMA,
     Expectation,
@@ -33,7 +34,6 @@ from stormproof.core.contract.source import (
     SourceKind,
     SourcePreview,
 )
-from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.audit import NumberedAudit
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.memory import MemoryPendingStore, MemorySliceReader

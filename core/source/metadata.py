@@ -1,7 +1,7 @@
 """What a broker says of a message beside its payload, as fields of its tuple: the argument `metadata` of a source.
 
 A source that was asked for metadata reads a struct: the payload in the field `PAYLOAD`, and a field for each of them. A
-message that is stored keeps all of it, whether it was asked for or not: see `stormproof.core.decode.stored`.
+message that is stored keeps all of it, whether it was asked for or not: see `stormproof.core.contract.payload`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pyarrow as pa
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.payload import all_payloads, all_sealed, all_unsealed, bytes_of, sealed, unsealed
 from stormproof.core.contract.source import Decoded, Decoder
-from stormproof.core.decode.stored import all_payloads, all_sealed, all_unsealed, bytes_of, sealed, unsealed
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.user_code.python_to_arrow import nulls_refused
 

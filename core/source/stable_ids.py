@@ -15,8 +15,8 @@ from stormproof.core.base.arguments import require_text
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.message import storable_text
+from stormproof.core.contract.payload import sealed, unsealed
 from stormproof.core.contract.source import Decoded, Decoder
-from stormproof.core.decode.stored import sealed, unsealed
 from stormproof.core.pending.journal import STABLE_ID_MAX, Delivery
 
 # ---- payloads that were marked as unreadable when they came: their messages fail when they are decoded, and no

@@ -1,18 +1,16 @@
 """The code that runs inside a task, the same for every engine.
 
-A `job` is cut into parts, one a stage. A `task` reads or receives record batches and takes each on a `passage` through the
+A `job` is cut into parts, one a stage. A `task` reads or receives record batches and takes each on a passage through the
 stage's `nodes` to their `ends`, where rows are written, combined, sent or kept. Its `account` has the messages, shares and
-failures. An `exchange` carries chunks and control rows as rows of the `wire`, and each task's `report` to the driver. In
+failures. An `exchange` carries chunks and control rows as rows of the `wire`, and each task's report to the driver. In
 per-message mode the last stage is an acker.
 
 | module | question that it answers |
 | --- | --- |
 | `job` | what is one attempt at one batch, and its part for a stage |
-| `operate` | how is a user's function run over a record batch |
-| `waiting` | how are several calls of a function made at a time |
-| `router`, `keyhash` | which task does a tuple go to, by its grouping; by its key |
-| `combine` | how are rows combined before the exchange, merged after it, and finished |
+| `operate` | how is a user's function run over a record batch; how are several calls made at a time |
+| `router` | which task does a tuple go to, by its grouping; by its key |
+| `combine` | how are rows combined before the exchange, merged after it, and finished; what if they do not combine |
 | `reduce` | which rows have which key; how is a column reduced by group: counts, sums, extremes, users' combiners |
-| `gather` | how are groups computed that do not combine: users' reducers and aggregators |
-| `row_messages` | whose row is it that a sink's table refuses |
+| `ends` | where do tuples end; whose row is it that a sink's table refuses |
 """

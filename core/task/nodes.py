@@ -13,17 +13,14 @@ from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.graph.aggregation import GroupBy
-from stormproof.core.graph.join import OPEN_LEFT, JoinKind, JoinOn
+from stormproof.core.graph.components import OPEN_LEFT, JoinKind, JoinOn
 from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, OperationNode, StagePlan
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.task.account import Account
-from stormproof.core.task.combine import Combiner
-from stormproof.core.task.ends import Ends
-from stormproof.core.task.gather import evaluate
+from stormproof.core.task.account import Account, Ended, Failed, Observer, Passage, Tuples, shown_row
+from stormproof.core.task.combine import Combiner, evaluate
+from stormproof.core.task.ends import Ends, MessageIds
 from stormproof.core.task.job import StageJob
 from stormproof.core.task.operate import Calls, apply, input_text
-from stormproof.core.task.passage import Ended, Failed, Observer, Passage, Tuples, shown_row
-from stormproof.core.task.row_messages import MessageIds
 from stormproof.core.tracking.share import Anchors, BoltInputs, joined, overlaid, split_one
 from stormproof.core.user_code.python_to_arrow import no_rows
 

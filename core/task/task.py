@@ -23,16 +23,14 @@ from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import Entry, StagePlan
 from stormproof.core.heartbeat.task import Heartbeat, running
 from stormproof.core.source.group import SpoutReader
-from stormproof.core.task.account import Account
+from stormproof.core.task.account import Account, Failed, Observer, Passage, Tuples
 from stormproof.core.task.combine import Combiner
 from stormproof.core.task.ends import Ends
 from stormproof.core.task.exchange import Sender, Way, receive
 from stormproof.core.task.job import StageJob
-from stormproof.core.task.keyhash import hash_keys
 from stormproof.core.task.nodes import Nodes
-from stormproof.core.task.passage import Failed, Observer, Passage, Tuples
-from stormproof.core.task.report import TaskReport, summary
-from stormproof.core.task.wire import INIT_SCHEMA, Chunk, WireRow
+from stormproof.core.task.router import hash_keys
+from stormproof.core.task.wire import INIT_SCHEMA, Chunk, TaskReport, WireRow, summary
 from stormproof.core.tracking.share import Anchors, as_words, signed, xor_reduce
 from stormproof.core.tracking.verdict import ACKER, Acker
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.contract.sink import EVERY_FOLD, EVERY_MODE, AnyFold, Fold, Lineage, SinkInput, SinkMode
-from stormproof.core.graph.fields import require_key
+from stormproof.core.graph.grouping import require_key
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import Sink
 from stormproof.sinks.rows.by_key import has_order

@@ -18,7 +18,7 @@ import pyarrow as pa
 from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, TaskWriter
-from stormproof.core.task.passage import shown_row
+from stormproof.core.task.account import shown_row
 from stormproof.core.tracking.share import MANY_ORIGIN
 from stormproof.sinks.contract.protocol import RefusedRow
 from stormproof.sinks.rows.limits import Limits

@@ -30,8 +30,8 @@ from stormproof.core.contract.sink import (
     sets_of_groups,
 )
 from stormproof.core.graph.aggregation import has_extremes, has_sets
-from stormproof.core.task.keyhash import hash_keys, is_hashable
 from stormproof.core.task.reduce import Members
+from stormproof.core.task.router import hash_keys, is_hashable
 
 COMPACTED_ROWS_MIN: Final = 256 * 1024
 """A task drops superseded rows once it holds this many, and then each time that its rows have doubled."""

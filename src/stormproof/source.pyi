@@ -23,7 +23,7 @@ from .core.contract.dead_letter import (
 )
 from .core.source.files.micro_batches import MicroBatches as MicroBatches
 from .core.contract.source import SourceKind as SourceKind
-from .core.decode.decoders import decoder_for as decoder_for
+from .core.contract.payload import decoder_for as decoder_for
 from .core.contract.source import (
     Backlog as Backlog,
     Decoded as Decoded,

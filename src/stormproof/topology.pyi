@@ -1,7 +1,7 @@
 """What `stormproof.topology` offers; this list is the only one."""
 
 from .core.user_code.functions import CallContext as CallContext
-from .core.graph.aggregators import (
+from .core.graph.aggregation import (
     Aggregator as Aggregator,
     CombinerAggregator as CombinerAggregator,
     ReducerAggregator as ReducerAggregator,

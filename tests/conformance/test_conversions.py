@@ -27,9 +27,9 @@ from stormproof import (
     RedisStreamSource,
 )
 from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.payload import decoder_for
 from stormproof.core.contract.schema import KNOWN_TYPES, parse_schema, to_ddl
 from stormproof.core.contract.source import Decoder
-from stormproof.core.decode.decoders import decoder_for
 from stormproof.core.source.files.formats import scan
 from stormproof.core.source.files.rows import RowDecoder, as_struct
 from stormproof.core.source.kafka import reader as kafka

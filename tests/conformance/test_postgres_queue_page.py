@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from stormproof import PostgresQueue
-from stormproof.core.decode.decoders import decoder_for
+from stormproof.core.contract.payload import decoder_for
 from stormproof.core.postgres.database import Database
 from stormproof.errors import TopologyError
 from stormproof.migrations import migrate

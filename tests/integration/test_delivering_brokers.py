@@ -21,8 +21,8 @@ from support.verdicts import verified
 
 from stormproof import RedisStreamSource
 from stormproof.core.base.errors import Fenced
+from stormproof.core.contract.payload import payload_in
 from stormproof.core.contract.source import Lease
-from stormproof.core.decode.stored import payload_in
 from stormproof.core.pending.journal import Delivery, Journal
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.postgres.database import Database, connect

@@ -52,7 +52,7 @@ from support.queues import prepared_database
 from stormproof import Topology
 from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.base.message import Guarantee
-from stormproof.core.decode.stored import payload_in
+from stormproof.core.contract.payload import payload_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 

@@ -28,8 +28,8 @@ from stormproof import KafkaSource, PostgresSink, Topology
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.payload import payload_in
 from stormproof.core.contract.source import Lease, Limit, Slice
-from stormproof.core.decode.stored import payload_in
 from stormproof.core.pending.continuity import looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres

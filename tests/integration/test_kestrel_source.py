@@ -27,8 +27,8 @@ from stormproof import Guarantee, KestrelSource
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import Fenced, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import watched
+from stormproof.core.contract.payload import payload_in
 from stormproof.core.contract.source import Lease, Limit
-from stormproof.core.decode.stored import payload_in
 from stormproof.core.pending.journal import Delivery, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres

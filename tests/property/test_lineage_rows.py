@@ -17,7 +17,7 @@ from support.memory_run import World
 
 from stormproof import MemorySink, Topology
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.task import row_messages
+from stormproof.core.task import ends
 from stormproof.sink import Lineage
 from stormproof.sinks.rows import by_key
 from stormproof.sinks.stores.memory import FaultPoint
@@ -115,7 +115,7 @@ MESSAGES_OF_TWO_ROWS = [[("a", 1, 0), ("b", 2, 1)], [("b", 3, 0)], [("c", 1, 1),
 
 def test_control_ids_that_are_moved_by_a_row_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids of the right messages, on the wrong rows."""
-    whole = row_messages.single_messages
+    whole = ends.single_messages
 
     def moved(messages: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         number, origin = whole(messages)

@@ -19,7 +19,7 @@ from support.jobs import run_job, source
 
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
-from stormproof.core.graph.join import JoinOn
+from stormproof.core.graph.components import JoinOn
 from stormproof.core.task.combine import Combiner, combine, finish
 from stormproof.core.task.nodes import joined_rows, matches
 from stormproof.core.task.reduce import rows_with_keys

@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stormproof.core.contract.payload import decoder_for
 from stormproof.core.contract.source import Decoded, Decoder
-from stormproof.core.decode.decoders import decoder_for
 
 NUMBERS = "n int not null, s string"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from stormproof.core.task.row_messages import message_columns, with_columns
+from stormproof.core.task.ends import message_columns, with_columns
 from stormproof.core.tracking.share import Anchors, MessageTable
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from stormproof.core.contract.source import Source
-from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
+from stormproof.core.graph.aggregation import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, distinct_count, max_, mean, min_, sum_
 from stormproof.trident.topology.stream import Stream, Topology

@@ -37,7 +37,7 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.start.settings import Settings
-from stormproof.core.task.keyhash import task_numbers
+from stormproof.core.task.router import task_numbers
 from stormproof.trident.streaming.api import exactly_once, feed
 from stormproof.trident.streaming.base import ForeachBatch, StreamResult
 from support.crashes import DRIVER_TIMEOUT_S, FENCED

@@ -23,7 +23,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Collector, Emit, Tuple
 from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.graph.aggregators import ReducerAggregator
+from stormproof.core.graph.aggregation import ReducerAggregator
 from stormproof.core.graph.compiler import FUSED_MAX, compile_topology
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.pending.memory import MemorySliceReader

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.payload import decoder_for
 from stormproof.core.contract.source import Decoder
-from stormproof.core.decode.decoders import decoder_for
 
 
 def payloads(*values: bytes) -> pa.Array:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.source import Decoded, Decoder
-from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue import PostgresQueue
 

@@ -28,8 +28,7 @@ from stormproof import BasicBolt, MemorySource, Topology, Tuple
 from stormproof.core.base.errors import RoutingError, TopologyError
 from stormproof.core.bolt.api import Emit
 from stormproof.core.graph.grouping import Grouping, GroupingKind
-from stormproof.core.task.keyhash import task_numbers
-from stormproof.core.task.router import Router, candidates
+from stormproof.core.task.router import Router, candidates, task_numbers
 
 
 class Meets(BasicBolt):

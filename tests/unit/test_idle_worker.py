@@ -18,7 +18,7 @@ import pyspark.worker
 from pyspark.daemon import worker
 sys.argv = ["daemon"]
 if sys.argv_silent:
-    from stormproof.core.engine.idle_worker import end_in_silence_when_idle
+    from stormproof.core.engine.worker import end_in_silence_when_idle
     end_in_silence_when_idle()
     end_in_silence_when_idle()
 ours, spark = socket.socketpair()

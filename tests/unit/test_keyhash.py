@@ -8,7 +8,7 @@ import decimal
 import pyarrow as pa
 import pytest
 
-from stormproof.core.task.keyhash import hash_keys, task_numbers
+from stormproof.core.task.router import hash_keys, task_numbers
 
 COLUMNS = [
     pa.array(["", "a", "b", "ab", "ba", "\x00", "\x00\x00", "\u00e9" * 50, "a"], pa.string()),

@@ -27,7 +27,6 @@ LAYERS: Final = (
     ("stormproof.core.bolt",),
     ("stormproof.core.source", "stormproof.core.pending"),
     ("stormproof.core.tracking",),
-    ("stormproof.core.decode",),
     ("stormproof.core.contract",),
     ("stormproof.core.start",),
     ("stormproof.core.postgres", "stormproof.core.storage", "stormproof.core.heartbeat", "stormproof.core.user_code"),

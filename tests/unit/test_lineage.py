@@ -20,7 +20,7 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.pending.connector import Connector
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.spouts import key_of
-from stormproof.core.task.row_messages import message_columns, single_messages
+from stormproof.core.task.ends import message_columns, single_messages
 from stormproof.core.tracking.share import MANY, Anchors, MessageTable
 from stormproof.sink import Lineage
 from stormproof.sinks.contract.registry import describe_sink, described_sink, register_sink

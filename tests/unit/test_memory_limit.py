@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from stormproof.core.engine.memory_limit import LEAST_MB, default_worker_mb, granted_worker_mb, limit_memory
+from stormproof.core.engine.worker import LEAST_MB, default_worker_mb, granted_worker_mb, limit_memory
 
 ALLOWED_MB = 64
 ASKED_MB = 200

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.decode.stored import all_payloads, all_sealed, all_unsealed, bytes_of, sealed, unsealed
+from stormproof.core.contract.payload import all_payloads, all_sealed, all_unsealed, bytes_of, sealed, unsealed
 
 TEXTS = st.text(st.characters())  # lone surrogates too, as a client may give what is no UTF-8
 VALUES = st.sampled_from(

@@ -18,11 +18,11 @@ from support.operations import COUNTS, LINES, OPERATIONS, WORDS, Greatest, Lette
 from stormproof.core.base.errors import JobFailed, TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.graph.aggregators import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
+from stormproof.core.graph.aggregation import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.task import nodes
 from stormproof.core.task import nodes as join_module
-from stormproof.core.task.gather import evaluate as evaluate_rightly
+from stormproof.core.task.combine import evaluate as evaluate_rightly
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.share import Anchors, overlaid
 from stormproof.sinks.stores.memory import MemorySink

@@ -11,7 +11,7 @@ import pytest
 from stormproof import MemorySink, MemorySource, Topology, exactly_once, feed
 from stormproof.core.base.errors import Json
 from stormproof.core.base.message import Guarantee
-from stormproof.core.decode.decoders import decoder_for
+from stormproof.core.contract.payload import decoder_for
 from stormproof.core.source.files.micro_batches import ColumnDecoder
 from stormproof.errors import PositionMismatch, TopologyError, UsageError
 from stormproof.source import MicroBatches

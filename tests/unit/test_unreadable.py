@@ -7,7 +7,7 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from stormproof.core.decode.decoders import Unit, decoder_for
+from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.source.stable_ids import MarkedDecoder
 
 

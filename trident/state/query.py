@@ -20,7 +20,7 @@ from stormproof.core.bolt.api import ArrowRows
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.graph.checks import schema_for
 from stormproof.core.graph.components import Aggregate, BoltComponent, SinkComponent
-from stormproof.core.graph.fields import require_fields
+from stormproof.core.graph.grouping import require_fields
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.trident.state.protocol import MapState, State

@@ -20,6 +20,7 @@ from stormproof.core.base.errors import Fenced, JobFailed, Json, SinkRefused, To
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.bolt import DEFAULT_STREAM
+from stormproof.core.contract.payload import BytesDecoder
 from stormproof.core.contract.sink import SinkMode, SinkSpec, TaskContext, files_of
 from stormproof.core.contract.source import (
     Backlog,
@@ -35,7 +36,6 @@ from stormproof.core.contract.source import (
     Source,
     SourceKind,
 )
-from stormproof.core.decode.decoders import BytesDecoder
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.plan import Plan

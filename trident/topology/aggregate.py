@@ -13,9 +13,11 @@ import pyarrow as pa
 from stormproof.core.base.arguments import instead_of, require_whole, shown
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.contract.sink import ByOrder, End, SetTruncated, SetUnion
-from stormproof.core.graph.aggregation import Aggregation, AggregationKind, AnyAggregation
-from stormproof.core.graph.aggregators import (
+from stormproof.core.graph.aggregation import (
+    Aggregation,
+    AggregationKind,
     Aggregator,
+    AnyAggregation,
     CombinerAggregator,
     ReducerAggregator,
     UserAggregate,

@@ -14,8 +14,7 @@ from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.checks import checked_tasks, schema_for
 from stormproof.core.graph.components import OperationKind, OutputStream, Subscription, UserFunction
-from stormproof.core.graph.fields import require_fields
-from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.graph.grouping import Grouping, GroupingKind, require_fields
 from stormproof.trident.topology.aggregate import (
     EVERYTHING,
     OneResult,

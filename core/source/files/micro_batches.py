@@ -13,9 +13,9 @@ from stormproof.core.base.arguments import error_prefix, require_text, require_t
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import TopologyError, UsageError
+from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.source import Backlog, Decoded, Decoder, Limit, SourcePreview
-from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.numbered import lowest_unresolved
 from stormproof.core.pending.source import PendingArguments
 from stormproof.core.postgres.database import Database

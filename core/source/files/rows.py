@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from stormproof.core.base.arrow import cast_within, pc
 from stormproof.core.base.errors import UsageError
+from stormproof.core.contract.payload import JsonDecoder, payload_in
 from stormproof.core.contract.source import Decoded
-from stormproof.core.decode.decoders import JsonDecoder
-from stormproof.core.decode.stored import payload_in
 from stormproof.core.user_code.python_to_arrow import nulls_refused
 
 _ARROW_STREAM: Final = b"\xff\xff\xff\xff"

@@ -17,9 +17,9 @@ from stormproof.core.base.arguments import error_prefix, require_path, require_s
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName, at_path
 from stormproof.core.base.errors import TopologyError, UsageError
+from stormproof.core.contract.payload import JsonDecoder, decoder_for
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.source import Decoder, Limit, SliceReader, SourcePreview
-from stormproof.core.decode.decoders import JsonDecoder, decoder_for
 from stormproof.core.pending.connector import Next
 from stormproof.core.pending.numbered import NumberedSource, lowest_unresolved, next_of
 from stormproof.core.pending.postgres import PostgresPendingStore

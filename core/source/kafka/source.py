@@ -20,9 +20,9 @@ from stormproof.core.base.arguments import (
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import StoreUnavailable, StormproofError, UsageError
+from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
-from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore

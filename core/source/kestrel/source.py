@@ -15,7 +15,7 @@ from stormproof.core.base.arguments import require_text, require_text_if_given, 
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.capabilities import KESTREL, KESTREL_WITH_ID
-from stormproof.core.decode.decoders import Unit
+from stormproof.core.contract.payload import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database

@@ -19,7 +19,7 @@ from stormproof.core.base.arguments import (
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, PositionMismatch, UsageError
 from stormproof.core.contract.capabilities import NATS
-from stormproof.core.decode.decoders import Unit
+from stormproof.core.contract.payload import Unit
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, OnGap, OnNewStream, Rules
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource

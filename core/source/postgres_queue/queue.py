@@ -19,8 +19,8 @@ from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.failpoint import failpoint
+from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.source import Backlog, Expectation, Limit, SliceReader, SourcePreview
-from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.connector import Next, Piece
 from stormproof.core.pending.postgres import PostgresPendingStore, subscriptions_of
 from stormproof.core.pending.postgres_rows import PostgresRows

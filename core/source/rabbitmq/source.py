@@ -12,7 +12,7 @@ from stormproof.core.base.arguments import require_text, require_text_if_given
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
 from stormproof.core.contract.capabilities import RABBITMQ_CLASSIC, RABBITMQ_WITHOUT_ID
-from stormproof.core.decode.decoders import Unit
+from stormproof.core.contract.payload import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database

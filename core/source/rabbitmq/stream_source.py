@@ -14,9 +14,9 @@ from stormproof.core.base.arguments import error_prefix, require_text, require_t
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import StoreUnavailable, UsageError
 from stormproof.core.contract.capabilities import RABBITMQ_STREAM
+from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
-from stormproof.core.decode.decoders import Unit, decoder_for
 from stormproof.core.pending.connector import Next, Piece, two_numbers
 from stormproof.core.pending.continuity import CONTINUOUS, Look, OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore

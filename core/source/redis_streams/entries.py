@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.message import storable_text
-from stormproof.core.decode.stored import bytes_of
+from stormproof.core.contract.payload import bytes_of
 from stormproof.core.source.redis_streams.group import Entry
 from stormproof.core.source.stable_ids import MarkedDecoder
 

@@ -21,8 +21,7 @@ from stormproof.core.base.arguments import (
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.contract.capabilities import REDIS_STREAM
-from stormproof.core.decode.decoders import Unit, decoder_for
-from stormproof.core.decode.stored import all_sealed, all_unsealed, sealed, unsealed
+from stormproof.core.contract.payload import Unit, all_sealed, all_unsealed, decoder_for, sealed, unsealed
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, OnGap, OnNewStream, Rules
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource

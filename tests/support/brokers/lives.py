@@ -14,7 +14,7 @@ from typing import Any
 
 from stormproof import DeltaSink, PostgresSink, Topology
 from stormproof.core.base.failpoint import watched
-from stormproof.core.decode.stored import payload_in
+from stormproof.core.contract.payload import payload_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
 from support.contents import in_delta, in_postgres

@@ -9,8 +9,8 @@ from typing import Final, Protocol, cast
 
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.contract.capabilities import SupportsDeadLetters
+from stormproof.core.contract.payload import payload_in
 from stormproof.core.contract.source import Lease, Limit, Slice, Source
-from stormproof.core.decode.stored import payload_in
 
 SEED: Final = 7
 ANY: Final = Limit(1_000)
