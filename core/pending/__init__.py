@@ -10,11 +10,11 @@ of it, who reads it, and what a message's payload was. One whose messages have n
 | module | question that it answers |
 | --- | --- |
 | `source` | open, confirm, abort: who gets a lease; does a failed message wait for a retry, or is it a dead letter |
-| `connector` | what does a connector say of its messages |
+| `connector` | what does a connector say of its messages; what does the audit ask of it |
 | `letters` | what can an operator do with dead letters: edit, requeue, drop |
 | `journal`, `redelivering` | which delivered messages are known, for servers that deliver again; by what is each confirmed |
 | `rows`, `postgres_rows`, `tables` | which rows must a store keep; how do Postgres, and the ledger, keep them |
 | `continuity` | does what a server has follow on what it had; what follows where it does not |
 | `batches` | how do messages become the record batches of a reader |
-| `registry`, `audit` | which kinds of sources are there; what does the audit ask of one |
+| `registry` | which kinds of sources are there |
 """

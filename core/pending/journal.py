@@ -15,8 +15,8 @@ from pgpq import ArrowToPostgresBinaryEncoder
 
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.payload import PAYLOAD_SQL
-from stormproof.core.pending.audit import Finding, Kept
 from stormproof.core.pending.batches import batches_of
+from stormproof.core.pending.connector import Finding, Kept
 from stormproof.core.pending.postgres import fetched
 from stormproof.core.pending.postgres_rows import MINE
 from stormproof.core.pending.rows import Subscriber

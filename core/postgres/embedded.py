@@ -19,8 +19,18 @@ import psycopg
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.base.process import ProcessLife, process_life
-from stormproof.core.postgres.binaries import PORT, Binaries, RunAs, ServerFolder, find_binaries, run_as
-from stormproof.core.postgres.data_lock import LOCKED_FILE, is_data_locked, take_data_lock, try_lock
+from stormproof.core.postgres.binaries import (
+    LOCKED_FILE,
+    PORT,
+    Binaries,
+    RunAs,
+    ServerFolder,
+    find_binaries,
+    is_data_locked,
+    run_as,
+    take_data_lock,
+    try_lock,
+)
 from stormproof.core.postgres.database import Database, connect
 
 # ---- the contents of `postmaster.pid`, and the Postgres processes visible here that work in a data folder

@@ -9,9 +9,7 @@
 | `kafka` | how are Kafka's topics read: by ranges of offsets |
 | `kestrel` | how are the items of Kestrel queues taken over |
 | `rabbitmq` | how are a RabbitMQ queue's messages received and confirmed |
-| `stable_ids` | where is the id that a message's publisher gave it |
 | `memory` | messages in memory; a client of the user's own as a source |
-| `iterator_client` | what does the user's iterator give, and what is it told |
 | `group`, `spouts` | several spouts as one source; how their messages, ids and seeds are told apart |
-| `metadata` | how does what a broker says of a message become fields |
+| `metadata` | how does what a broker says of a message become fields; where is the id that its publisher gave it |
 """

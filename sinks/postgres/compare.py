@@ -24,8 +24,7 @@ from psycopg import sql
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.sink import SinkMode
-from stormproof.core.postgres.database import Database
-from stormproof.core.postgres.session import started
+from stormproof.core.postgres.database import Database, started
 from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import Column, Kinds, is_by_server, keeps, row_hash
 from stormproof.sinks.postgres.refusals import why_uncounted

@@ -34,9 +34,9 @@ from stormproof.core.source.files.formats import scan
 from stormproof.core.source.files.rows import RowDecoder, as_struct
 from stormproof.core.source.kafka import reader as kafka
 from stormproof.core.source.kestrel import source as kestrel
-from stormproof.core.source.nats import message_metadata as nats
-from stormproof.core.source.rabbitmq import message_metadata as rabbitmq
-from stormproof.core.source.redis_streams import entries as redis
+from stormproof.core.source.nats import client as nats
+from stormproof.core.source.rabbitmq import client as rabbitmq
+from stormproof.core.source.redis_streams import source as redis
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
 

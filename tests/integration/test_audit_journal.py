@@ -14,7 +14,7 @@ from support.redelivering import ToyServer, ToySource
 from support.verdicts import verified
 
 from stormproof import PostgresSink, Topology
-from stormproof.core.pending.audit import Kept
+from stormproof.core.pending.connector import Kept
 from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.postgres.database import Database, connect

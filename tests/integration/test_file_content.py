@@ -22,8 +22,8 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.files import formats
 from stormproof.core.source.files import reader as reading
+from stormproof.core.source.files.entries import renamed_from
 from stormproof.core.source.files.formats import FORMATS, Format
-from stormproof.core.source.files.identity import renamed_from
 from stormproof.core.storage.files import LocalFiles
 from stormproof.testing import Message
 

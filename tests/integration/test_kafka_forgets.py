@@ -20,9 +20,9 @@ from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.kafka.cluster import Cluster
+from stormproof.core.source.kafka.client import Cluster
 from stormproof.core.source.kafka.lookahead import SAMPLE
-from stormproof.core.source.kafka.offsets import OffsetRange
+from stormproof.core.source.kafka.position import OffsetRange
 from stormproof.core.source.kafka.reader import messages_in
 from stormproof.core.start.settings import Settings
 

@@ -33,9 +33,9 @@ from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.pending.continuity import looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.kafka.cluster import Cluster, GapsFound
+from stormproof.core.source.kafka.client import Cluster, GapsFound
 from stormproof.core.source.kafka.lookahead import SAMPLE
-from stormproof.core.source.kafka.offsets import OffsetRange, ranges_of
+from stormproof.core.source.kafka.position import OffsetRange, ranges_of
 from stormproof.core.source.kafka.reader import KafkaSliceReader
 from stormproof.core.source.metadata import Metadata
 from stormproof.core.start.settings import Settings

@@ -32,7 +32,7 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.journal import Delivery, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.kestrel.connection import Connection
+from stormproof.core.source.kestrel.client import Connection
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]

@@ -17,9 +17,9 @@ from support.redelivering import ToyServer, ToySource
 from support.topologies import source_of
 
 from stormproof import FileSource, PostgresSink, Topology
-from stormproof.core.pending.audit import Kept, OpenedSlice
+from stormproof.core.pending.connector import Kept, OpenedSlice
 from stormproof.core.pending.rows import Subscriber
-from stormproof.core.source.kafka.audit import KafkaAudit
+from stormproof.core.source.kafka.position import KafkaAudit
 from stormproof.core.source.postgres_queue.audit import QueueAudit
 from stormproof.core.source.rabbitmq.stream_position import StreamAudit
 

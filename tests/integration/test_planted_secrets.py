@@ -26,10 +26,9 @@ from stormproof.core.base.errors import StormproofError
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.nats.consumer import Consumer
-from stormproof.core.source.rabbitmq.broker import BrokerQueue
-from stormproof.core.source.rabbitmq.management import limits_said
-from stormproof.core.source.redis_streams.group import Group
+from stormproof.core.source.nats.client import Consumer
+from stormproof.core.source.rabbitmq.client import BrokerQueue, limits_said
+from stormproof.core.source.redis_streams.client import Group
 from stormproof.core.storage.address import use_storage
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.trident.openlineage.exported import lineage_transport

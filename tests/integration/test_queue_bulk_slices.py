@@ -11,7 +11,7 @@ from support.source_harness import messages_of
 
 from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.postgres_queue import PostgresQueue, spans, tokens
+from stormproof.core.source.postgres_queue import PostgresQueue, reader, spans
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 
 pytestmark = pytest.mark.postgres
@@ -70,7 +70,7 @@ def test_tokens_are_those_of_the_server(database: Database) -> None:
                 "select hashint8extended(id, %s) from unnest(%s::bigint[]) with ordinality u (id, n) order by n",
                 (seed, ids.tolist()),
             ).fetchall()
-            assert [token for (token,) in rows] == tokens.tokens(ids, seed).tolist()
+            assert [token for (token,) in rows] == reader.tokens(ids, seed).tolist()
 
 
 @pytest.mark.parametrize("agrees", [True, False])
@@ -78,8 +78,8 @@ def test_tokens_of_a_server_with_another_hash_are_sent(
     queue: PostgresQueue, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
     """Control: with a hash of its own where the server's differs, the reader's tokens would not add up."""
-    monkeypatch.setattr(tokens, "tokens", lambda ids, seed: np.zeros(len(ids), np.int64))
-    monkeypatch.setattr(tokens, "agrees", lambda found: agrees)
+    monkeypatch.setattr(reader, "tokens", lambda ids, seed: np.zeros(len(ids), np.int64))
+    monkeypatch.setattr(reader, "agrees", lambda found: agrees)
     with closing(queue):
         queue.put([b"a", b"b", b"c"])
         (slice_,) = opened(queue, 4)

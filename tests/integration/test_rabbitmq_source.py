@@ -30,7 +30,7 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.journal import Delivery, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.rabbitmq.management import limits_said
+from stormproof.core.source.rabbitmq.client import limits_said
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.broker("rabbitmq"), pytest.mark.sampled(0.34)]

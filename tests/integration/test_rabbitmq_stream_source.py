@@ -38,13 +38,11 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.continuity import looks_in
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.kafka.offsets import OffsetRange
+from stormproof.core.source.kafka.position import OffsetRange
 from stormproof.core.source.metadata import Metadata
-from stormproof.core.source.rabbitmq.broker import BrokerQueue
-from stormproof.core.source.rabbitmq.stream_feed import let_go
-from stormproof.core.source.rabbitmq.stream_lookahead import StreamLookahead
-from stormproof.core.source.rabbitmq.stream_position import whole
-from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
+from stormproof.core.source.rabbitmq.client import BrokerQueue
+from stormproof.core.source.rabbitmq.stream_position import StreamLookahead, whole
+from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, let_go, messages_in
 from stormproof.core.start.settings import Settings
 from stormproof.testing import messages_of
 

@@ -19,7 +19,7 @@ from stormproof.core.base.message import FailureReason, MessageFailure, MessageI
 from stormproof.core.contract.source import Lease
 from stormproof.core.pending.continuity import Continuity, Look, looks_in
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.redis_streams.group import SWEEP
+from stormproof.core.source.redis_streams.client import SWEEP
 from stormproof.trident.audit.source import evidence_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]

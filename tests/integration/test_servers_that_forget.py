@@ -14,11 +14,10 @@ from support.forgetful import KINDS, SEEDS, chaos
 from stormproof.core.pending.continuity import CONTINUOUS
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka.partitions import Partitions
-from stormproof.core.source.nats.sequences import Sequences
-from stormproof.core.source.nats.source import NatsSource
-from stormproof.core.source.rabbitmq.stream_feed import StreamMessage
-from stormproof.core.source.rabbitmq.stream_lookahead import Seen
-from stormproof.core.source.redis_streams.counted import Counted
+from stormproof.core.source.nats.source import NatsSource, Sequences
+from stormproof.core.source.rabbitmq.stream_position import Seen
+from stormproof.core.source.rabbitmq.stream_reader import StreamMessage
+from stormproof.core.source.redis_streams.client import Counted
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(1_200)]
 

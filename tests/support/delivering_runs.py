@@ -14,7 +14,7 @@ from stormproof import KestrelSource, NatsSource, RabbitMQSource, RabbitMQStream
 from stormproof.core.pending.journal import Delivery, Journal
 from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.source.nats.consumer import DONE
+from stormproof.core.source.nats.client import DONE
 from stormproof.core.source.rabbitmq.stream_position import StreamPosition
 from support import poison
 from support.blows import Action, Blow, Stand

@@ -21,7 +21,7 @@ from stormproof.core.base.errors import PositionMismatch, StoreUnavailable
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.redis_streams.counted import Counted
+from stormproof.core.source.redis_streams.client import Counted
 from stormproof.testing import PendingSourceHarness
 from support.brokers import Broker, started, until
 from support.brokers.kafka import KafkaBroker

@@ -15,7 +15,7 @@ from support.memory_run import World
 from stormproof.core.base.errors import Json, StoreUnavailable, UsageError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput
-from stormproof.core.pending.audit import NumberedAudit
+from stormproof.core.pending.connector import NumberedAudit
 from stormproof.core.pending.rows import SliceRow, Subscriber
 from stormproof.sinks.contract.protocol import Evidence, EvidenceReport, SinkIdentity, SinkSession
 from stormproof.sinks.stores.memory import MemorySink

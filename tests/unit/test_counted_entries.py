@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, looks_in, with_looks
-from stormproof.core.source.redis_streams.counted import NONE, Counted, Facts
+from stormproof.core.source.redis_streams.client import NONE, Counted, Facts
 
 
 @dataclass

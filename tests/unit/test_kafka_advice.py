@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stormproof.core.source.kafka.advice import LAST_POLLS, POLL_S, GroupAdvice
-from stormproof.core.source.kafka.cluster import Cluster
+from stormproof.core.source.kafka.client import Cluster
 
 pytest.importorskip("confluent_kafka")
 ONE, TWO = ("lines", 0), ("lines", 1)

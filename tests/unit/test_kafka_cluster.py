@@ -6,7 +6,7 @@ import pytest
 from support.brokers import free_port
 
 from stormproof.core.base.errors import StoreUnavailable
-from stormproof.core.source.kafka.cluster import Asking, Cluster
+from stormproof.core.source.kafka.client import Asking, Cluster
 
 pytest.importorskip("confluent_kafka")
 

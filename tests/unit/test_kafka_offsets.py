@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stormproof.core.base.errors import StoreUnavailable
-from stormproof.core.source.kafka.cluster import Asking, Cluster
+from stormproof.core.source.kafka.client import Asking, Cluster
 
 PARTITIONS = [("lines", 0), ("lines", 1)]
 INVALID = -1001

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from stormproof.core.source.kestrel.connection import Connection, ProtocolError
+from stormproof.core.source.kestrel.client import Connection, ProtocolError
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stormproof.core.source.nats.message_metadata import said_in
+from stormproof.core.source.nats.client import said_in
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stormproof.core.pending.rows import expectation_of
-from stormproof.core.source.kafka.offsets import OffsetRange, expectation_of_ranges
+from stormproof.core.source.kafka.position import OffsetRange, expectation_of_ranges
 
 LARGE = 3_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stormproof.core.source.postgres_queue import tokens
+from stormproof.core.source.postgres_queue import reader
 
 IDS = np.array([0, 1, -1, 2**31, 2**63 - 1, -(2**63)], np.int64)
 FROM_A_SERVER = {
@@ -44,13 +44,13 @@ FROM_A_SERVER = {
 
 
 def test_the_hash_is_that_of_a_server() -> None:
-    assert {seed: tokens.tokens(IDS, seed).tolist() for seed in FROM_A_SERVER} == FROM_A_SERVER
+    assert {seed: reader.tokens(IDS, seed).tolist() for seed in FROM_A_SERVER} == FROM_A_SERVER
 
 
 def test_no_ids_have_no_tokens() -> None:
-    assert tokens.tokens(IDS[:0], 7).tolist() == []
+    assert reader.tokens(IDS[:0], 7).tolist() == []
 
 
 def test_a_server_with_another_hash_does_not_agree() -> None:
-    assert not tokens.agrees([])
-    assert not tokens.agrees(list(range(40)))
+    assert not reader.agrees([])
+    assert not reader.agrees(list(range(40)))

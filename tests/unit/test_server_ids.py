@@ -8,7 +8,7 @@ import pytest
 
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.source import Backlog
-from stormproof.core.pending.audit import Finding
+from stormproof.core.pending.connector import Finding
 from stormproof.core.source.kafka.position import KafkaPosition, Place
 from stormproof.core.source.kafka.source import KafkaSource
 from stormproof.core.source.memory import MemorySource

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.contract.payload import Unit, decoder_for
-from stormproof.core.source.stable_ids import MarkedDecoder
+from stormproof.core.source.metadata import MarkedDecoder
 
 
 class Lacking(MarkedDecoder):

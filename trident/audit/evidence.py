@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.source import Backlog
-from stormproof.core.pending.audit import Finding, Kept
+from stormproof.core.pending.connector import Finding, Kept
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.group import SpoutPart, combined, parts_of
 from stormproof.core.source.spouts import shown, unshown

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import sqlalchemy as sa
 
 from stormproof.core.base.errors import Json, StormproofError
-from stormproof.core.pending.audit import Kept
+from stormproof.core.pending.connector import Kept
 from stormproof.sinks.rows import comparison
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.message import EndKind, Records, end_of, traces

@@ -14,7 +14,7 @@ from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.source import Backlog
-from stormproof.core.pending.audit import Finding, Kept, OpenedSlice
+from stormproof.core.pending.connector import Finding, Kept, OpenedSlice
 from stormproof.core.pending.continuity import Continuity, looks_in
 from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.numbered import lowest_unresolved, next_of, range_of

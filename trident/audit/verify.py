@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 from stormproof.core.base.errors import StormproofError, UsageError
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee
-from stormproof.core.pending.audit import Kept
+from stormproof.core.pending.connector import Kept
 from stormproof.core.source.spouts import sources_in
 from stormproof.trident.audit.evidence import SourceEvidence, place_of
 from stormproof.trident.audit.inspect import SinkOpener

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stormproof.core.contract.dead_letter import Disposal
 from stormproof.core.contract.sink import transaction_digest
-from stormproof.core.pending.audit import Finding, Kept
+from stormproof.core.pending.connector import Finding, Kept
 from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
 from stormproof.trident.audit.message import EndKind, Records, Trace, end_of, traces

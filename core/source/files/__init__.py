@@ -3,11 +3,9 @@
 | module | question that it answers |
 | --- | --- |
 | `source`, `micro_batches` | how do files, and the micro-batches of a streaming query, become messages |
-| `entries` | which files are registered for a subscription |
-| `identity`, `digests` | is a file still the one that was registered; was its content changed |
-| `formats`, `rows` | how are Parquet, JSON lines and text read; how is a row stored as a payload |
-| `ranges`, `reader` | which rows of which files is a range of messages; how does an executor read them |
-| `audit` | which messages are registered, for the audit |
+| `entries` | which files are registered for a subscription; is a file still the one that was registered |
+| `formats`, `rows` | how are Parquet, JSON lines and text read; was one changed; how is a row stored as a payload |
+| `reader` | which rows of which files is a range of messages; how does an executor read them |
 """
 
 from __future__ import annotations

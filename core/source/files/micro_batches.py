@@ -21,7 +21,7 @@ from stormproof.core.pending.source import PendingArguments
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries
 from stormproof.core.source.files.formats import scan
-from stormproof.core.source.files.ranges import RegisteredFiles
+from stormproof.core.source.files.reader import RegisteredFiles
 from stormproof.core.source.files.rows import RowDecoder
 from stormproof.core.source.files.source import FileSource
 from stormproof.core.storage.files import files_at

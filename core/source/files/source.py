@@ -27,11 +27,9 @@ from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.source import PendingArguments
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries
-from stormproof.core.source.files.audit import FilesAudit
+from stormproof.core.source.files.entries import FilesAudit, as_registered, renamed_from
 from stormproof.core.source.files.formats import FORMATS, File, Format, scan
-from stormproof.core.source.files.identity import as_registered, renamed_from
-from stormproof.core.source.files.ranges import RegisteredFiles
-from stormproof.core.source.files.reader import FileSliceReader
+from stormproof.core.source.files.reader import FileSliceReader, RegisteredFiles
 from stormproof.core.source.files.rows import RowDecoder, edited, unpack
 from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from stormproof.core.base.errors import StormproofError
-from stormproof.core.source.kafka.cluster import Cluster, Partition
+from stormproof.core.source.kafka.client import Cluster, Partition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer

@@ -18,9 +18,8 @@ import numpy as np
 
 from stormproof.core.base.arrow import Rows
 from stormproof.core.contract.source import Limit
-from stormproof.core.source.kafka.cluster import Cluster, Feed, OffsetGone, Partition
-from stormproof.core.source.kafka.offsets import OffsetRange
-from stormproof.core.source.kafka.position import Place
+from stormproof.core.source.kafka.client import Cluster, Feed, OffsetGone, Partition
+from stormproof.core.source.kafka.position import OffsetRange, Place
 from stormproof.core.source.kafka.reader import gone, offsets_of, runs_of
 
 _MOST: Final = 10_000

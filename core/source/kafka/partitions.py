@@ -14,11 +14,19 @@ from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.contract.source import Limit
 from stormproof.core.pending.continuity import Continuity, Look, Rules, at_least
-from stormproof.core.source.kafka.arguments import Start, Topics, start_offset
-from stormproof.core.source.kafka.cluster import Asking, Cluster, Feed, OffsetGone, Partition, Topic
+from stormproof.core.source.kafka.client import (
+    Asking,
+    Cluster,
+    Feed,
+    OffsetGone,
+    Partition,
+    Start,
+    Topic,
+    Topics,
+    start_offset,
+)
 from stormproof.core.source.kafka.lookahead import Lookahead
-from stormproof.core.source.kafka.offsets import PLACES_MAX, OffsetRange
-from stormproof.core.source.kafka.position import GONE, NOTHING, KafkaPosition, Place, Waits
+from stormproof.core.source.kafka.position import GONE, NOTHING, PLACES_MAX, KafkaPosition, OffsetRange, Place, Waits
 from stormproof.core.source.kafka.reader import messages_in, runs_of
 
 log = logging.getLogger("stormproof.kafka")

@@ -15,8 +15,8 @@ import pyarrow as pa
 from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, StormproofError
 from stormproof.core.pending.batches import reader_batch
-from stormproof.core.source.kafka.cluster import Cluster, Feed, GapsFound, OffsetGone, Partition, feeds
-from stormproof.core.source.kafka.offsets import OffsetRange, number_of
+from stormproof.core.source.kafka.client import Cluster, Feed, GapsFound, OffsetGone, Partition, feeds
+from stormproof.core.source.kafka.position import OffsetRange, number_of
 from stormproof.core.source.metadata import Metadata
 
 METADATA: Final = {

@@ -30,14 +30,26 @@ from stormproof.core.pending.rows import At, Subscriber, even_bounds
 from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka.advice import GroupAdvice
-from stormproof.core.source.kafka.arguments import Isolation, Start, Topics, checked_settings, checked_start
-from stormproof.core.source.kafka.audit import KafkaAudit
-from stormproof.core.source.kafka.cluster import ANSWER_S, Asking, Cluster
+from stormproof.core.source.kafka.client import (
+    ANSWER_S,
+    Asking,
+    Cluster,
+    Isolation,
+    Start,
+    Topics,
+    checked_settings,
+    checked_start,
+)
 from stormproof.core.source.kafka.lookahead import count
-from stormproof.core.source.kafka.offsets import (
+from stormproof.core.source.kafka.partitions import Partitions
+from stormproof.core.source.kafka.position import (
+    NOTHING,
     OFFSET_BITS,
     PLACES_MAX,
+    KafkaAudit,
+    KafkaPosition,
     OffsetRange,
+    Place,
     PlaceIds,
     at_of_ranges,
     expectation_of_ranges,
@@ -46,8 +58,6 @@ from stormproof.core.source.kafka.offsets import (
     place_and_offset,
     ranges_of,
 )
-from stormproof.core.source.kafka.partitions import Partitions
-from stormproof.core.source.kafka.position import NOTHING, KafkaPosition, Place
 from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, columns_of, messages_in
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
 from stormproof.core.start.preflight import Probe

@@ -3,8 +3,7 @@
 | module | question that it answers |
 | --- | --- |
 | `source` | what is received and confirmed; what is an item's id |
-| `hosts` | which server is asked next; which one is left alone for a while |
-| `connection` | what is sent over one connection, and what does an answer mean |
+| `client` | which server is asked next; what is sent, and what does an answer mean |
 """
 
 from stormproof.core.source.kestrel.source import KestrelSource

@@ -19,10 +19,8 @@ from stormproof.core.contract.payload import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.kestrel.connection import Connection
-from stormproof.core.source.kestrel.hosts import Address, Hosts
-from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.stable_ids import IdFrom
+from stormproof.core.source.kestrel.client import Address, Connection, Hosts
+from stormproof.core.source.metadata import IdFrom, KeepsMetadata, Metadata
 
 log = logging.getLogger("stormproof.source")
 

@@ -2,10 +2,8 @@
 
 | module | question that it answers |
 | --- | --- |
-| `source` | which messages are pulled and confirmed; is it still the same stream, and does it lack messages |
-| `consumer` | what is asked of the server, from a thread that keeps what is in work alive; what do its errors mean |
-| `sequences` | which of the stream's sequences are accounted for |
-| `message_metadata` | what does a message say of itself besides its payload |
+| `source` | which messages are pulled, confirmed and accounted for; is it still the same stream, and does it lack some |
+| `client` | what is asked of the server, from a thread that keeps what is in work alive; what do its errors mean |
 """
 
 from stormproof.core.source.nats.source import NatsSource

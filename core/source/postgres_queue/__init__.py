@@ -2,15 +2,15 @@
 
 | module | question that it answers |
 | --- | --- |
-| `queue` | `PostgresQueue`: how is a queue declared, put to, peeked into and read |
-| `produce`, `messages`, `tables` | how are messages put; which tables and partitions hold them |
+| `queue` | `PostgresQueue`: how is a queue declared, put to, peeked into and read; is it on its own server |
+| `messages`, `tables` | how are messages put; which tables and partitions hold them |
 | `position`, `spans` | which messages lie between two snapshots; where does a limit cut them; what must a job find |
-| `reader`, `tokens` | how does an executor read its part, by COPY into Arrow; what are its messages' tokens |
-| `numbering`, `server` | is the queue on the server that gave its transaction numbers; how does it go on under another |
+| `reader` | how does an executor read its part, by COPY into Arrow; what are its messages' tokens |
+| `numbering` | which server gave a queue its transaction numbers; how does it go on under another |
 | `audit` | are there gaps between slices, for the audit |
 """
 
-from stormproof.core.source.postgres_queue.produce import Receipt
+from stormproof.core.source.postgres_queue.messages import Receipt
 from stormproof.core.source.postgres_queue.queue import Peeked, PostgresQueue, QueueStats
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 

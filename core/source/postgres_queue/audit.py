@@ -10,7 +10,7 @@ from typing import Any, Final
 from psycopg import Cursor
 
 from stormproof.core.base.errors import Json
-from stormproof.core.pending.audit import Finding, Kept, OpenedSlice, SliceAudit
+from stormproof.core.pending.connector import Finding, Kept, OpenedSlice, SliceAudit
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, unopened

@@ -16,12 +16,18 @@ from stormproof.core.contract.payload import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.rabbitmq.broker import PREFETCH_MAX, BrokerQueue, dataset_at
-from stormproof.core.source.rabbitmq.consumer import Arrived, Consumer
-from stormproof.core.source.rabbitmq.management import AUTO, limits_said
-from stormproof.core.source.rabbitmq.message_metadata import DELIVERY, columns_of
-from stormproof.core.source.stable_ids import MESSAGE_ID, IdFrom
+from stormproof.core.source.metadata import MESSAGE_ID, IdFrom, KeepsMetadata, Metadata
+from stormproof.core.source.rabbitmq.client import (
+    AUTO,
+    DELIVERY,
+    PREFETCH_MAX,
+    Arrived,
+    BrokerQueue,
+    Consumer,
+    columns_of,
+    dataset_at,
+    limits_said,
+)
 
 log = logging.getLogger("stormproof.source")
 

@@ -23,13 +23,19 @@ from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber, even_bounds, expectation_of, fitting
 from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.kafka.offsets import OffsetRange
+from stormproof.core.source.kafka.position import OffsetRange
 from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.rabbitmq.broker import BrokerQueue, dataset_at
-from stormproof.core.source.rabbitmq.message_metadata import STREAM, columns_of
+from stormproof.core.source.rabbitmq.client import STREAM, BrokerQueue, columns_of, dataset_at
 from stormproof.core.source.rabbitmq.source import URL, require_queue
-from stormproof.core.source.rabbitmq.stream_lookahead import StreamLookahead
-from stormproof.core.source.rabbitmq.stream_position import Mark, StreamAudit, StreamPosition, at_of, range_at, whole
+from stormproof.core.source.rabbitmq.stream_position import (
+    Mark,
+    StreamAudit,
+    StreamLookahead,
+    StreamPosition,
+    at_of,
+    range_at,
+    whole,
+)
 from stormproof.core.source.rabbitmq.stream_reader import StreamSliceReader, messages_in
 
 Start = Literal["earliest", "latest"] | int | datetime

@@ -2,10 +2,8 @@
 
 | module | question that it answers |
 | --- | --- |
-| `source` | which entries are read or taken over, and confirmed; is it still the same stream |
-| `group` | what is asked of the server; what do its errors mean |
-| `counted` | how many of the stream's entries are accounted for |
-| `entries` | how do an entry's fields become a payload |
+| `source` | which entries are read, taken over, confirmed; how do fields become a payload; is it still the same stream |
+| `client` | what is asked of the server; what do its errors mean; how many of the entries are accounted for |
 """
 
 from stormproof.core.source.redis_streams.source import RedisStreamSource

@@ -17,7 +17,7 @@ import pytest
 from nats import errors
 
 from stormproof import NatsSource
-from stormproof.core.source.nats.consumer import DONE, Consumer
+from stormproof.core.source.nats.client import DONE, Consumer
 from support.brokers import Broker, listens, running
 from support.brokers.harness import CrashHarness
 
