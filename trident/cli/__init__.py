@@ -6,15 +6,13 @@
 | `verify` | `audit verify`; `audit report`: the file for an auditor |
 | `reports` | `status`; `audit txn`, `components`, `message` |
 | `metrics` | `metrics` |
-| `audit_app` | `audit ...`; what a view of the ledger answers is made from `trident/declarations` |
-| `letters`, `letters_app` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
-| `ledger_app` | the commands of `ledger` |
+| `letters` | `dead-letters list`, `show`; `edit`, `requeue`, `drop` |
 | `web` | `web` |
-| `queue`, `queue_app` | `queue put`, `create`, `peek`, `list`, `import` |
+| `queue` | `queue put`, `create`, `peek`, `list`, `import` |
 | `doctor` | `doctor`: what does a run need; what is missing |
 | `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
 | `psql` | `psql`; `ledger migrate`, `sql` |
-| `app`, `options` | all commands and their options; how one is made from a declaration; on which database it works |
+| `app`, `groups`, `options` | all commands and their options; how one is made from a declaration; on which database |
 | `output` | JSON, tables, error lines, and the exit status of every command |
 | `loading` | how is FILE.py:NAME loaded |
 """
