@@ -23,10 +23,10 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.web.app import ROUTES
-from stormproof.trident.web.application import WebApp
-from stormproof.trident.web.decide.pages import act
-from stormproof.trident.web.decide.proposals import Given, Outcome
+from stormproof.trident.web.mount import WebApp
 from stormproof.trident.web.people import WebRole, WebUser
+from stormproof.trident.web.proposals import Given, Outcome
+from stormproof.trident.web.views.decisions import act
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 

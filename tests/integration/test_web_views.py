@@ -18,7 +18,7 @@ from support.web import OPERATOR, READER, Elements, client, inert_faults, page_o
 from stormproof.core.postgres.database import Database
 from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.web.app import ROUTES
-from stormproof.trident.web.application import WebApp
+from stormproof.trident.web.mount import WebApp
 from stormproof.trident.web.people import WebOptions, WebUser
 
 pytestmark = pytest.mark.postgres

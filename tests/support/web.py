@@ -16,7 +16,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.web.app import app_of
-from stormproof.trident.web.application import WebApp
+from stormproof.trident.web.mount import WebApp
 from stormproof.trident.web.people import WebOptions, WebRole, WebUser
 from stormproof.trident.web.reading import open_ledger
 
@@ -36,7 +36,7 @@ def page(
     options: WebOptions | None = None, clock: Clock | None = None, open_: Callable[[], Stores] = nothing_answers
 ) -> WebApp:
     """The page; each read is done anew."""
-    return app_of(open_, options or WebOptions(), clock or SystemClock(), shared_s=0)
+    return WebApp(*app_of(open_, options or WebOptions(), clock or SystemClock(), shared_s=0))
 
 
 def page_of(database: Database, options: WebOptions | None = None, clock: Clock | None = None) -> WebApp:

@@ -15,8 +15,9 @@ from support.web import HOME, OPERATOR, READER, client, inert_faults, nothing_an
 
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import UsageError
-from stormproof.trident.web import assets
+from stormproof.trident.web import render
 from stormproof.trident.web.app import ROUTES, app_of
+from stormproof.trident.web.mount import WebApp
 from stormproof.trident.web.people import IDLE_S, SESSION_S, ProxyHeaders, WebOptions, WebRole, WebUser
 from stormproof.trident.web.shield import BODY_MAX, HEADERS
 from stormproof.trident.web.visit import Route, Visit
@@ -82,7 +83,7 @@ class Counter:
 def counting(user: WebUser | None = OPERATOR) -> tuple[Counter, Any]:
     counter = Counter()
     routes = (*ROUTES, Route("count", "/count", counter, WebRole.OPERATOR, "POST"))
-    return counter, client(app_of(nothing_answers, as_user(user), ManualClock(), routes=routes))
+    return counter, client(WebApp(*app_of(nothing_answers, as_user(user), ManualClock(), routes=routes)))
 
 
 @pytest.mark.parametrize("headers", FORGED.values(), ids=list(FORGED))
@@ -162,7 +163,7 @@ def test_a_form_is_of_one_kind_and_of_a_bounded_length() -> None:
 )
 def test_a_host_that_is_not_known_reaches_nothing(host: str) -> None:
     browser = client(page(as_user(OPERATOR)))
-    for path in ("/", "/enter?token=x", f"/assets/{assets.address('page.css')}"):
+    for path in ("/", "/enter?token=x", f"/assets/{render.address('page.css')}"):
         assert browser.get(path, headers={"host": host}).status_code == 421
 
 
@@ -179,7 +180,7 @@ def test_every_answer_has_the_headers_of_a_strict_page() -> None:
         raise RuntimeError("secret-7f3a")
 
     routes = (*ROUTES, Route("fail", "/fail", failing))
-    browser = client(app_of(nothing_answers, as_user(OPERATOR), ManualClock(), routes=routes))
+    browser = client(WebApp(*app_of(nothing_answers, as_user(OPERATOR), ManualClock(), routes=routes)))
     answers = {
         path: browser.request(method, path, headers=headers)
         for method, path, headers in (
@@ -187,7 +188,7 @@ def test_every_answer_has_the_headers_of_a_strict_page() -> None:
             ("GET", "/no-such-page", {}),
             ("GET", "/fail", {}),
             ("PUT", "/", {}),
-            ("GET", f"/assets/{assets.address('htmx.min.js')}", {}),
+            ("GET", f"/assets/{render.address('htmx.min.js')}", {}),
             ("GET", "/assets/../app.py", {}),
             ("GET", "/enter", {"host": "evil.example"}),
         )
@@ -199,7 +200,7 @@ def test_every_answer_has_the_headers_of_a_strict_page() -> None:
     assert "secret-7f3a" not in answers["/fail"].text
     assert "unsafe" not in HEADERS["content-security-policy"]
     kept = [path for path, answer in answers.items() if answer.headers["cache-control"] != "no-store"]
-    assert kept == [f"/assets/{assets.address('htmx.min.js')}"]
+    assert kept == [f"/assets/{render.address('htmx.min.js')}"]
 
 
 def test_a_token_begins_one_session() -> None:
@@ -297,19 +298,19 @@ def test_a_ledger_that_does_not_answer_is_said_and_the_page_stays() -> None:
     assert 'aria-label="Views"' in answer.text
 
 
-VENDORED = tomllib.loads(assets.asset("vendored.toml").decode())
+VENDORED = tomllib.loads(render.asset("vendored.toml").decode())
 
 
 @pytest.mark.parametrize("name", VENDORED)
 def test_a_vendored_file_is_what_its_package_has(name: str) -> None:
-    assert hashlib.sha256(assets.asset(name)).hexdigest() == VENDORED[name]["sha256"]
+    assert hashlib.sha256(render.asset(name)).hexdigest() == VENDORED[name]["sha256"]
 
 
 def test_every_vendored_script_has_its_licence_beside_it() -> None:
     kinds = {one["package"] for one in VENDORED.values() if one["path"].endswith((".js", ".css"))}
     assert kinds == {one["package"] for one in VENDORED.values() if one["path"] == "LICENSE"}
-    assert b"(v1.6.32)" in assets.asset("uplot.min.js")[:80]
-    assert b'version:"2.0.11"' in assets.asset("htmx.min.js")
+    assert b"(v1.6.32)" in render.asset("uplot.min.js")[:80]
+    assert b'version:"2.0.11"' in render.asset("htmx.min.js")
 
 
 def test_a_reader_on_another_port_has_another_cookie() -> None:

@@ -16,8 +16,17 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import UsageError
 from stormproof.trident.decisions.dead_letters import CanaryRules
 from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, Look, on_the_page
-from stormproof.trident.web.decide.letters import edited_bytes, require_chosen, text_to_edit
-from stormproof.trident.web.decide.proposals import KEPT_S, Choice, Given, Outcome, Proposal, Proposals
+from stormproof.trident.web.proposals import (
+    KEPT_S,
+    Choice,
+    Given,
+    Outcome,
+    Proposal,
+    Proposals,
+    edited_bytes,
+    require_chosen,
+    text_to_edit,
+)
 
 DROP = "stormproof dead-letters drop orders"
 DONE = Outcome(("done",), True, "ann")

@@ -515,7 +515,7 @@ DECISIONS: Final = (
         "dead-letters requeue",
         "Requeue dead letters",
         "Process dead letters again, with their failures counted from 0: those named, those of a filter, or all.",
-        "web.decide.letters.requeue",
+        "web.proposals.requeue",
         (*LETTERS, *_CANARY),
         "A rejected message is processed again for that sink alone. Repair the table first: a row that it refuses again is "
         "rejected again, and counts as failed for a canary.\n\n"
@@ -523,7 +523,7 @@ DECISIONS: Final = (
         "--max-failures of a wave fail; the topology's driver must run. Exit status: 1 if some were not requeued; it says "
         "why. "
         "Example: stormproof dead-letters requeue orders --reason error --canary 10",
-        look="web.decide.letters.look",
+        look="web.proposals.look",
         button="Requeue",
         made=False,
     ),
@@ -531,11 +531,11 @@ DECISIONS: Final = (
         "dead-letters drop",
         "Drop dead letters",
         "Give dead letters up for good, on record: those named, those of a filter, or all.",
-        "web.decide.letters.drop",
+        "web.proposals.drop",
         LETTERS,
         "A rejected message is given up at that sink alone.\n\n"
         'Example: stormproof dead-letters drop orders 753-12 --why "a test message"',
-        look="web.decide.letters.look",
+        look="web.proposals.look",
         button="Drop",
         warning="They are given up for good: nothing hands them out again.",
         made=False,
@@ -544,12 +544,12 @@ DECISIONS: Final = (
         "dead-letters edit",
         "Edit a dead letter and requeue it",
         "Requeue a dead letter with another payload; the old payload stays on record.",
-        "web.decide.letters.edit",
+        "web.proposals.edit",
         (
             Field("id", label="Message", required=True),
             Field("payload", "The new payload.", "payload", "Payload", required=True, confirms=True),
         ),
-        look="web.decide.letters.look_at_one",
+        look="web.proposals.look_at_one",
         button="Requeue with this payload",
         made=False,
     ),

@@ -1,4 +1,4 @@
-"""The page's application put together: its routes, its assets, and what answers for an address that is none."""
+"""The page's application put together: its routes, how a session begins and ends, and the answer to any other address."""
 
 from __future__ import annotations
 
@@ -15,31 +15,57 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import UsageError
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.web import assets
-from stormproof.trident.web.application import WebApp
-from stormproof.trident.web.decide import pages
-from stormproof.trident.web.decide.proposals import Proposals
+from stormproof.trident.web import render
 from stormproof.trident.web.people import NewSecret, Sessions, WebOptions, WebRole, new_secret
+from stormproof.trident.web.proposals import Proposals
 from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import rendered
 from stormproof.trident.web.shield import Shield
-from stormproof.trident.web.views import (
-    batch,
-    entrance,
-    failures,
-    message,
-    questions,
-    topology,
-)
-from stormproof.trident.web.visit import Route, Site, Visit, serve
+from stormproof.trident.web.views import batch, decisions, failures, questions, topology
+from stormproof.trident.web.visit import Refused, Route, Site, Visit
+
+
+async def enter(visit: Visit) -> Response:
+    """Exchange a token for a session's cookie. The page then goes on by itself: a redirect would not have the cookie yet."""
+    if visit.request.method != "GET":
+        raise Refused(400, "A token is used by GET.")
+    token = visit.query.get("token", "")
+    secret = visit.site.sessions.begin(token) if token and visit.site.options.identify is None else None
+    if secret is None:
+        raise Refused(
+            401,
+            "This address was used, or is none of this page's. `stormproof web` printed another one when it was used.",
+        )
+    answer = visit.page("entered.html")
+    answer.set_cookie(
+        visit.site.cookie_name(visit.request),
+        secret,
+        max_age=int(visit.site.sessions.session_s),
+        path=visit.request.scope.get("root_path") or "/",
+        secure=visit.request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+async def leave(visit: Visit) -> Response:
+    """End the session."""
+    secret = visit.request.scope["state"].get("session")
+    if secret is not None:
+        visit.site.sessions.end(secret)
+    answer = visit.page("left.html")
+    answer.delete_cookie(visit.site.cookie_name(visit.request), path=visit.request.scope.get("root_path") or "/")
+    return answer
+
 
 VIEWS: Final = (
     Route("overview", "/", topology.overview),
     Route("topology", "/topology", topology.topology),
     Route("batches", "/batches", batch.batches),
     Route("batch", "/batch", batch.batch),
-    Route("find", "/find", message.find),
-    Route("message", "/message", message.message),
+    Route("find", "/find", batch.find),
+    Route("message", "/message", batch.message),
     Route("failures", "/failures", failures.failures),
     Route("failure", "/failure", failures.failure),
     Route("payload", "/failure/payload", failures.payload, role=WebRole.OPERATOR, method="POST"),
@@ -48,10 +74,10 @@ VIEWS: Final = (
     Route("question", "/question", questions.question),
 )
 ENTRANCE: Final = (
-    Route("enter", "/enter", entrance.enter, role=None),
-    Route("leave", "/leave", entrance.leave, method="POST"),
+    Route("enter", "/enter", enter, role=None),
+    Route("leave", "/leave", leave, method="POST"),
 )
-ROUTES: Final[tuple[Route, ...]] = (*VIEWS, *pages.ROUTES, *ENTRANCE)
+ROUTES: Final[tuple[Route, ...]] = (*VIEWS, *decisions.ROUTES, *ENTRANCE)
 """An address is in it once. Whoever adds a view or an action adds a line to one of the tuples."""
 
 
@@ -81,19 +107,19 @@ def app_of(
     secrets: NewSecret = new_secret,
     routes: Sequence[Route] = ROUTES,
     shared_s: float | None = None,
-) -> WebApp:
-    """The same with its clock, its secrets and its database handed in."""
+) -> tuple[Site, ASGIApp]:
+    """What a page consists of, with its clock, its secrets and its database handed in."""
     reader = LedgerReader(open_, clock) if shared_s is None else LedgerReader(open_, clock, shared_s=shared_s)
     paths = {route.name: route.path for route in routes}
     values: dict[str, Any] = {"nav": NAVIGATION, "topology_name": None}
     site = Site(options, clock, reader, Sessions(clock, secrets), paths, Proposals(clock, secrets), values)
-    return WebApp(site, Shield(_router(site, routes), options.hosts, _unexpected))
+    return site, Shield(_router(site, routes), options.hosts, _unexpected)
 
 
 def _router(site: Site, routes: Sequence[Route]) -> ASGIApp:
     """The routes. Not an application of Starlette's: that would answer what fails before the shield sees it."""
     served = [StarletteRoute(route.path, _endpoint(site, route), methods=[route.method]) for route in routes]
-    assets_ = StarletteRoute(f"{assets.ASSETS}{{end:path}}", _asset, methods=["GET"])
+    assets_ = StarletteRoute(f"{render.ASSETS}{{end:path}}", _asset, methods=["GET"])
     return Router(routes=[assets_, *served], default=_Missing(site), redirect_slashes=False)
 
 
@@ -105,7 +131,7 @@ def _endpoint(site: Site, route: Route) -> Callable[[Request], Awaitable[Respons
 
 
 async def _asset(request: Request) -> Response:
-    return assets.answer(request.path_params["end"])
+    return render.answer(request.path_params["end"])
 
 
 class _Missing:

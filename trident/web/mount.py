@@ -1,4 +1,4 @@
-"""`web_app`: the page for a user's own ASGI application. What it needs is imported when it is called."""
+"""`web_app`: the page as an ASGI application, alone or in a user's own. What it needs is imported when it is called."""
 
 from __future__ import annotations
 
@@ -7,11 +7,38 @@ from typing import TYPE_CHECKING
 
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.machine_faults import required
-from stormproof.trident.web.people import LOOPBACK, POLL_S, Identify, WebOptions
+from stormproof.trident.web.people import LOOPBACK, POLL_S, Identify, WebOptions, WebUser
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from stormproof.core.start.settings import Settings
-    from stormproof.trident.web.application import WebApp
+    from stormproof.trident.web.visit import Site
+
+
+class WebApp:
+    """The page. An ASGI application: serve it by itself, or mount it below any path of another one.
+
+    Threads and event loops: any number. Processes: with `identify` any number, if they share a `secret`; sessions of
+    one-time tokens are known to one process alone.
+    """
+
+    def __init__(self, site: Site, served: ASGIApp) -> None:
+        self.site = site
+        self._served = served
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        await self._served(scope, receive, send)
+
+    def offer(self, user: WebUser) -> str:
+        """A path below the page's own that begins a session of this user's once; to be told to nobody else."""
+        return f"{self.site.path_of('enter')}?token={self.site.sessions.offer(user)}"
+
+    def close(self) -> None:
+        """Close the connections to the ledger. Canaries hand out no further wave."""
+        self.site.proposals.close()
+        self.site.reader.close()
 
 
 def web_app(
@@ -53,4 +80,4 @@ def web_app(
     options = WebOptions(identify, read_only, tuple(hosts), poll_s)
     if secret is not None:
         options = WebOptions(identify, read_only, tuple(hosts), poll_s, secret)
-    return app_of(lambda: open_ledger(found), options, SystemClock())
+    return WebApp(*app_of(lambda: open_ledger(found), options, SystemClock()))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from stormproof.core.base.errors import UsageError
-from stormproof.trident.web.application import WebApp
+from stormproof.trident.web.mount import WebApp
 from stormproof.trident.web.people import WebRole, WebUser
 
 

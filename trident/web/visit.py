@@ -27,11 +27,10 @@ from stormproof.core.base.errors import (
     TransientError,
     UsageError,
 )
-from stormproof.trident.web.assets import ASSETS, address
-from stormproof.trident.web.decide.proposals import Proposals
 from stormproof.trident.web.people import Sessions, WebOptions, WebRole, WebUser, at_most, csrf_of, is_csrf_of
+from stormproof.trident.web.proposals import Proposals
 from stormproof.trident.web.reading import LedgerReader
-from stormproof.trident.web.render import rendered
+from stormproof.trident.web.render import ASSETS, address, rendered
 
 if TYPE_CHECKING:
     from stormproof.trident.decisions.stores import Stores

@@ -12,8 +12,8 @@ from stormproof.core.base.errors import StormproofError, TransientError, UsageEr
 from stormproof.trident.decisions.dead_letters import CanaryEnd
 from stormproof.trident.declarations.decisions import Decision, Look, on_the_page
 from stormproof.trident.ledger.tx import Confirmation, Confirmed, confirmed
-from stormproof.trident.web.decide.proposals import Choice, Given, Outcome, Proposal, RunningCanary, missing_of
 from stormproof.trident.web.people import WebRole
+from stormproof.trident.web.proposals import Choice, Given, Outcome, Proposal, RunningCanary, missing_of
 from stormproof.trident.web.visit import Route
 
 if TYPE_CHECKING:
