@@ -1,7 +1,7 @@
 """The heartbeat: tasks report their progress, and the driver learns whether a job is alive and what its tasks had in hand.
 
 Each running task reports how many rows it has worked on, whether it has ended, and, where the job is `careful`, the message
-in hand. From this the driver learns whether a job hangs (`stormproof.trident.driver.watched_job`), and which messages were
+in hand. From this the driver learns whether a job hangs (`stormproof.trident.driver.jobs`), and which messages were
 in hand when a worker, or the driver itself, died.
 
 Each task has a TCP connection to the driver, also where both are on one machine. The driver writes down what is in hand in a

@@ -27,7 +27,7 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.prepare.writer import FileWriter, ParquetTaskWriter
 from stormproof.sinks.stores.memory import MemorySession
-from stormproof.trident.driver.job_runners import JobsOnThreads
+from stormproof.trident.driver.jobs import JobsOnThreads
 from stormproof.trident.terms.observers import BatchResult
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

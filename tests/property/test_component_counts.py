@@ -17,7 +17,7 @@ from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import ACKER, Counts, JobReport
 from stormproof.testing import Faults, simulate, simulation
 from stormproof.trident.driver.coordinator import Coordinator
-from stormproof.trident.driver.job_runners import Flight
+from stormproof.trident.driver.jobs import Flight
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.in_memory import memory_ledger_engine

@@ -20,9 +20,8 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.testing.memory_driver import run_driver
-from stormproof.trident.driver.job_runners import Jobs, JobsInTurn
+from stormproof.trident.driver.jobs import Jobs, JobsInTurn, Watch
 from stormproof.trident.driver.options import RunOptions
-from stormproof.trident.driver.watched_job import Watch
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger

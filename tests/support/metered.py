@@ -19,7 +19,7 @@ from stormproof.core.base import failpoint
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver import coordinator as coordinators
-from stormproof.trident.driver.job_runners import JobsInTurn
+from stormproof.trident.driver.jobs import JobsInTurn
 from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics import exposition

@@ -41,10 +41,16 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.contract.protocol import CommitResult, PreparedTransaction
 from stormproof.sinks.stores.memory import FaultPoint, MemorySession
 from stormproof.trident.driver.batch_records import SinkAnswers
-from stormproof.trident.driver.job_runners import JobResult, JobsInTurn, JobsOnThreads, WaitingLeases, Work
-from stormproof.trident.driver.opening import attached
-from stormproof.trident.driver.sessions import Sessions
-from stormproof.trident.driver.watched_job import LastMove, LeaseKeeper
+from stormproof.trident.driver.jobs import (
+    JobResult,
+    JobsInTurn,
+    JobsOnThreads,
+    LastMove,
+    LeaseKeeper,
+    WaitingLeases,
+    Work,
+)
+from stormproof.trident.driver.opening import Sessions, attached
 from stormproof.trident.terms.observers import BatchResult
 
 WAIT_S = 20.0

@@ -24,7 +24,7 @@ from stormproof.core.heartbeat.wire import Place, Progress
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.driver.watched_job import Watch, run_watched
+from stormproof.trident.driver.jobs import Watch, run_watched
 
 LEASE = Lease("life/1", 1, 30.0)
 EMPTY = JobReport(0, 0, 0)

@@ -15,7 +15,7 @@ from stormproof.core.heartbeat.heard import Heard
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.heartbeat.wire import Place, Progress
 from stormproof.core.source.memory import MemorySource
-from stormproof.trident.driver.watched_job import PAUSED_S, LeaseKeeper
+from stormproof.trident.driver.jobs import PAUSED_S, LeaseKeeper
 
 LEASE = Lease("life/1", 1, 30.0)
 TIMEOUT_S = 30.0

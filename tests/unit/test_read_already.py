@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.trident.driver.read_already import ReadAlready
+from stormproof.trident.driver.batch_records import ReadAlready
 
 READER = MemorySliceReader((1, 2, 3), (b"a", b"b", b"c"))
 

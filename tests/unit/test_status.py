@@ -21,7 +21,7 @@ from stormproof.trident.audit import AuditLedger
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.status import DriverState, Pace, TopologyStatus, status
-from stormproof.trident.driver.job_runners import JobsInTurn
+from stormproof.trident.driver.jobs import JobsInTurn
 from stormproof.trident.terms.observers import Figures
 
 

@@ -40,7 +40,7 @@ from stormproof.core.task.job import Job
 from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRow
 from stormproof.core.tracking import share as tracking
 from stormproof.core.tracking.verdict import JobReport, acker_of
-from stormproof.trident.driver.watched_job import LeaseKeeper, Watch
+from stormproof.trident.driver.jobs import LeaseKeeper, Watch
 
 TIMEOUT_S = 10.0
 

@@ -1,5 +1,6 @@
 """What the ledger, the log and the observers are told of a batch: its counts, its failures, its rejects, its refusal.
 
+`ReadAlready` holds messages that are read before they are confirmed: a retry's payload is gone with its confirm.
 `Accounts` is what a driver reports of its run: statistics, a log line for each batch, and the caller's `on_batch`.
 """
 
@@ -8,14 +9,17 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+import pyarrow as pa
+
+from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import FatalError, Json, SinkRefused
 from stormproof.core.base.message import Guarantee, MessageFailure, storable_text
 from stormproof.core.base.process import kept_from_forks
-from stormproof.core.contract.source import Resolution, Slice, Source
+from stormproof.core.contract.source import Resolution, Slice, SliceReader, Source
 from stormproof.core.graph.plan import (
     BoltNode,
     CombineNode,
@@ -431,3 +435,27 @@ class Accounts:
         if self._on_batch is not None:
             with kept_from_forks():
                 self._on_batch(result)
+
+
+_BATCH_ROWS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAlready:
+    """A reader's messages as they were read, with the tokens of one seed. They are in memory, and travel with the job."""
+
+    batches: tuple[pa.RecordBatch, ...]
+
+    @staticmethod
+    def of(reader: SliceReader, seed: int) -> ReadAlready:
+        """Read all of a reader's messages now."""
+        return ReadAlready(tuple(reader.read(seed, frozenset(), _BATCH_ROWS)))
+
+    def read(self, seed: int, excluded: frozenset[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield them again; `seed` is the one with which they were read."""
+        for batch in self.batches:
+            kept = batch
+            if excluded:
+                kept = batch.filter(pc.invert(pc.is_in(batch.column("id"), value_set=pa.array(sorted(excluded)))))
+            for first in range(0, kept.num_rows, batch_rows):
+                yield kept.slice(first, batch_rows)

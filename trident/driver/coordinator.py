@@ -35,13 +35,20 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.prepare.writer import WritesNothing
 from stormproof.trident.driver.batch_records import Accounts, CountedGraph, Prepared, SinkAnswers
 from stormproof.trident.driver.control_line import BY_SIGNAL, Orders
-from stormproof.trident.driver.job_runners import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases
+from stormproof.trident.driver.jobs import (
+    Flight,
+    Jobs,
+    JobsInTurn,
+    JobsOnThreads,
+    WaitingLeases,
+    Watch,
+    run_watched,
+)
+from stormproof.trident.driver.opening import Sessions
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
 from stormproof.trident.driver.recovery import Recount, recover
-from stormproof.trident.driver.sessions import Sessions
 from stormproof.trident.driver.steps import Opened, Steps
 from stormproof.trident.driver.tuning import AsSet, LatencyTuner, Setting, Tuner, in_flight_max
-from stormproof.trident.driver.watched_job import Watch, run_watched
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.metrics.recorder import RunMetrics

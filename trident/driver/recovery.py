@@ -32,7 +32,7 @@ from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.contract.protocol import PROBLEM, CommitResult, Held, RefusedRow, SinkProblem, SinkSession
 from stormproof.sinks.judge.rejected_messages import GroupsRefused
 from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, blocked, to_prepared
-from stormproof.trident.driver.sessions import machine_errors
+from stormproof.trident.driver.opening import machine_errors
 from stormproof.trident.driver.steps import MovedLate, Steps
 from stormproof.trident.ledger import bindings, events, txns
 from stormproof.trident.ledger.rows import Event, Txn

@@ -31,9 +31,9 @@ from stormproof.core.start.preflight import DatabaseProbe
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.control_line import BY_SIGNAL, ControlLine, Stopping
 from stormproof.trident.driver.coordinator import Coordinator
+from stormproof.trident.driver.jobs import Watch
 from stormproof.trident.driver.opening import Preflight, attached, placed, sinks_of
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
-from stormproof.trident.driver.watched_job import Watch
 from stormproof.trident.ledger.control import JobProgress
 from stormproof.trident.ledger.database import ledger_engine, require_schema
 from stormproof.trident.ledger.in_memory import ledger_in_memory

@@ -35,6 +35,7 @@ from stormproof.sinks.contract.protocol import CommitResult, RefusedRow
 from stormproof.trident.driver.batch_records import (
     Finished,
     Prepared,
+    ReadAlready,
     RejectLimit,
     SinkAnswers,
     blocked,
@@ -48,8 +49,7 @@ from stormproof.trident.driver.batch_records import (
     resolution_events,
     to_prepared,
 )
-from stormproof.trident.driver.read_already import ReadAlready
-from stormproof.trident.driver.sessions import Sessions, machine_errors
+from stormproof.trident.driver.opening import Sessions, machine_errors
 from stormproof.trident.ledger import events, rejects, txns
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn, record_of

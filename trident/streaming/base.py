@@ -28,10 +28,9 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.graph.plan import Plan
 from stormproof.core.start.settings import Settings
-from stormproof.trident.driver.opening import Preflight, attached, placed
+from stormproof.trident.driver.opening import Preflight, Sessions, attached, placed
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
 from stormproof.trident.driver.run import new_incarnation, options_of
-from stormproof.trident.driver.sessions import Sessions
 from stormproof.trident.ledger import events, handed_in
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.ledger.database import known_error, ledger_engine, require_schema

@@ -22,7 +22,7 @@ from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import rendered
 from stormproof.trident.web.shield import Shield
 from stormproof.trident.web.views import batch, decisions, failures, questions, topology
-from stormproof.trident.web.visit import Refused, Route, Site, Visit
+from stormproof.trident.web.visit import Refused, Route, Site, Visit, serve
 
 
 async def enter(visit: Visit) -> Response:

@@ -10,10 +10,9 @@ from stormproof.core.contract.source import Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.trident.driver.coordinator import Coordinator
-from stormproof.trident.driver.job_runners import Jobs
+from stormproof.trident.driver.jobs import Jobs, Watch
 from stormproof.trident.driver.opening import attached
 from stormproof.trident.driver.options import RunOptions
-from stormproof.trident.driver.watched_job import Watch
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.terms.observers import BatchResult, RunStatistics
 

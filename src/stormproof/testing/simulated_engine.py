@@ -26,7 +26,7 @@ from stormproof.core.task.job import Job, JobKey, StageJob
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.testing.faults import Chance, FaultKind
-from stormproof.trident.driver.watched_job import LeaseKeeper
+from stormproof.trident.driver.jobs import LeaseKeeper
 
 BoltT = TypeVar("BoltT", bound=AnyBolt)
 

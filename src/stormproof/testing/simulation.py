@@ -44,8 +44,8 @@ from stormproof.testing.simulated_engine import SimulatedEngine, with_faults
 from stormproof.testing.simulated_refusals import GroupRules
 from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource
 from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.driver.jobs import Watch
 from stormproof.trident.driver.options import RunOptions
-from stormproof.trident.driver.watched_job import Watch
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.terms.observers import BatchResult
