@@ -29,7 +29,6 @@ from stormproof.trident.audit.report import ViolationKind
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.ledger import events
 from stormproof.trident.ledger.rows import Run
 from stormproof.trident.terms.transaction_states import OperatorAction
 
@@ -173,7 +172,7 @@ def adopt_queue(stores: Stores, queue: str, *, accept_unproven: bool = False, by
         }
         for row in {row.name: row for row in readers.values()}.values():
             of_topology = tx.of(Run(row.name, row.incarnation, row.epoch))
-            events.decided(of_topology, OperatorAction.ADOPT_QUEUE, by=by, why=why, about=queue, detail=detail)
+            of_topology.decided(OperatorAction.ADOPT_QUEUE, by=by, why=why, about=queue, detail=detail)
     return replace(_answer(now, by_subscription, by, why), unproven=unproven, adopted=True, changed=True)
 
 

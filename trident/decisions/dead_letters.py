@@ -20,7 +20,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.letters import ChosenLetters, Letter, Letters, letters_of, not_dead
-from stormproof.trident.ledger import control, events, rejects
+from stormproof.trident.ledger import control, rejects
 from stormproof.trident.ledger.rows import Reject
 from stormproof.trident.terms.transaction_states import OperatorAction, RejectState
 from stormproof.trident.terms.wording import counted, local_time
@@ -28,7 +28,7 @@ from stormproof.trident.terms.wording import counted, local_time
 if TYPE_CHECKING:
     from stormproof.trident.decisions.letters import LetterFilter
     from stormproof.trident.decisions.stores import Stores
-    from stormproof.trident.ledger.tx import Tx
+    from stormproof.trident.ledger.database import Tx
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _record(tx: Tx, action: OperatorAction, done: Sequence[Reject], *, by: str, 
     """One event for each txid and sink: who decided, and about how many messages."""
     for (txid, sink), number in Counter((one.txid, one.sink) for one in done).items():
         detail: dict[str, Json] = {"sink": sink, "rejects": number}
-        events.decided(tx, action, by=by, why=why, txid=txid, sink=sink, detail=detail)
+        tx.decided(action, by=by, why=why, txid=txid, sink=sink, detail=detail)
 
 
 @dataclass(frozen=True, slots=True)

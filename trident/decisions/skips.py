@@ -26,9 +26,9 @@ from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.driver.batch_records import to_prepared
-from stormproof.trident.ledger import events, txns
+from stormproof.trident.ledger import txns
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.rows import SinkWork
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.ledger.txns import RejectedRow, skip, skippable, unblock
 from stormproof.trident.terms.transaction_states import OperatorAction, TxnState
 from stormproof.trident.terms.wording import counted
@@ -92,7 +92,7 @@ def retry_txid(stores: Stores, topology: str, txid: int, *, by: str, why: str) -
         restored = _restore_lost(stores, tx, row, txid)
         txns.move(tx, txid, TxnState.BLOCKED, TxnState.PREPARED)
         detail: dict[str, Json] = {"restored": {sink: storable_text(text) for sink, text in restored.items()}}
-        events.decided(tx, OperatorAction.RETRY, by=by, why=why, txid=txid, detail=detail)
+        tx.decided(OperatorAction.RETRY, by=by, why=why, txid=txid, detail=detail)
     return Retried(topology, txid, TxnState.PREPARED.value, by, restored)
 
 
@@ -156,7 +156,7 @@ def require_skippable(stores: Stores, row: TopologyRow, txid: int, sink: str) ->
 def require_refusing(stores: Stores, row: TopologyRow, txid: int, sink: str) -> None:
     """Raise UsageError unless the batch is blocked at this sink: every other batch and sink goes on without a decision."""
     with stores.transaction(row) as tx:
-        txn, refusing = txns.find(tx, txid), events.blocking_sink(tx, txid)
+        txn, refusing = txns.find(tx, txid), tx.blocking_sink(txid)
     if txn is None or txn.state is not TxnState.BLOCKED:
         why = (
             f"is not blocked: the next start of {row.name} commits it to sink {sink!r}. Only where that table is gone for "
@@ -420,7 +420,7 @@ def skip_rows(stores: Stores, topology: str, txid: int, sink: str, *, by: str, w
     described, input_, files = row_skipper(stores, row, txid, sink)
     with stores.transaction(row) as tx:
         detail: dict[str, Json] = {"sink": sink}
-        events.decided(tx, OperatorAction.SKIP_ROWS, by=by, why=why, txid=txid, sink=sink, detail=detail)
+        tx.decided(OperatorAction.SKIP_ROWS, by=by, why=why, txid=txid, sink=sink, detail=detail)
     identity = SinkIdentity(topology, row.incarnation, sink)
     with closing(described.operate(identity, input_, row.epoch, files)) as session:
         try:

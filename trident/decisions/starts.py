@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.trident.declarations.decisions import Look
-from stormproof.trident.ledger import events, graphs, other_lives
+from stormproof.trident.ledger import graphs, other_lives
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.terms.transaction_states import OperatorAction
 
@@ -199,7 +199,7 @@ def accept_loss(stores: Stores, topology: str, fingerprint: str | None, *, by: s
     with stores.transaction(stores.topology(topology)) as tx:
         records: list[Json] = [*found.records]
         detail = {"records": records}
-        events.decided(tx, OperatorAction.ACCEPT_LOSS, by=by, why=why, about="at the source", detail=detail)
+        tx.decided(OperatorAction.ACCEPT_LOSS, by=by, why=why, about="at the source", detail=detail)
     return Losses(topology, found.records, fingerprint, True, by, why)
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from stormproof.core.start.settings import Settings
     from stormproof.trident.audit import AuditLedger
     from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+    from stormproof.trident.ledger.database import Confirmation, Tx
     from stormproof.trident.ledger.ledger import Ledger
-    from stormproof.trident.ledger.tx import Confirmation, Tx
 
 
 @dataclass(frozen=True, slots=True)

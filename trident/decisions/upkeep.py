@@ -16,7 +16,6 @@ from stormproof.sinks.contract.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.ledger import events
 from stormproof.trident.terms.transaction_states import OperatorAction
 from stormproof.trident.terms.wording import counted
 
@@ -68,7 +67,7 @@ class _Upkeep:
         if not self.recorded:
             return
         with stores.transaction(stores.topology(topology)) as tx:
-            events.decided(tx, self.action, by=self.by, why=self.why, about=sink, sink=sink, detail=self.detail)
+            tx.decided(self.action, by=self.by, why=self.why, about=sink, sink=sink, detail=self.detail)
 
 
 def compact(

@@ -42,11 +42,10 @@ from stormproof.trident.driver.opening import placed, require_own_tables, sinks_
 from stormproof.trident.driver.recovery import RECOUNTS_MAX, too_many
 from stormproof.trident.ledger import bindings, handed_in, other_lives
 from stormproof.trident.ledger.bindings import Bound
-from stormproof.trident.ledger.database import ledger_engine
+from stormproof.trident.ledger.database import Tx, ledger_engine
 from stormproof.trident.ledger.graphs import Graph, compared, graph_of
 from stormproof.trident.ledger.ledger import lacking_rights
 from stormproof.trident.ledger.rows import NO_LIFE, Run, Txn
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.terms.transaction_states import TxnState
 
 

@@ -48,13 +48,13 @@ from stormproof.sinks.contract.protocol import PROBLEM, Sink, SinkIdentity, Sink
 from stormproof.sinks.contract.registry import describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
-from stormproof.trident.ledger import bindings, events, fence, other_lives
+from stormproof.trident.ledger import bindings, fence, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.control import signs_of_life
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import NO_LIFE, Event, Run
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.terms.transaction_states import EventKind
 
 
@@ -327,7 +327,7 @@ def _refusal_on_record(ledger: Ledger, run: Run, sink: str) -> Generator[None]:
     except (PositionMismatch, SinkRefused) as error:
         reason = storable_text(error.message)
         with ledger.transaction(run) as tx:
-            events.record(tx, [Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])
+            tx.record([Event(EventKind.START_REFUSED, sink=sink, error=reason, detail={"epoch": run.epoch})])
         raise
 
 

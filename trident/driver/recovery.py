@@ -34,7 +34,7 @@ from stormproof.sinks.judge.rejected_messages import GroupsRefused
 from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, blocked, to_prepared
 from stormproof.trident.driver.opening import machine_errors
 from stormproof.trident.driver.steps import MovedLate, Steps
-from stormproof.trident.ledger import bindings, events, txns
+from stormproof.trident.ledger import bindings, txns
 from stormproof.trident.ledger.rows import Event, Txn
 from stormproof.trident.ledger.txns import take_late_commit
 from stormproof.trident.terms.observers import BatchResult, RecoveryReport
@@ -251,7 +251,7 @@ def recover(
     )
     if report.did_something:
         with steps.ledger.transaction(steps.run) as tx:
-            events.record(tx, [Event(EventKind.RECOVERY, detail=asdict(report))])
+            tx.record([Event(EventKind.RECOVERY, detail=asdict(report))])
     steps.observer.recovered(report)
     failpoint("recover.after")
     return report
@@ -263,7 +263,7 @@ def _end(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
             _roll_forward(steps, txn, done, recount)
         case TxnState.BLOCKED, _:
             with steps.ledger.transaction(steps.run) as tx:
-                sink = events.blocking_sink(tx, txn.txid)
+                sink = tx.blocking_sink(txn.txid)
             session = None if sink is None else steps.sessions.get(sink)
             raise blocked(steps.run.topology, txn.txid, txn.reason, sink, session)
         case _, Guarantee.AT_MOST_ONCE:
@@ -291,7 +291,7 @@ def _give_back(steps: Steps, txn: Txn, done: _Done) -> None:
 def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) -> None:
     batch = steps.on_record(txn)
     with steps.ledger.transaction(steps.run) as tx:
-        kept = events.kept_messages(tx, txn.txid)
+        kept = tx.kept_messages(txn.txid)
     try:
         batch, results = _adopt(steps, batch, recount)
     except MovedLate as error:
@@ -371,9 +371,9 @@ def _record_dead(
     if not dead:
         return
     with steps.ledger.transaction(steps.run) as tx:
-        known = {*recorded, *events.dead_letters_in(tx, txid)}
+        known = {*recorded, *(one.message for one in tx.events(txid, EventKind.DEAD_LETTER))}
         unknown = [one for one in dead if one not in known]
-        events.record(tx, [Event(EventKind.DEAD_LETTER, txid=txid, message=one) for one in unknown])
+        tx.record([Event(EventKind.DEAD_LETTER, txid=txid, message=one) for one in unknown])
     steps.observer.dead_letters(txid, len(unknown))
 
 
@@ -390,7 +390,7 @@ def _repeat_owed(steps: Steps, owners: tuple[str, ...], handled: set[int], done:
         with steps.ledger.transaction(steps.run) as tx:
             txn = txns.find(tx, txid)
             if txn is not None:
-                failures = [event.to_failure() for event in events.failures(tx, txid)]
+                failures = tx.failures(txid)
         all_failed = txn is not None and txn.cause is TxnCause.EVERY_MESSAGE_FAILED
         if txn is not None and (txn.state is not TxnState.ABORTED or all_failed):
             resolution = steps.source.confirm(steps.lease(txid), failures)

@@ -50,10 +50,10 @@ from stormproof.trident.driver.batch_records import (
     to_prepared,
 )
 from stormproof.trident.driver.opening import Sessions, machine_errors
-from stormproof.trident.ledger import events, rejects, txns
+from stormproof.trident.ledger import rejects, txns
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn, record_of
-from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn, counts_of, record_of
 from stormproof.trident.terms.observers import NOBODY, BatchResult, CommittedBatch, Figures, Observer
 from stormproof.trident.terms.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 
@@ -160,8 +160,7 @@ class Steps:
                 return None
             tuning = None if figures is None else asdict(figures)
             txns.open_batch(tx, txid, guarantee, self.source.name, slice_, seed, tuning)
-            events.record(
-                tx,
+            tx.record(
                 [
                     Event(
                         EventKind.REPLAY,
@@ -285,7 +284,7 @@ class Steps:
         """
         with self.ledger.transaction(self.run) as tx:
             work, recorded = txns.owed_work(tx, txn.txid)
-            failed = [event.to_failure() for event in events.failures(tx, txn.txid)]
+            failed = tx.failures(txn.txid)
             sinks = rejects.sinks_of_batch(tx, txn.txid) if txn.retry else None
         if not recorded:
             # Committed without these rows, the batch would write nothing, and its messages would be lost.
@@ -441,7 +440,7 @@ class Steps:
         reason = storable_text(said if said.startswith(named) else f"{named}: {said}")
         with self.ledger.transaction(self.run) as tx:
             txns.move(tx, txid, TxnState.PREPARED, TxnState.BLOCKED, cause=cause_of(error), reason=reason)
-            events.record(tx, [Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
+            tx.record([Event(EventKind.BLOCKED, txid=txid, sink=sink, error=reason)])
         self.observer.blocked(txid, sink, cause_of(error), reason)
         return blocked(self.run.topology, txid, reason, sink, self.sessions.get(sink), error.details)
 
@@ -471,7 +470,7 @@ class Steps:
                 resolution = self.source.confirm(self.lease(txid), failed, joined)
             failpoint("finish.in_transaction")
             txns.commit(tx, txid, batch.state, results, _rounded(batch.steps_ms))
-            events.record(tx, resolution_events(txid, resolution, results) + contract_events(txid, batch.work, results))
+            tx.record(resolution_events(txid, resolution, results) + contract_events(txid, batch.work, results))
             if batch.sinks is not None:
                 # Under at-most-once a message that failed does not come again.
                 again = [] if guarantee is Guarantee.AT_MOST_ONCE else failed
@@ -524,7 +523,7 @@ class Steps:
         resolution = self.source.confirm(self.lease(txid), failures)
         if resolution.dead:
             with self.ledger.transaction(self.run) as tx:
-                events.record(tx, resolution_events(txid, resolution, {}))
+                tx.record(resolution_events(txid, resolution, {}))
         return resolution
 
     # -- abort -------------------------------------------------------------------------------------------------------
@@ -592,7 +591,7 @@ class Steps:
             joined = self.joined(tx)
             resolution = Resolution()
             txns.end_attempt(tx, opened.txid, attempt, AttemptOutcome.COMPLETE)
-            events.record(tx, failed_events)
+            tx.record(failed_events)
             txns.add_counts(tx, opened.txid, counts)
             txns.move(
                 tx,
@@ -602,12 +601,12 @@ class Steps:
                 cause=TxnCause.EVERY_MESSAGE_FAILED,
                 reason="every message failed",
                 steps_ms=_rounded(steps_ms),
-                **events.counts_of(failed_events),
+                **counts_of(failed_events),
             )
             if joined is not None:
                 with self._while_nobody_took_over(opened):
                     resolution = self.source.confirm(opened.lease, failures, joined)
-                events.record(tx, resolution_events(opened.txid, resolution, {}))
+                tx.record(resolution_events(opened.txid, resolution, {}))
             failpoint("abort.in_transaction")
         reasons = reasons_of(failures)
         self.observer.given_up(opened.txid, TxnState.ABORTED, TxnCause.EVERY_MESSAGE_FAILED, "every message failed")
@@ -616,7 +615,7 @@ class Steps:
             with self.ledger.transaction(self.run) as tx:
                 with self._while_nobody_took_over(opened):
                     resolution = self.source.confirm(opened.lease, failures)
-                events.record(tx, resolution_events(opened.txid, resolution, {}))
+                tx.record(resolution_events(opened.txid, resolution, {}))
         self.observer.dead_letters(opened.txid, len(resolution.dead))
         failpoint("abort.after")
         return resolution

@@ -9,9 +9,8 @@ import sqlalchemy as sa
 from pydantic import TypeAdapter
 
 from stormproof.core.base.errors import Json, PositionMismatch
-from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.tx import Tx
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, TxnState
 
 
@@ -134,9 +133,9 @@ def rebind(tx: Tx, sink: str, table_id: str, *, by: str, why: str, loss: Loss | 
     )
     was = None if known is None else known.table_id
     detail: dict[str, Json] = {"was": was, "is": table_id}
-    events.decided(tx, OperatorAction.ADOPT_TABLE, by=by, why=why, sink=sink, detail=detail)
+    tx.decided(OperatorAction.ADOPT_TABLE, by=by, why=why, sink=sink, detail=detail)
     if loss is not None:
-        events.decided(tx, OperatorAction.ACCEPT_LOSS, by=by, why=why, sink=sink, detail=asdict(loss))
+        tx.decided(OperatorAction.ACCEPT_LOSS, by=by, why=why, sink=sink, detail=asdict(loss))
 
 
 def unbind(tx: Tx, sink: str, *, by: str, why: str) -> None:
@@ -148,7 +147,7 @@ def unbind(tx: Tx, sink: str, *, by: str, why: str) -> None:
         )
     )
     was = None if known is None else known.table_id
-    events.decided(tx, OperatorAction.RELEASE_TABLE, by=by, why=why, sink=sink, detail={"was": was})
+    tx.decided(OperatorAction.RELEASE_TABLE, by=by, why=why, sink=sink, detail={"was": was})
 
 
 def bound(tx: Tx, sink: str) -> Bound | None:

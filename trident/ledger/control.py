@@ -18,10 +18,9 @@ import sqlalchemy as sa
 from stormproof.core.heartbeat.wire import BEFORE, DONE, PASSAGE, PASSED, STAGE, STATE, STEP, TOTAL, Progress, Record
 from stormproof.core.postgres.columns import may, must
 from stormproof.core.task.job import Job
-from stormproof.trident.ledger import events
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.rows import record_of
 from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.terms.transaction_states import OperatorAction
 from stormproof.trident.terms.wording import counted
 
@@ -247,7 +246,7 @@ def ask(tx: Tx, action: OperatorAction, *, by: str, why: str) -> int:
         "why": why,
     }
     request = int(tx.connection.execute(_ASK, asked).scalar_one())
-    events.decided(tx, action, by=by, why=why)
+    tx.decided(action, by=by, why=why)
     return request
 
 

@@ -19,11 +19,9 @@ from sqlalchemy.exc import IntegrityError
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import Fenced, PositionMismatch
 from stormproof.core.base.message import Guarantee
-from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.database import LedgerDatabase
+from stormproof.trident.ledger.database import LedgerDatabase, Statement, Tx, given
 from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.ledger.tx import Statement, Tx, given
 from stormproof.trident.terms.transaction_states import EventKind
 
 LIFE_DIGITS: Final = 8
@@ -97,7 +95,7 @@ def raise_epoch(connection: sa.Connection, start: Start, clock: Clock, new_incar
     run = Run(start.topology, row.incarnation, epoch, older)
     if older is not None:
         detail = {"from": older, "epoch": row.epoch, "to_epoch": epoch}
-        events.record(Tx(connection, run, clock), [Event(EventKind.TAKE_OVER, detail=detail)])
+        Tx(connection, run, clock).record([Event(EventKind.TAKE_OVER, detail=detail)])
     if row.source != start.source:
         raise PositionMismatch(
             f"topology {start.topology!r} reads source {row.source!r} by the ledger, and {start.source!r} by its code; "

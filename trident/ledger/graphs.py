@@ -29,11 +29,11 @@ from stormproof.core.graph.plan import (
     SendNode,
     WriteNode,
 )
-from stormproof.trident.ledger import bindings, events, txns
+from stormproof.trident.ledger import bindings, txns
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing
 from stormproof.trident.ledger.rows import Event
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 SHOWN_CHARACTERS: Final = 12
@@ -305,8 +305,7 @@ def keep_graph(tx: Tx, graph: Graph, accepted: str | None = None) -> Sequence[Ch
             at=tx.clock.now(),
         )
     )
-    events.record(
-        tx,
+    tx.record(
         [
             Event(
                 EventKind.GRAPH,
@@ -489,7 +488,7 @@ def _acceptances(tx: Tx, fingerprint: str, *more: sa.ColumnElement[bool]) -> boo
 def keep_refusal(tx: Tx, refusal: PositionMismatch) -> None:
     """Record that a start was refused until its change is accepted, so that `accept-change` knows what it accepts."""
     detail: dict[str, Json] = {FINGERPRINT: refusal.details[FINGERPRINT]}
-    events.record(tx, [Event(EventKind.START_REFUSED, error=storable_text(refusal.message), detail=detail)])
+    tx.record([Event(EventKind.START_REFUSED, error=storable_text(refusal.message), detail=detail)])
 
 
 def refusal_of(connection: sa.Connection, incarnation: str, fingerprint: str) -> str | None:
@@ -507,6 +506,4 @@ def refusal_of(connection: sa.Connection, incarnation: str, fingerprint: str) ->
 def accept(tx: Tx, fingerprint: str, *, by: str, why: str) -> None:
     """Let the topology go on with the change of this fingerprint, by an operator's decision."""
     detail: dict[str, Json] = {"epoch": tx.run.epoch}
-    events.decided(
-        tx, OperatorAction.ACCEPT_CHANGE, by=by, why=why, about=fingerprint, message=fingerprint, detail=detail
-    )
+    tx.decided(OperatorAction.ACCEPT_CHANGE, by=by, why=why, about=fingerprint, message=fingerprint, detail=detail)

@@ -22,11 +22,10 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.rights import quoted
 from stormproof.trident.ledger import fence
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.database import LedgerDatabase, LockTimeout
+from stormproof.trident.ledger.database import Confirmation, LedgerDatabase, LockTimeout, Tx, UnfencedTx
 from stormproof.trident.ledger.fence import Backends, MadeMeanwhile, Start
 from stormproof.trident.ledger.graphs import FINGERPRINT, Graph, keep_graph, keep_refusal
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.ledger.tx import Confirmation, Tx, UnfencedTx
 
 _NEEDED: Final[tuple[tuple[sa.Table, tuple[str, ...]], ...]] = (
     (t.topology, ("INSERT", "UPDATE")),

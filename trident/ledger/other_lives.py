@@ -15,10 +15,10 @@ from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.pending.tables import metadata as pending
 from stormproof.core.pending.tables import pending_subscription
 from stormproof.core.source.files.entries import metadata as files
-from stormproof.trident.ledger import control, events, handed_in
+from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.rows import Run
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction
 
 
@@ -78,7 +78,7 @@ def _claimed(topology: str, life: str) -> str:
 
 def adopt(tx: Tx, life: str, *, by: str, why: str) -> None:
     """Let the topology write beside the rows of another life, by an operator's decision."""
-    events.decided(tx, OperatorAction.ADOPT, by=by, why=why, about=life, message=life)
+    tx.decided(OperatorAction.ADOPT, by=by, why=why, about=life, message=life)
 
 
 def adopted(tx: Tx) -> frozenset[str]:

@@ -12,10 +12,9 @@ import sqlalchemy as sa
 
 from stormproof.core.base.errors import Json
 from stormproof.sinks.contract.protocol import RefusedRow
-from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.rows import Event, Reject, to_reject
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, RejectState
 
 _V = TypeVar("_V")
@@ -94,7 +93,7 @@ def insert(tx: Tx, rejects: Sequence[Reject]) -> None:
         for one in rejects
     ]
     tx.connection.execute(sa.insert(t.reject), rows)
-    events.record(tx, [_event(one) for one in rejects])
+    tx.record([_event(one) for one in rejects])
 
 
 def _event(one: Reject) -> Event:
@@ -216,7 +215,7 @@ def drop_retrying(tx: Tx, messages: Collection[str], *, by: str, why: str) -> No
         )
         for (txid, sink), number in Counter((int(row.txid), str(row.sink)) for row in dropped).items():
             detail: dict[str, Json] = {"sink": sink, "rejects": number}
-            events.decided(tx, OperatorAction.DROP_REJECT, by=by, why=why, txid=txid, sink=sink, detail=detail)
+            tx.decided(OperatorAction.DROP_REJECT, by=by, why=why, txid=txid, sink=sink, detail=detail)
 
 
 def newest(connection: sa.Connection, incarnation: str) -> int:

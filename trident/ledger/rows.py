@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -266,3 +267,9 @@ def to_event(row: Any) -> Event:
     """An `event` row."""
     action = None if row.action is None else OperatorAction(row.action)
     return record_of(Event, row, kind=EventKind(row.kind), action=action)
+
+
+def counts_of(failures: Iterable[Event]) -> dict[str, int]:
+    """The numbers of failed and of returned messages among these events, by column of `txn`."""
+    found = [event.kind is EventKind.FAILURE for event in failures]
+    return {"failed": sum(found), "returned": len(found) - sum(found)}

@@ -20,10 +20,9 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import files_to_json
 from stormproof.core.contract.source import Expectation, Slice
 from stormproof.sinks.contract.protocol import CommitResult, Held
-from stormproof.trident.ledger import events
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import BatchCounts, Event, SinkWork, Txn, to_txn, to_work
-from stormproof.trident.ledger.tx import Statement, Tx, given
+from stormproof.trident.ledger.database import Statement, Tx, given
+from stormproof.trident.ledger.rows import BatchCounts, Event, SinkWork, Txn, counts_of, to_txn, to_work
 from stormproof.trident.terms.transaction_states import (
     MOVES,
     AttemptOutcome,
@@ -118,9 +117,7 @@ def end_attempt(tx: Tx, txid: int, attempt: int, outcome: AttemptOutcome, error:
         .values(outcome=outcome.value, error=error)
     )
     if error is not None:
-        events.record(
-            tx, [Event(EventKind.ATTEMPT_FAILED, txid=txid, attempt=attempt, reason=outcome.value, error=error)]
-        )
+        tx.record([Event(EventKind.ATTEMPT_FAILED, txid=txid, attempt=attempt, reason=outcome.value, error=error)])
 
 
 _COMPONENT: Final = ("component", "kind", "executed", "emitted", "acked", "failed", "busy_ms")
@@ -215,7 +212,7 @@ def fix_content(
     Raises:
         Fenced: it is not open any more.
     """
-    events.record(tx, failures)
+    tx.record(failures)
     values: dict[str, Any] = {}
     for place, w in enumerate(work):
         row = (w.sink, w.previous, w.rows, w.bytes, w.digest, files_to_json(w.files))
@@ -229,7 +226,7 @@ def fix_content(
         tuples=tuples,
         prepared_at=tx.clock.now(),
         steps_ms=dict(steps_ms),
-        **events.counts_of(failures),
+        **counts_of(failures),
         **values,
         **_counted(counts),
     )
@@ -546,9 +543,8 @@ def skip(
     )
     reason = txn.reason or why
     detail = {"sink": work.sink, "rows": work.rows, "listed": len(rejected), **detail}
-    events.decided(tx, OperatorAction.SKIP, by=by, why=why, txid=txid, sink=work.sink, error=reason, detail=detail)
-    events.record(
-        tx,
+    tx.decided(OperatorAction.SKIP, by=by, why=why, txid=txid, sink=work.sink, error=reason, detail=detail)
+    tx.record(
         [
             Event(
                 EventKind.REJECT,
@@ -576,7 +572,7 @@ def take_late_commit(tx: Tx, sink: str, held: Held, *, waiting: int | None = Non
         return False
     held_unfinished(tx, txid, sink, held.at)
     detail: dict[str, Json] = {} if waiting is None else {"followed_by": waiting}
-    events.record(tx, [Event(EventKind.LATE_COMMIT, txid=txid, sink=sink, detail=detail)])
+    tx.record([Event(EventKind.LATE_COMMIT, txid=txid, sink=sink, detail=detail)])
     if waiting is not None:
         c: Any = t.txn_sink.c
         tx.connection.execute(

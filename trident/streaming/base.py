@@ -31,13 +31,12 @@ from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.opening import Preflight, Sessions, attached, placed
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
 from stormproof.trident.driver.run import new_incarnation, options_of
-from stormproof.trident.ledger import events, handed_in
+from stormproof.trident.ledger import handed_in
 from stormproof.trident.ledger.control import Doing
-from stormproof.trident.ledger.database import known_error, ledger_engine, require_schema
+from stormproof.trident.ledger.database import Tx, known_error, ledger_engine, require_schema
 from stormproof.trident.ledger.handed_in import HandedIn, handed, missing, stands_by_name
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.rows import Event, Run
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.metrics.recorder import RunMetrics, exported_metrics
 from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
 from stormproof.trident.terms.observers import Observer, Observers, RunStatistics
@@ -327,7 +326,7 @@ class ForeachBatch(ABC):
                 "by": operator(),
             }
             reason = f"goes on from {place}, which follows {before}"
-            events.record(tx, [Event(EventKind.OPERATOR, OperatorAction.ADOPT_STREAM, reason=reason, detail=detail)])
+            tx.record([Event(EventKind.OPERATOR, OperatorAction.ADOPT_STREAM, reason=reason, detail=detail)])
             log.warning("stream %s: goes on from %s instead of %s", self.name, place, before)
         if begins:
             # The row itself is the record: status and audit show it, and a prune keeps it.

@@ -50,11 +50,11 @@ from stormproof.trident.driver.opening import placed, require_own_tables, sinks_
 from stormproof.trident.driver.options import outlasting_outages
 from stormproof.trident.driver.recovery import recover
 from stormproof.trident.driver.steps import Opened, Steps
-from stormproof.trident.ledger import events, handed_in, txns
+from stormproof.trident.ledger import handed_in, txns
+from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.handed_in import HandedIn, handed, source_of, stands
 from stormproof.trident.ledger.rows import NO_LIFE, Event
-from stormproof.trident.ledger.tx import Tx
 from stormproof.trident.streaming.base import (
     ForeachBatch,
     Frame,
@@ -407,9 +407,7 @@ class ExactlyOnce(ForeachBatch):
             raise Fenced(f"txid {txid} of {self.name!r} ({known}) is {txn.state}: another driver moved it")
         place: dict[str, Json] = {"query": known.query, "batch": known.batch}
         detail = {"key": known.key} if known.query is None else place
-        events.record(
-            tx, [Event(EventKind.SUPPRESSED, txid=txid, sink=sink, detail={**detail}) for sink in current.sessions]
-        )
+        tx.record([Event(EventKind.SUPPRESSED, txid=txid, sink=sink, detail={**detail}) for sink in current.sessions])
 
     def once(self, frame: Frame, key: str) -> OnceResult:
         """Append a DataFrame's rows to every sink, exactly once for this key, and return when every sink holds them.

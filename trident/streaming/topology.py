@@ -21,7 +21,6 @@ from stormproof.core.storage.files import files_at
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
-from stormproof.trident.ledger import events
 from stormproof.trident.ledger.handed_in import HandedIn, handed, newest, stands
 from stormproof.trident.ledger.rows import Event
 from stormproof.trident.streaming.base import (
@@ -165,6 +164,6 @@ class TopologyStream(ForeachBatch):
 
         def record() -> None:
             with current.ledger.transaction(current.run) as tx:
-                events.record(tx, [Event(EventKind.SUPPRESSED, detail=detail)])
+                tx.record([Event(EventKind.SUPPRESSED, detail=detail)])
 
         outlasting_outages(record, current.options, self._clock)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from stormproof.core.base.errors import StormproofError, TransientError, UsageError
 from stormproof.trident.decisions.dead_letters import CanaryEnd
 from stormproof.trident.declarations.decisions import Decision, Look, on_the_page
-from stormproof.trident.ledger.tx import Confirmation, Confirmed, confirmed
+from stormproof.trident.ledger.database import Confirmation, Confirmed, confirmed
 from stormproof.trident.web.people import WebRole
 from stormproof.trident.web.proposals import Choice, Given, Outcome, Proposal, RunningCanary, missing_of
 from stormproof.trident.web.visit import Route
