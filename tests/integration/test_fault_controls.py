@@ -29,10 +29,9 @@ from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.trident.ledger import ledger as module
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.fence import Backends
 from stormproof.trident.ledger.graphs import Graph
-from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.ledger import Backends, Ledger
+from stormproof.trident.ledger.tables import Run
 
 pytestmark = pytest.mark.postgres
 

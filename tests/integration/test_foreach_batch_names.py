@@ -36,7 +36,7 @@ from stormproof.core.base.failpoint import armed
 from stormproof.core.postgres.database import Database
 from stormproof.errors import Fenced, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.topology import ExactlyOnce
-from stormproof.trident.ledger import fence
+from stormproof.trident.ledger import ledger as ledger_module
 from stormproof.trident.streaming.base import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
@@ -130,14 +130,14 @@ def test_a_life_that_another_function_takes_at_the_same_instant_is_not_waited_fo
     cell: StreamCell, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(cell)(handout(QUERY, "a"), 0)
-    look = fence.life_of
+    look = ledger_module.life_of
     looks: list[str] = []
 
     def too_early(connection: sa.Connection, topology: str, new_incarnation: Callable[[], str]) -> str:
         looks.append(topology)
         return QUERY if len(looks) == 1 else look(connection, topology, new_incarnation)
 
-    monkeypatch.setattr(fence, "life_of", too_early)
+    monkeypatch.setattr(ledger_module, "life_of", too_early)
     other = replace(cell, name="late-orders")
     opened(other)(handout(QUERY, "a"), 0)
     assert looks == ["late-orders"] * 2
@@ -377,7 +377,7 @@ def test_each_query_gets_a_function_with_name_and_tables_of_its_own(cell: Stream
 def test_control_with_the_querys_id_alone_as_life_a_second_function_cannot_begin(
     cell: StreamCell, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fence, "life_of", lambda *_: QUERY)
+    monkeypatch.setattr(ledger_module, "life_of", lambda *_: QUERY)
     opened(cell)(handout(QUERY, "a"), 0)
     two = replace(cell, name="late-orders")
     sink = PostgresSink("second", database=cell.database)

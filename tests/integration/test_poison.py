@@ -24,7 +24,7 @@ from stormproof.core.base.message import FailureReason
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.transaction_states import EventKind
 
 MESSAGES = 64

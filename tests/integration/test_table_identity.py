@@ -20,7 +20,7 @@ from stormproof.trident.decisions import adopt_table as adopt_module
 from stormproof.trident.driver import opening
 from stormproof.trident.ledger import bindings
 from stormproof.trident.ledger.bindings import Bound
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
 

@@ -36,7 +36,7 @@ from stormproof.trident.driver.batch_records import Finished, Prepared, SinkAnsw
 from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger import txns
-from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.tables import Txn
 from stormproof.trident.terms.transaction_states import MOVES, TxnCause, TxnState
 
 APART = ("delta", "postgres", "queue", "journal", "operator", "audit", "reject", "group", "upkeep")

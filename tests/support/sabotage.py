@@ -30,7 +30,7 @@ from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Run, SinkWork, Txn
+from stormproof.trident.ledger.tables import Run, SinkWork, Txn
 from stormproof.trident.state.delta import MapHold
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking

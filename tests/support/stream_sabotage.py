@@ -15,7 +15,7 @@ from stormproof.sinks.prepare.staging import prepared_batches
 from stormproof.trident.driver import recovery
 from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger.handed_in import HandedIn, Standing, micro_batch
-from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.tables import Txn
 from stormproof.trident.streaming import base, sinks, topology
 
 

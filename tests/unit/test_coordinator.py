@@ -25,7 +25,7 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.stores.memory import FaultPoint
 from stormproof.trident.ledger import other_lives, txns
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.transaction_states import TxnState
 
 

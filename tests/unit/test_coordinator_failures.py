@@ -34,7 +34,7 @@ from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, Topolog
 from stormproof.trident.audit.message import EndKind
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 PAYLOADS = [f"all m{i}".encode() for i in range(6)]

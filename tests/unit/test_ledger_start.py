@@ -11,11 +11,11 @@ from sqlalchemy.exc import IntegrityError
 
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.message import Guarantee
-from stormproof.trident.ledger import fence
+from stormproof.trident.ledger import ledger as ledger_module
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 
 
 class Watched(Ledger):
@@ -25,14 +25,14 @@ class Watched(Ledger):
         left = iter(lives)
         super().__init__(memory_ledger_engine(), SystemClock(), lambda: next(left))
         self.looks = 0
-        look = fence.life_of
+        look = ledger_module.life_of
 
         def counted(connection: sa.Connection, topology: str, new_incarnation: Callable[[], str]) -> str:
             self.looks += 1
             found = look(connection, topology, new_incarnation)
             return stale if stale is not None and self.looks == 2 else found
 
-        monkeypatch.setattr(fence, "life_of", counted)
+        monkeypatch.setattr(ledger_module, "life_of", counted)
 
     def begin(self, topology: str, fingerprint: str | None = "f") -> Run:
         return self.start(

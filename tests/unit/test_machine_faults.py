@@ -35,7 +35,7 @@ from stormproof.core.task.job import Job
 from stormproof.core.tracking.outcome import LIMIT, Breaker, Breaks
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.transaction_states import EventKind
 
 COMES_BACK = [

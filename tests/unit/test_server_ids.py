@@ -14,7 +14,7 @@ from stormproof.core.source.kafka.source import KafkaSource
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.rabbitmq import RabbitMQStreamSource
 from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence
-from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.tables import Txn
 
 
 class Ids(SourceEvidence):

@@ -17,7 +17,7 @@ from stormproof.errors import PositionMismatch, TopologyError, UsageError
 from stormproof.source import MicroBatches
 from stormproof.trident.audit.evidence import HandedInEvidence
 from stormproof.trident.ledger.handed_in import HandedIn, Standing, handed, micro_batch, missing
-from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.tables import Txn
 from stormproof.trident.terms.transaction_states import TxnState
 
 

@@ -15,7 +15,7 @@ from stormproof.trident.audit.ledger import AttemptRow, AuditLedger
 from stormproof.trident.audit.message import Failure
 from stormproof.trident.audit.source import server_ids
 from stormproof.trident.audit.status import holdings_of
-from stormproof.trident.ledger.rows import Event, Reject, SinkWork, record_of
+from stormproof.trident.ledger.tables import Event, Reject, SinkWork, record_of
 from stormproof.trident.terms.transaction_states import EventKind, TxnCause, TxnState
 
 PAGE: Final = 50

@@ -19,7 +19,7 @@ from stormproof.core.pending.journal import JournalCounts
 from stormproof.core.source.group import SpoutPart, combined, parts_of
 from stormproof.core.source.spouts import shown, unshown
 from stormproof.trident.ledger.handed_in import HandedIn, all_taken, missing, newest, oldest, source_of
-from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.tables import Txn
 from stormproof.trident.terms.transaction_states import TxnState
 
 

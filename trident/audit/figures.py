@@ -17,7 +17,7 @@ from stormproof.core.base.errors import Json
 from stormproof.core.tracking.verdict import ACKER
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import record_of
+from stormproof.trident.ledger.tables import record_of
 from stormproof.trident.terms.transaction_states import ComponentKind
 
 

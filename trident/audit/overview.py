@@ -21,7 +21,7 @@ from stormproof.trident.audit.source import open_losses, stored_source
 from stormproof.trident.audit.status import LAST_BATCHES, DriverState, Problem, RefusedStart, driver_state, problems_of
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.control import JobProgress, SignOfLife, signs_of_life
-from stormproof.trident.ledger.rows import Txn, record_of, to_txn
+from stormproof.trident.ledger.tables import Txn, record_of, to_txn
 from stormproof.trident.terms.transaction_states import EventKind, TxnState
 
 

@@ -23,7 +23,7 @@ from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.message import EndKind, Records, end_of, traces
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import LedgerDatabase
-from stormproof.trident.ledger.rows import Event, Reject, Txn, record_of
+from stormproof.trident.ledger.tables import Event, Reject, Txn, record_of
 from stormproof.trident.terms.transaction_states import Verdict
 from stormproof.trident.terms.wording import counted
 

@@ -26,7 +26,7 @@ from stormproof.core.pending.source import PendingSource
 from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence, find_handed_in
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
-from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.tables import Txn
 from stormproof.trident.terms.transaction_states import TxnCause, TxnState
 
 SourceReader: TypeAlias = Callable[[LedgerSnapshot, TopologyRow], SourceEvidence | None]

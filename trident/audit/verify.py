@@ -38,7 +38,7 @@ from stormproof.trident.audit.report import (
 from stormproof.trident.audit.source import SourceReader, stored_source, unsubscribed_findings
 from stormproof.trident.audit.verify_ledger import LedgerRows, verify_kept, verify_ledger, verify_messages
 from stormproof.trident.audit.verify_sinks import Later, verify_rows, verify_sinks
-from stormproof.trident.ledger.rows import Txn
+from stormproof.trident.ledger.tables import Txn
 from stormproof.trident.terms.transaction_states import TxnState
 
 LAST: Final = "last"

@@ -45,7 +45,7 @@ from stormproof.sinks.contract.protocol import SinkIdentity, warning_of
 from stormproof.trident.audit.inspect import described_sink
 from stormproof.trident.cli.options import opened, spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say
-from stormproof.trident.ledger.grants import lacking
+from stormproof.trident.cli.psql import lacking
 
 SHOWN_MAX = 5
 

@@ -39,7 +39,7 @@ from stormproof.trident.decisions.letters import (
     not_dead,
 )
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.ledger.rows import Reject, names_of
+from stormproof.trident.ledger.tables import Reject, names_of
 from stormproof.trident.terms.wording import counted, cut
 
 SHOWN_LETTERS: Final = 50

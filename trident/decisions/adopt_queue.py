@@ -29,7 +29,7 @@ from stormproof.trident.audit.report import ViolationKind
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.transaction_states import OperatorAction
 
 PROVES: Final = (

@@ -29,7 +29,7 @@ from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.bindings import Loss
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.wording import counted
 
 

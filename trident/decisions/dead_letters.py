@@ -21,7 +21,7 @@ from stormproof.core.source.files.rows import editable
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.letters import ChosenLetters, Letter, Letters, letters_of, not_dead
 from stormproof.trident.ledger import control, rejects
-from stormproof.trident.ledger.rows import Reject
+from stormproof.trident.ledger.tables import Reject
 from stormproof.trident.terms.transaction_states import OperatorAction, RejectState
 from stormproof.trident.terms.wording import counted, local_time
 

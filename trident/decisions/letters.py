@@ -22,7 +22,7 @@ from stormproof.core.source.files.rows import shown_payload
 from stormproof.core.source.spouts import shown, sources_in, unshown
 from stormproof.trident.audit.source import PendingEvidence, recorded_ids, server_ids, spout_sources, stored_source
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Reject, record_of
+from stormproof.trident.ledger.tables import Reject, record_of
 from stormproof.trident.terms.transaction_states import RejectState
 from stormproof.trident.terms.wording import parse_time
 

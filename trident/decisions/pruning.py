@@ -35,7 +35,7 @@ from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.handed_in import Forgettable, forget
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Run, Txn, to_event, to_txn
+from stormproof.trident.ledger.tables import Run, Txn, to_event, to_txn
 from stormproof.trident.terms.transaction_states import EventKind
 from stormproof.trident.terms.wording import counted, parse_age
 

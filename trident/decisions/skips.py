@@ -28,7 +28,7 @@ from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.driver.batch_records import to_prepared
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.rows import SinkWork
+from stormproof.trident.ledger.tables import SinkWork
 from stormproof.trident.ledger.txns import RejectedRow, skip, skippable, unblock
 from stormproof.trident.terms.transaction_states import OperatorAction, TxnState
 from stormproof.trident.terms.wording import counted

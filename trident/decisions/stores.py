@@ -51,7 +51,7 @@ class Stores:
     @contextmanager
     def transaction(self, topology: TopologyRow) -> Generator[Tx]:
         """A ledger transaction under the epoch that the topology had; see `Ledger.transaction`."""
-        from stormproof.trident.ledger.rows import Run
+        from stormproof.trident.ledger.tables import Run
 
         with self.ledger.transaction(Run(topology.name, topology.incarnation, topology.epoch)) as tx:
             yield tx

@@ -47,7 +47,7 @@ from stormproof.sinks.prepare.misfits import Misfits
 from stormproof.sinks.rows.limits import discarded_in
 from stormproof.trident.driver.tuning import Step
 from stormproof.trident.ledger import rejects
-from stormproof.trident.ledger.rows import BatchCounts, ComponentRow, EdgeRow, Event, Reject, SinkWork
+from stormproof.trident.ledger.tables import BatchCounts, ComponentRow, EdgeRow, Event, Reject, SinkWork
 from stormproof.trident.terms.observers import BatchResult, RecoveryReport, RunStatistics, SinkEnd
 from stormproof.trident.terms.transaction_states import ComponentKind, EventKind, TxnCause, TxnState
 

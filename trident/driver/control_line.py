@@ -25,7 +25,7 @@ from stormproof.core.base.errors import StormproofError
 from stormproof.trident.ledger import control
 from stormproof.trident.ledger.control import Doing, Ending, JobProgress
 from stormproof.trident.ledger.database import LedgerDatabase
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 
 if TYPE_CHECKING:
     from types import FrameType

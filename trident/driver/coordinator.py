@@ -50,7 +50,7 @@ from stormproof.trident.driver.recovery import Recount, recover
 from stormproof.trident.driver.steps import Opened, Steps
 from stormproof.trident.driver.tuning import AsSet, LatencyTuner, Setting, Tuner, in_flight_max
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.metrics.recorder import RunMetrics
 from stormproof.trident.terms.observers import BatchResult, Observer, Observers, RecoveryReport, RunStatistics
 from stormproof.trident.terms.transaction_states import TxnCause, TxnState

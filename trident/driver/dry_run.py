@@ -45,7 +45,7 @@ from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.database import Tx, ledger_engine
 from stormproof.trident.ledger.graphs import Graph, compared, graph_of
 from stormproof.trident.ledger.ledger import lacking_rights
-from stormproof.trident.ledger.rows import NO_LIFE, Run, Txn
+from stormproof.trident.ledger.tables import NO_LIFE, Run, Txn
 from stormproof.trident.terms.transaction_states import TxnState
 
 

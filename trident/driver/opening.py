@@ -48,13 +48,13 @@ from stormproof.sinks.contract.protocol import PROBLEM, Sink, SinkIdentity, Sink
 from stormproof.sinks.contract.registry import describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
-from stormproof.trident.ledger import bindings, fence, other_lives
+from stormproof.trident.ledger import bindings, other_lives
 from stormproof.trident.ledger.bindings import Bound
 from stormproof.trident.ledger.control import signs_of_life
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.graphs import graph_of
-from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import NO_LIFE, Event, Run
+from stormproof.trident.ledger.ledger import Ledger, life_now
+from stormproof.trident.ledger.tables import NO_LIFE, Event, Run
 from stormproof.trident.terms.transaction_states import EventKind
 
 
@@ -227,7 +227,7 @@ def _look_at_new_tables(plan: Plan, ledger: Ledger, database: Database | None) -
         StoreUnavailable: a store does not answer.
     """
     with ledger.unfenced() as unfenced:
-        life = fence.life_now(unfenced.connection, plan.topology)
+        life = life_now(unfenced.connection, plan.topology)
         tx = Tx(unfenced.connection, Run(plan.topology, life or NO_LIFE, 0), ledger.clock)
         new = [sink for sink in sinks_of(plan) if bindings.bound(tx, sink.name) is None]
     found = dict[Sink, TablePreview]()

@@ -35,7 +35,7 @@ from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, block
 from stormproof.trident.driver.opening import machine_errors
 from stormproof.trident.driver.steps import MovedLate, Steps
 from stormproof.trident.ledger import bindings, txns
-from stormproof.trident.ledger.rows import Event, Txn
+from stormproof.trident.ledger.tables import Event, Txn
 from stormproof.trident.ledger.txns import take_late_commit
 from stormproof.trident.terms.observers import BatchResult, RecoveryReport
 from stormproof.trident.terms.transaction_states import EventKind, TxnCause, TxnState

@@ -53,7 +53,7 @@ from stormproof.trident.driver.opening import Sessions, machine_errors
 from stormproof.trident.ledger import rejects, txns
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.ledger.rows import BatchCounts, Event, Run, SinkWork, Txn, counts_of, record_of
+from stormproof.trident.ledger.tables import BatchCounts, Event, Run, SinkWork, Txn, record_of
 from stormproof.trident.terms.observers import NOBODY, BatchResult, CommittedBatch, Figures, Observer
 from stormproof.trident.terms.transaction_states import AttemptOutcome, EventKind, TxnCause, TxnState
 
@@ -601,7 +601,7 @@ class Steps:
                 cause=TxnCause.EVERY_MESSAGE_FAILED,
                 reason="every message failed",
                 steps_ms=_rounded(steps_ms),
-                **counts_of(failed_events),
+                **txns.counts_of(failed_events),
             )
             if joined is not None:
                 with self._while_nobody_took_over(opened):

@@ -19,8 +19,7 @@ from stormproof.core.heartbeat.wire import BEFORE, DONE, PASSAGE, PASSED, STAGE,
 from stormproof.core.postgres.columns import may, must
 from stormproof.core.task.job import Job
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.rows import record_of
-from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata
+from stormproof.trident.ledger.tables import SCHEMA, incarnation, known, metadata, record_of
 from stormproof.trident.terms.transaction_states import OperatorAction
 from stormproof.trident.terms.wording import counted
 

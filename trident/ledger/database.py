@@ -1,4 +1,4 @@
-"""The ledger's database: how it is reached, its schema there, and one open transaction in it, with errors that say what to do.
+"""The ledger's database: its engine, its schema, and one open transaction in it, with errors that say what to do.
 
 Production runs on Postgres; an SQLite database serves unit tests with the same statements. A statement that every batch
 runs is made into SQL once: making one costs the driver more than Postgres takes to run it.
@@ -31,7 +31,7 @@ from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
 from stormproof.migrations import migrate, state
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.rows import Event, Run, names_of, to_event
+from stormproof.trident.ledger.tables import Event, Run, names_of, to_event
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction
 
 

@@ -31,9 +31,9 @@ from stormproof.core.graph.plan import (
 )
 from stormproof.trident.ledger import bindings, txns
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.bindings import MISSING, Missing, Shape, absences, count_missing
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing
-from stormproof.trident.ledger.rows import Event
+from stormproof.trident.ledger.tables import Event
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 SHOWN_CHARACTERS: Final = 12

@@ -20,8 +20,8 @@ from stormproof.core.base.message import storable_text
 from stormproof.core.postgres.columns import key, may, must
 from stormproof.trident.ledger import tables
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.fence import DriverIdentity
-from stormproof.trident.ledger.rows import record_of
+from stormproof.trident.ledger.ledger import DriverIdentity
+from stormproof.trident.ledger.tables import record_of
 
 KEY_BYTES_MAX: Final = 2_000
 """An entry of the table's index holds about 2,700."""

@@ -18,7 +18,7 @@ from stormproof.core.source.files.entries import metadata as files
 from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction
 
 

@@ -14,7 +14,7 @@ from stormproof.core.base.errors import Json
 from stormproof.sinks.contract.protocol import RefusedRow
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.rows import Event, Reject, to_reject
+from stormproof.trident.ledger.tables import Event, Reject, to_reject
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, RejectState
 
 _V = TypeVar("_V")

@@ -7,7 +7,7 @@ before its next batch (PREV), in one transaction with the events that record it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
@@ -22,7 +22,7 @@ from stormproof.core.contract.source import Expectation, Slice
 from stormproof.sinks.contract.protocol import CommitResult, Held
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import Statement, Tx, given
-from stormproof.trident.ledger.rows import BatchCounts, Event, SinkWork, Txn, counts_of, to_txn, to_work
+from stormproof.trident.ledger.tables import BatchCounts, Event, SinkWork, Txn, to_txn, to_work
 from stormproof.trident.terms.transaction_states import (
     MOVES,
     AttemptOutcome,
@@ -231,6 +231,12 @@ def fix_content(
         **_counted(counts),
     )
     _require_one(tx, txid, TxnState.OPEN, changed.rowcount)
+
+
+def counts_of(failures: Iterable[Event]) -> dict[str, int]:
+    """The numbers of failed and of returned messages among these events, by column of `txn`."""
+    found = [event.kind is EventKind.FAILURE for event in failures]
+    return {"failed": sum(found), "returned": len(found) - sum(found)}
 
 
 def replace_content(tx: Tx, txid: int, state: TxnState, work: SinkWork) -> None:

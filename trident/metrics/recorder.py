@@ -15,7 +15,7 @@ from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.contract.source import Backlog, Slice, Source
 from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.control import Doing, JobProgress
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics.book import Book
 from stormproof.trident.metrics.catalogue import LINEAGE_EVENTS

@@ -21,7 +21,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.plan import Plan
 from stormproof.core.start.settings import Settings
-from stormproof.trident.ledger.rows import Run
+from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.observers import Observer
 
 log = logging.getLogger("stormproof.lineage")

@@ -22,7 +22,7 @@ from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
 from stormproof.trident.ledger.handed_in import HandedIn, handed, newest, stands
-from stormproof.trident.ledger.rows import Event
+from stormproof.trident.ledger.tables import Event
 from stormproof.trident.streaming.base import (
     ForeachBatch,
     Frame,
