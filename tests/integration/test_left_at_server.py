@@ -24,7 +24,7 @@ from stormproof.trident.audit import AuditLedger, status
 from stormproof.trident.audit.source import evidence_of
 from stormproof.trident.cli.reports import _topology_text  # pyright: ignore[reportPrivateUsage]
 from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.ledger_figures import ledger_figures
+from stormproof.trident.metrics.exposition import ledger_figures
 
 pytestmark = pytest.mark.postgres
 

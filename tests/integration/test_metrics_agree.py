@@ -20,7 +20,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.ledger_figures import ledger_figures
+from stormproof.trident.metrics.exposition import ledger_figures
 
 pytestmark = pytest.mark.postgres
 

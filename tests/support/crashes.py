@@ -70,7 +70,7 @@ PRELOADED = [
     "stormproof.core.engine.frame",
     "stormproof.trident.streaming.base",
     "stormproof.trident.streaming.sinks",
-    "stormproof.trident.streaming.topology",
+    "stormproof.trident.streaming.api",
     "stormproof.trident.state.query",
     "stormproof.trident.state.delta",
     "stormproof.trident.state.key_value",

@@ -23,7 +23,7 @@ from stormproof.trident.driver.jobs import JobsInTurn
 from stormproof.trident.driver.run import driver, options_of
 from stormproof.trident.metrics import catalogue as m
 from stormproof.trident.metrics import exposition
-from stormproof.trident.metrics.book import Book
+from stormproof.trident.metrics.catalogue import Book
 from stormproof.trident.metrics.exposition import registry_of, replace_text, text_of
 from support.crashes import Cell, child_of, ended
 from support.databases import at

@@ -32,7 +32,7 @@ from stormproof.core.contract.source import Backlog, Expectation, Slice
 from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.control import Doing
 from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.book import Book
+from stormproof.trident.metrics.catalogue import Book
 from stormproof.trident.metrics.exposition import registry_of, serve, text_of
 from stormproof.trident.metrics.otel import BatchSpans, Instruments
 from stormproof.trident.metrics.recorder import Recorder, RunMetrics, exported_metrics

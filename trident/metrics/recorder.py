@@ -17,8 +17,7 @@ from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.control import Doing, JobProgress
 from stormproof.trident.ledger.tables import Run
 from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.book import Book
-from stormproof.trident.metrics.catalogue import LINEAGE_EVENTS
+from stormproof.trident.metrics.catalogue import LINEAGE_EVENTS, Book
 from stormproof.trident.terms.observers import BatchResult, CommittedBatch, Figures, Observer, RecoveryReport
 from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 

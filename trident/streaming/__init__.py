@@ -2,8 +2,7 @@
 
 | module | question that it answers |
 | --- | --- |
-| `api` | which functions do users call |
+| `api` | which functions do users call; micro-batches as a topology's messages; a duplicate is suppressed |
 | `sinks` | micro-batches, and jobs, straight into sinks: one transaction for each key; what would one do |
-| `topology` | micro-batches as a topology's messages; a duplicate is suppressed |
 | `base` | what do all do: one caller for each, opened at its first frame; what became of a micro-batch |
 """
