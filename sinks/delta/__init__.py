@@ -8,16 +8,16 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
 | `hold`, `record` | the commit: may this driver write the next txid; which one does the log hold, with all of its files |
 | `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
-| `bounds`, `repair` | which columns may have bounds; how are bounds that exclude a row, and doubled keys, mended |
+| `repair` | how are bounds that exclude a row, and doubled keys, mended |
 | `log` | what does the log say of each version and of the live files, and how does it spell their paths |
 | `evidence` | at which txid is the table, by its log; what has become of our txids' rows |
 | `newest_version` | which version is the newest, and what is known of it; which log entries are written here |
 | `compare` | do its files have the rows that were written |
-| `committers`, `spark` | who writes, and alone where Spark does |
+| `spark` | how does Spark write, and alone |
 | `upkeep`, `rewrite` | how do small files become few large ones, what if a power loss takes those, which files go |
-| `claims` | which topology has claimed the table |
 | `catalog` | where is the table of a name, by Spark's catalog |
-| `opening`, `table` | how is a table made, opened, and given the columns of its rows; is it fit; do two paths mean one |
+| `opening` | how is a table made, opened, claimed, and given the columns of its rows; who writes to it |
+| `table` | is a table fit; which of its columns may have bounds; do two paths mean one |
 | `features` | which committer serves which table, as data |
 | `power_loss` | what is synced, and what did a power loss leave: see above |
 | `delta_rs` | how does it get rows into the table; is its error the machine's, or the table's; which stores will do |

@@ -28,9 +28,6 @@ from stormproof.sinks.contract.protocol import (
 )
 from stormproof.sinks.contract.row_rule import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, by_spark, narrowed
-from stormproof.sinks.delta.claims import Claims
-from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.delta_rs import (
     OTHERS_CHANGED,
     is_conflict,
@@ -46,6 +43,8 @@ from stormproof.sinks.delta.judge import Judge, LeftOut, may_reject, refused_row
 from stormproof.sinks.delta.log import Label, OurCommit, Undo, commit_metadata, live_files, undo_metadata
 from stormproof.sinks.delta.newest_version import TableAhead, TableHead, is_ours
 from stormproof.sinks.delta.opening import (
+    Claims,
+    Committers,
     add_columns,
     changes_of,
     known_part,
@@ -57,7 +56,15 @@ from stormproof.sinks.delta.opening import (
 from stormproof.sinks.delta.power_loss import put_torn_aside
 from stormproof.sinks.delta.record import TableRecord
 from stormproof.sinks.delta.spark import SparkCommitter
-from stormproof.sinks.delta.table import column_limits, require_more_than_partitions, require_table
+from stormproof.sinks.delta.table import (
+    WITH_STATISTICS,
+    by_delta_rs,
+    by_spark,
+    column_limits,
+    narrowed,
+    require_more_than_partitions,
+    require_table,
+)
 from stormproof.sinks.prepare.misfits import Misfits
 from stormproof.sinks.rows.content import Content
 

@@ -1,32 +1,243 @@
-"""How a Delta table is opened: torn log entries are put aside, a missing table is made, its folders are synced; and how it
-follows its rows' schema: columns are added, in a version of its own before the batch that needs them.
+"""How a Delta table is opened: torn log entries are put aside, a missing table is made, its folders are synced, and it is
+claimed; who writes to it; and how it follows its rows' schema, in a version of its own before the batch that needs columns.
+
+Who has claimed a table, also before anything is committed to it, one property of the table for each life says. It outlives
+the log's retention, and a change of properties conflicts with every other one: where two lives claim a table at the same
+instant, one of them has to look again.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
 from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkProblem
 from stormproof.sinks.contract.row_rule import Change
-from stormproof.sinks.delta.bounds import WITH_STATISTICS, by_delta_rs, narrowed
-from stormproof.sinks.delta.claims import properties_of
-from stormproof.sinks.delta.delta_rs import is_table, may_pass, panics_as_errors, require_conditional_put, shown
-from stormproof.sinks.delta.features import TableFacts, choose, refusal
-from stormproof.sinks.delta.log import DeltaLog, LogEntry
-from stormproof.sinks.delta.newest_version import entry_of
+from stormproof.sinks.delta import power_loss
+from stormproof.sinks.delta.delta_rs import (
+    adopt_files,
+    is_table,
+    may_pass,
+    panics_as_errors,
+    require_conditional_put,
+    shown,
+)
+from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
+from stormproof.sinks.delta.log import DeltaLog, Label, LogEntry
+from stormproof.sinks.delta.newest_version import NewestTable, TableHead, entry_of
 from stormproof.sinks.delta.power_loss import put_torn_aside
-from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL
+from stormproof.sinks.delta.rewrite import restore
+from stormproof.sinks.delta.spark import SparkCommitter, alone, make_lock
+from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, WITH_STATISTICS, by_delta_rs, committer_of, narrowed
+
+
+class Committers:
+    """Who writes rows of one kind to one table; `asked` is what the user said."""
+
+    def __init__(self, log: DeltaLog, where: str, input_: SinkInput, asked: AskedCommitter) -> None:
+        self._log = log
+        self._where = where
+        self._input = input_
+        self._asked: AskedCommitter = asked
+        self._clock = SystemClock()
+        self._chosen: tuple[tuple[str, int], Committer] | None = None
+        self.spark = SparkCommitter(log, where, self._clock)
+
+    def of(self, table: TableHead) -> Committer:
+        """Who is to write to a version of the table. Its features are looked at once a version."""
+        at = str(table.metadata().id), table.version()
+        if self._chosen is None or self._chosen[0] != at:
+            self._chosen = at, self.require_served(committer_of(table, self._input, self._asked))
+        return self._chosen[1]
+
+    def of_files(self, table: DeltaTable) -> Committer:
+        """Who is to rewrite the table's files: what an upsert needs Spark for, this does, too."""
+        if self._asked == "spark":
+            return Committer.SPARK
+        choice = choose(TableFacts.of(table), SinkMode.UPSERT)
+        return self.require_served(Committer.SPARK if choice.refused else choice.committer)
+
+    def require_served(self, committer: Committer) -> Committer:
+        """The committer, if it reaches the table.
+
+        Raises:
+            SinkRefused: Spark is to write to a table in an object store.
+        """
+        if committer is Committer.SPARK and not self._log.files.is_local:
+            raise SinkRefused(
+                f"{self._where}: the table has features that only Spark writes (docs/delta.md), and Spark commits to "
+                "tables in local folders alone; use a table without them"
+            )
+        return committer
+
+    def alone(self, committer: Committer) -> AbstractContextManager[None]:
+        """Keep others of us from committing meanwhile, where Spark writes to the table; see `exclusion`."""
+        return self.spark.alone() if committer is Committer.SPARK else alone(self._log, self._where, self._clock)
+
+    def alone_with_lock(self, committer: Committer) -> AbstractContextManager[None]:
+        """The same; by delta-rs, too, the lock is made where it is missing, if commits could lose against this one.
+
+        An append reads nothing of the table: it and a rewriting of files cannot lose against each other.
+        """
+        if committer is Committer.DELTA_RS and self._input.is_by_key:
+            make_lock(self._log)
+        return self.alone(committer)
+
+    def put_label(self, committer: Committer, table: DeltaTable, label: Label) -> None:
+        """Write a version that holds the label alone."""
+        if committer is Committer.SPARK:
+            self.spark.append(self.spark.no_rows(self._input.schema.names), label)
+        else:
+            adopt_files(table, [], label.for_delta_rs())
+
+    def restore(self, committer: Committer, table: DeltaTable, version: int, metadata: Mapping[str, str]) -> None:
+        """RESTORE the table to a version, in a version with this metadata."""
+        if committer is Committer.SPARK:
+            self.spark.restore(version, metadata)
+        else:
+            restore(self._log, table, version, metadata)
+
+
+CLAIM_TRIES_MAX: Final = 20
+"""How often we look again because another writer changed the table's properties between our look and our change."""
+
+_PREFIX: Final = "stormproof.claim."
+_CLAIMED: Final = "claimed"
+_RELEASED: Final = "released"
+"""The two values of a life's property. A released one stays, since delta-rs cannot remove a property."""
+
+
+def properties_of(identity: SinkIdentity) -> Mapping[str, str]:
+    """The properties with which a table is made for this life."""
+    return {_name(identity): _CLAIMED}
+
+
+def is_claimed_by(table: DeltaTable, identity: SinkIdentity) -> bool:
+    """Whether this life has claimed the table."""
+    return table.metadata().configuration.get(_name(identity)) == _CLAIMED
+
+
+def other_claims(table: DeltaTable, identity: SinkIdentity) -> tuple[str, ...]:
+    """The other lives that have claimed the table."""
+    properties = table.metadata().configuration.items()
+    return identity.other_lives(
+        name.removeprefix(_PREFIX) for name, value in properties if value == _CLAIMED and name.startswith(_PREFIX)
+    )
+
+
+class Claims:
+    """The claims on one table, seen by one life."""
+
+    def __init__(
+        self,
+        log: DeltaLog,
+        newest: NewestTable,
+        identity: SinkIdentity,
+        where: str,
+        committers: Committers,
+    ) -> None:
+        self._log = log
+        self._newest = newest
+        self._identity = identity
+        self._where = where
+        self._committers = committers
+
+    def put(self, accepted: Collection[str]) -> tuple[str, ...]:
+        """Claim the table for this life; where lives that are not `accepted` have claimed it, they are returned instead.
+
+        Raises:
+            StoreUnavailable: the table cannot be changed, or other writers keep changing its properties.
+        """
+        for _ in range(CLAIM_TRIES_MAX):
+            table = self._newest.load()
+            if is_claimed_by(table, self._identity):
+                power_loss.sync_version(self._log, table.version())
+                return ()
+            strangers = tuple(life for life in other_claims(table, self._identity) if life not in accepted)
+            if strangers:
+                return strangers
+            self._write(table, _CLAIMED)
+        raise self._contended()
+
+    def release(self) -> bool:
+        """Take this life's claim back; whether there was one. Raises as `put`."""
+        for _ in range(CLAIM_TRIES_MAX):
+            table = self._newest.load()
+            if not is_claimed_by(table, self._identity):
+                return False
+            if self._write(table, _RELEASED):
+                return True
+        raise self._contended()
+
+    def _write(self, table: DeltaTable, value: str) -> bool:
+        """Whether it was written, in a version of its own; False: another writer's change came first."""
+        seen = table.version()  # before anything else loads the newest version, which brings `table` up to date
+        try:
+            with self._committers.alone(self._committers.of(self._newest.head())):
+                if self._newest.load().version() != seen:
+                    return False
+                self.set_property(table, _name(self._identity), value)
+        except FileExistsError:
+            return False
+        except (DeltaError, OSError, ValueError) as error:
+            raise StoreUnavailable(f"{self._where}: the table cannot be claimed: {shown(error)}") from error
+        return True
+
+    def set_property(self, table: DeltaTable, name: str, value: str) -> None:
+        """Set a property of the table, in the version behind the one that is loaded; the caller keeps others of us out.
+
+        Raises:
+            FileExistsError: another writer's version came first.
+            OSError, ValueError: the table cannot be changed.
+        """
+        by = self._committers.of(self._newest.head())
+        try:
+            if by is Committer.SPARK:
+                self._committers.spark.set_property(name, value)
+            else:
+                power_loss.sync_tail(self._log, table.version())
+                entry = self._entry(table, {name: value})
+                self._log.files.put_new(self._log.entry_path(table.version() + 1), entry)
+        finally:
+            self._newest.forget()
+        power_loss.sync_version(self._log, self._newest.load().version())
+
+    def _entry(self, table: DeltaTable, parameters: Mapping[str, str]) -> bytes:
+        """The log entry that sets our property, and changes nothing else.
+
+        Not by delta-rs: with a property it adds features to the table's protocol, which older readers then refuse.
+        """
+        metadata = table.metadata()
+        told: dict[str, object] = {
+            "id": str(metadata.id),
+            "name": metadata.name,
+            "description": metadata.description,
+            "format": self._log.file_format(table.version()),
+            "schemaString": table.schema().to_json(),
+            "partitionColumns": metadata.partition_columns,
+            "configuration": {**metadata.configuration, **parameters},
+            "createdTime": metadata.created_time,
+        }
+        told = {name: part for name, part in told.items() if part is not None}
+        return entry_of("SET TBLPROPERTIES", {"properties": json.dumps(parameters)}, [{"metaData": told}], {})
+
+    def _contended(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._where}: other writers keep changing the table's properties; try again")
+
+
+def _name(identity: SinkIdentity) -> str:
+    return _PREFIX + identity.application_id
 
 
 @contextmanager

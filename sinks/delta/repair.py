@@ -31,7 +31,6 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
 from stormproof.sinks.contract.protocol import Repair
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.bounds import exact_statistics, wrong_statistics
 from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, merge_rows, shown
 from stormproof.sinks.delta.evidence import find_position, totals_at
 from stormproof.sinks.delta.features import Committer, TableFacts, choose, refusal
@@ -49,6 +48,7 @@ from stormproof.sinks.delta.log import (
 from stormproof.sinks.delta.newest_version import entry_of
 from stormproof.sinks.delta.rewrite import COMPACTED, folder_in, new_files, put_entry
 from stormproof.sinks.delta.spark import KEPT, SparkCommitter
+from stormproof.sinks.delta.table import exact_statistics, wrong_statistics
 from stormproof.sinks.prepare.writer import indexed
 from stormproof.sinks.rows.by_key import compared_columns, latest_of
 from stormproof.sinks.rows.merge_sql import quoted, written_where_held

@@ -26,11 +26,11 @@ from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.bounds import exact_statistics, is_rounded
 from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED, is_conflict, panics_as_errors
 from stormproof.sinks.delta.log import COMPACTS, IN_COMMIT, DeltaLog, LogEntry, live_adds, now_ms, removal_of
 from stormproof.sinks.delta.newest_version import entry_of
 from stormproof.sinks.delta.power_loss import written_for
+from stormproof.sinks.delta.table import exact_statistics, is_rounded
 from stormproof.sinks.prepare.writer import as_text
 
 FOLDER: Final = "_stormproof-compact-"

@@ -35,12 +35,11 @@ from stormproof.sinks.contract.row_rule import (
     column_names,
 )
 from stormproof.sinks.delta.catalog import CatalogTable
-from stormproof.sinks.delta.claims import other_claims
 from stormproof.sinks.delta.delta_rs import check_store, is_table, load_table, panics_as_errors
 from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose, refusal
 from stormproof.sinks.delta.judge import CONSTRAINT, checks_of
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.opening import changes_for, opening, prepare_table
+from stormproof.sinks.delta.opening import changes_for, opening, other_claims, prepare_table
 from stormproof.sinks.delta.power_loss import put_torn_aside, require_whole
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.spark import spark_runs

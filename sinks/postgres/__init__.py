@@ -4,11 +4,9 @@
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it; how does a driver write to it |
 | `guard` | which txid does the table hold: commits a txid once |
-| `hold` | what does one driver hold: its commits, its evidence, a count of the rows; the columns that the table gets |
+| `hold` | what does one driver hold: its commits, its evidence, a count of the rows; the columns that it gets; how rows get in |
 | `compare` | does it have the rows that were written |
-| `connection` | its connection; how is an older driver kept from writing; do two names mean one table |
-| `bookkeeping` | the sink's own tables |
-| `rows` | how do rows get into the table: COPY, upsert, fold; how do tasks load large files by themselves |
+| `connection` | its connection, and the sink's own tables; how is an older driver kept from writing |
 | `refusals` | what of the table, beside its columns, can refuse a row or lose one; what a commit asks of it at once |
 | `judge` | which rows does the table refuse, and in which order are they put where they exclude each other |
 | `columns` | which columns take which text, and give values back as they came; how does a column of Arrow get into one |

@@ -25,8 +25,8 @@ from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.sink import SinkMode
 from stormproof.core.postgres.database import Database, started
-from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import Column, Kinds, is_by_server, keeps, row_hash
+from stormproof.sinks.postgres.connection import has_records
 from stormproof.sinks.postgres.refusals import why_uncounted
 from stormproof.sinks.postgres.table import find_oid, read_table
 from stormproof.sinks.rows.by_key import SUSPECTS_MAX
@@ -83,7 +83,7 @@ def compare(hold: TableHold, database: Database, read: ReadRecord, span: Span, p
     """See `SupportsCompareRows.compare_rows`."""
     found = Compared()
     with hold.link.snapshot() as connection:
-        if not bookkeeping.is_made(connection):
+        if not has_records(connection):
             return found.comparison
         contents = hold.guard.contents(connection, hold.table_id)
         entries = {txid: _Entry.of(rows, text) for txid, rows, text, _ in contents}

@@ -25,8 +25,7 @@ from stormproof.sinks.contract.protocol import (
     SinkIdentity,
     SinkProblem,
 )
-from stormproof.sinks.postgres import bookkeeping
-from stormproof.sinks.postgres.bookkeeping import MINE
+from stormproof.sinks.postgres.connection import MINE, mine_of
 from stormproof.sinks.postgres.table import TableName, find_oid
 
 # Unchecked, a later attempt may write a txid again: the ledger names the last one.
@@ -46,7 +45,7 @@ class Guard:
         self._name = name
         self._epoch = epoch
         self._where = where
-        self._mine = bookkeeping.mine(identity)
+        self._mine = mine_of(identity)
         self._server = ""
 
     def table_id(self, connection: psycopg.Connection) -> str | None:

@@ -24,8 +24,7 @@ from psycopg import sql
 from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import SinkRefused
 from stormproof.sinks.judge.rejected_messages import Part, Rejects
-from stormproof.sinks.postgres.refusals import Facts, is_of_a_row, only_checks
-from stormproof.sinks.postgres.rows import (
+from stormproof.sinks.postgres.hold import (
     ADDED,
     PLACE,
     AppendedRows,
@@ -35,6 +34,7 @@ from stormproof.sinks.postgres.rows import (
     make_added,
     same_columns,
 )
+from stormproof.sinks.postgres.refusals import Facts, is_of_a_row, only_checks
 
 
 @dataclass(frozen=True, slots=True)

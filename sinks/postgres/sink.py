@@ -25,9 +25,8 @@ from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.contract.registry import SinkAddress
 from stormproof.sinks.contract.row_rule import Change, Columns, RowRule, SchemaContract, TableSink, check_upsert_input
-from stormproof.sinks.postgres import bookkeeping
 from stormproof.sinks.postgres.columns import cast_of, column_type
-from stormproof.sinks.postgres.connection import asked, key_of_name, locate
+from stormproof.sinks.postgres.connection import asked, has_records, key_of_name, locate
 from stormproof.sinks.postgres.hold import as_changed
 from stormproof.sinks.postgres.refusals import has_row_security, what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
@@ -130,7 +129,7 @@ class PostgresPreview:
             return TablePreview(TableAction.REFUSE, why, can_refuse=can_refuse, table_id=table_id)
         holds, claims = (
             ((), ())
-            if table_id is None or not bookkeeping.is_made(connection)
+            if table_id is None or not has_records(connection)
             else (guard.other_lives(connection, table_id, committed=committed) for committed in (True, False))
         )
         return TablePreview(

@@ -23,8 +23,8 @@ from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_di
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
-from stormproof.sinks.delta.committers import Committers
 from stormproof.sinks.delta.features import Committer
+from stormproof.sinks.delta.opening import Committers
 from stormproof.sinks.delta.session import DeltaSession
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.delta.bounds import WITH_STATISTICS
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.table import WITH_STATISTICS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,6 @@ from stormproof.sinks.delta import hold as delta
 from stormproof.sinks.delta import opening, power_loss
 from stormproof.sinks.delta.log import Label
 from stormproof.sinks.postgres import hold as postgres
-from stormproof.sinks.postgres import rows
 from stormproof.sinks.postgres.connection import Fence
 from stormproof.sinks.prepare import writer
 from stormproof.trident.driver import recovery
@@ -161,7 +160,7 @@ def replace_in(owner: object, name: str, value: object) -> None:
 
 def late_rows_win() -> None:
     """An upsert replaces what is there, though it is later."""
-    replace_in(rows, "later_condition", lambda *_: "true")
+    replace_in(postgres, "later_condition", lambda *_: "true")
 
 
 # What the checks of a state rest on

@@ -26,12 +26,12 @@ from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA
 from stormproof.core.start.settings import Settings
 from stormproof.migrations import SCHEMA as LEDGER_SCHEMA
 from stormproof.migrations import migrate, sql, state
-from stormproof.sinks.postgres import bookkeeping
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, finish, note, printed, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+from stormproof.sinks.postgres.connection import SCHEMA as SINK_SCHEMA
 
 assert SCHEMA == LEDGER_SCHEMA
 
@@ -139,7 +139,7 @@ def grants_sql(role: str, kind: RoleKind, driver: str | None = None) -> Generato
         yield "-- A queue's owner makes its partitions and drops them. A queue that another role made, give to the driver:"
         yield f'--   ALTER TABLE {MESSAGE_SCHEMA}."QUEUE" OWNER TO {quoted(role)};  -- and each of its partitions'
         yield "-- In each database with tables of Postgres sinks, as a role that may make schemas:"
-        yield f"CREATE SCHEMA IF NOT EXISTS {bookkeeping.SCHEMA} AUTHORIZATION {quoted(role)};"
+        yield f"CREATE SCHEMA IF NOT EXISTS {SINK_SCHEMA} AUTHORIZATION {quoted(role)};"
         yield f"--   GRANT INSERT, SELECT ON TABLE YOUR_TABLE TO {quoted(role)};  -- appends; SELECT: the audit"
         yield f"--   GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE YOUR_TABLE TO {quoted(role)};  -- by key; to make it:"
         yield f"--   GRANT CREATE ON SCHEMA public TO {quoted(role)};"
@@ -147,8 +147,8 @@ def grants_sql(role: str, kind: RoleKind, driver: str | None = None) -> Generato
         yield "-- Queues that another role makes later: name that role with --driver, or run this again."
     if kind is RoleKind.AUDITOR:
         yield "-- In each database with tables of Postgres sinks, so that the audit can compare their own records:"
-        yield f"--   GRANT USAGE ON SCHEMA {bookkeeping.SCHEMA} TO {quoted(role)};"
-        yield f"--   GRANT SELECT ON ALL TABLES IN SCHEMA {bookkeeping.SCHEMA} TO {quoted(role)};"
+        yield f"--   GRANT USAGE ON SCHEMA {SINK_SCHEMA} TO {quoted(role)};"
+        yield f"--   GRANT SELECT ON ALL TABLES IN SCHEMA {SINK_SCHEMA} TO {quoted(role)};"
         yield f"--   GRANT SELECT ON TABLE YOUR_TABLE TO {quoted(role)};"
 
 

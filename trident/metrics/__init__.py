@@ -4,6 +4,6 @@
 | --- | --- |
 | `catalogue` | which metrics are there, with which names, labels and units; where do a run's values lie |
 | `recorder` | what of a run's steps becomes which value; what is exported; when is a source asked for its backlog |
-| `exposition` | how does Prometheus read the values: its formats, over HTTP, from a file; the ledger's figures without a driver |
+| `exposition` | how does Prometheus read the values: its formats, over HTTP, from a file; what of the ledger |
 | `otel` | how does OpenTelemetry get them, with a span for each batch |
 """
