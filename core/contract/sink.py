@@ -424,7 +424,7 @@ class PreparedFile:
     its `rows`, since a later row of their key is; the file may hold them in row groups before its rows. `discarded` counts
     the values that are NULL in it because their columns cannot hold them (``schema_contract="discard_value"``): a JSON
     object of numbers by column. `misfits` are the rows that are not in it because their columns cannot hold them
-    (``schema_contract="discard_row"``), as `stormproof.sinks.prepare.misfits` writes them; "": none. A file may
+    (``schema_contract="discard_row"``), as `stormproof.sinks.prepare.rejected_messages` writes them; "": none. A file may
     have nothing else. `content` is the digest of its rows whatever file they are in, as
     `stormproof.sinks.rows.content` writes it; "": none.
     """

@@ -65,7 +65,7 @@ from stormproof.sinks.delta.table import (
     require_more_than_partitions,
     require_table,
 )
-from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.rejected_messages import Misfits
 from stormproof.sinks.rows.content import Content
 
 log = logging.getLogger("stormproof.sink")

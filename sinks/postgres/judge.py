@@ -23,7 +23,6 @@ from psycopg import sql
 
 from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import SinkRefused
-from stormproof.sinks.judge.rejected_messages import Part, Rejects
 from stormproof.sinks.postgres.hold import (
     ADDED,
     PLACE,
@@ -35,6 +34,7 @@ from stormproof.sinks.postgres.hold import (
     same_columns,
 )
 from stormproof.sinks.postgres.refusals import Facts, is_of_a_row, only_checks
+from stormproof.sinks.prepare.rejected_messages import Part, Rejects
 
 
 @dataclass(frozen=True, slots=True)

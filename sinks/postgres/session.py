@@ -25,7 +25,6 @@ from stormproof.sinks.contract.protocol import (
     SinkSession,
 )
 from stormproof.sinks.contract.row_rule import SchemaContract
-from stormproof.sinks.judge.rejected_messages import NO_PARENT, REFUSED_MAX, Rejects
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.hold import AppendedRows, RowsByKey, TableHold, copy_rows, insert_rows
@@ -46,7 +45,7 @@ from stormproof.sinks.postgres.refusals import (
     require_no_volatile,
 )
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
-from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.rejected_messages import NO_PARENT, REFUSED_MAX, Misfits, Rejects
 from stormproof.sinks.prepare.staging import (
     IsDead,
     prepared_batches,

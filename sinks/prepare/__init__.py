@@ -1,9 +1,11 @@
-"""What tasks do for a sink: rows become prepared files.
+"""What tasks do for a sink: rows become prepared files; and what a commit leaves out of these.
+
+How each store finds the rows that it refuses is in `delta` and `postgres`.
 
 | module | question that it answers |
 | --- | --- |
 | `writer` | how does a task write a prepared file, for which partition |
 | `statistics` | which statistics has it |
 | `staging` | how are prepared files named, checked, read and removed |
-| `misfits` | which rows does a task leave out, since their columns cannot hold them; which messages does a row have |
+| `rejected_messages` | which messages does a commit reject; which rows does a task leave out |
 """

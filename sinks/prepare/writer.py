@@ -36,7 +36,7 @@ from stormproof.core.storage.address import StorageOptions, options_to_send, use
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import NewFile
 from stormproof.sinks.contract.preview import EXAMPLES_MAX, example_of
-from stormproof.sinks.prepare.misfits import LeavingOutWriter
+from stormproof.sinks.prepare.rejected_messages import LeavingOutWriter
 from stormproof.sinks.prepare.staging import guard_of, prepared_name
 from stormproof.sinks.prepare.statistics import FileStatistics
 from stormproof.sinks.rows.by_key import FileTaskWriter, LatestWriter

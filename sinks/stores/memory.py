@@ -40,8 +40,7 @@ from stormproof.sinks.contract.protocol import (
     decide,
 )
 from stormproof.sinks.contract.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input
-from stormproof.sinks.judge.rejected_messages import Part, Rejects
-from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.rejected_messages import Misfits, Part, Rejects
 from stormproof.sinks.prepare.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.sinks.rows.by_key import check_fold_input, fold_tables, put_rows, require_unique_keys

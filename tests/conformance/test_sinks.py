@@ -26,8 +26,7 @@ from stormproof.sinks.contract.protocol import (
     PreparedTransaction,
     SinkSession,
 )
-from stormproof.sinks.judge.rejected_messages import Rejects
-from stormproof.sinks.prepare.misfits import LeavingOutWriter
+from stormproof.sinks.prepare.rejected_messages import LeavingOutWriter, Rejects
 from stormproof.sinks.rows import by_key
 from stormproof.sinks.stores.memory import MemorySession, MemorySink
 from stormproof.testing import FoldCases, MisfitCases, RefuseCases, SinkConformance, UpsertCases

@@ -26,7 +26,7 @@ from stormproof.core.base.failpoint import FailpointError, armed
 from stormproof.core.contract.sink import MESSAGE_COLUMNS
 from stormproof.sinks.contract.protocol import CommitOutcome, RefusedRow, SinkSession
 from stormproof.sinks.delta import judge
-from stormproof.sinks.judge.rejected_messages import Rejects
+from stormproof.sinks.prepare.rejected_messages import Rejects
 from stormproof.trident.terms.observers import BatchResult
 
 if TYPE_CHECKING:

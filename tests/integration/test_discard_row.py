@@ -25,8 +25,8 @@ from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
-from stormproof.sinks.prepare import misfits
-from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare import rejected_messages
+from stormproof.sinks.prepare.rejected_messages import Misfits
 
 pytestmark = pytest.mark.sampled(0.5)
 
@@ -166,7 +166,7 @@ def test_more_messages_than_may_be_rejected_refuse_the_batch(made: Made, monkeyp
         for most in (4, 0):
             with pytest.raises(SinkRefused, match=f"more than {most} messages"):
                 session.commit(prepared(session, 1, [*rows, ("a", 9)], [*range(5), 9], most=most), checked=True)
-        monkeypatch.setattr(misfits, "MESSAGES_MAX", 3)
+        monkeypatch.setattr(rejected_messages, "MESSAGES_MAX", 3)
         with pytest.raises(SinkRefused, match="so many messages do not fit"):
             session.commit(prepared(session, 1, rows, [*range(5)]), checked=True)
         assert made.rows() == Counter()

@@ -16,7 +16,7 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.failpoint import FailpointError, armed
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, RefusedRow, SinkSession
 from stormproof.sinks.delta import judge
-from stormproof.sinks.judge.rejected_messages import GroupsRefused
+from stormproof.sinks.prepare.rejected_messages import GroupsRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,8 +20,8 @@ from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_di
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.tracking.share import Anchors, MessageTable
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
-from stormproof.sinks.judge import rejected_messages as rejects
 from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.prepare import rejected_messages as rejects
 from stormproof.sinks.stores.memory import MemorySink
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("x", pa.int64())])

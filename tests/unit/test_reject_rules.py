@@ -16,7 +16,7 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
 from stormproof.core.tracking.share import MANY, Anchors, MessageTable
 from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow
-from stormproof.sinks.judge.rejected_messages import Rejects, RowMessages
+from stormproof.sinks.prepare.rejected_messages import Rejects, RowMessages
 from stormproof.sinks.prepare.staging import prepared_batches
 from stormproof.sinks.prepare.writer import FileWriter, WritesNothing
 from stormproof.sinks.stores.memory import FaultPoint

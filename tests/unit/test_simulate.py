@@ -16,8 +16,7 @@ from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.task import wire
 from stormproof.errors import UsageError
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.judge.rejected_messages import Rejects
-from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.rejected_messages import Misfits, Rejects
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.testing import End, Fault, FaultKind, Faults, Simulation, simulate
 from stormproof.trident.driver.batch_records import Finished, Prepared
@@ -328,7 +327,7 @@ def test_control_a_confirm_before_the_record_loses_a_rejected_message(monkeypatc
 def test_control_a_rejected_row_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that leaves out the refused row, and not the others of its message."""
     lines = [f"{n} x{n} y{n}" for n in range(6)]
-    monkeypatch.setattr("stormproof.sinks.judge.rejected_messages.Rejects.close", lambda _: False)
+    monkeypatch.setattr("stormproof.sinks.prepare.rejected_messages.Rejects.close", lambda _: False)
     run = simulate(into_two(), lines, faults=Faults(at=(Fault(FaultKind.REFUSE, "strict", 5),)), batch_messages=3)
     (rejected,) = run.rejected
     assert in_lines(run, "strict") != whole([line for n, line in enumerate(lines) if n != rejected.number])

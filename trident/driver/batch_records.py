@@ -42,8 +42,7 @@ from stormproof.sinks.contract.protocol import (
     SinkProblem,
     SupportsSkipRows,
 )
-from stormproof.sinks.judge.rejected_messages import REFUSED_MAX
-from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.rejected_messages import REFUSED_MAX, Misfits
 from stormproof.sinks.rows.limits import discarded_in
 from stormproof.trident.driver.tuning import Step
 from stormproof.trident.ledger import rejects

@@ -32,9 +32,9 @@ from stormproof.core.storage.files import kept_folder
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.partners import touched_by
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.contract.preview import EXAMPLES_MAX, RowsPreview, TableAction, TablePreview
-from stormproof.sinks.contract.protocol import PROBLEM, RefusedRow, Sink, SinkIdentity, SinkProblem
-from stormproof.sinks.judge.rejected_messages import GroupsRefused, examples_of, rows_without_misfits
+from stormproof.sinks.contract.preview import EXAMPLES_MAX, RowsPreview, TableAction, TablePreview, example_of
+from stormproof.sinks.contract.protocol import PROBLEM, PreparedTransaction, RefusedRow, Sink, SinkIdentity, SinkProblem
+from stormproof.sinks.prepare.rejected_messages import GroupsRefused, Misfits, Rejects
 from stormproof.sinks.prepare.writer import FileWriter, WritesNothing
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.driver.batch_records import RejectLimit
@@ -524,3 +524,40 @@ def _told(
         unread=found.why,
         notes=tuple(notes),
     )
+
+
+def rows_without_misfits(
+    writer: FileWriter, files: Sequence[PreparedFile], most: int | None, *, of_groups: bool = False
+) -> RowsPreview:
+    """What a table would take of these prepared files, where a sink may reject so many messages (None: none).
+
+    The table's own rules (`TablePreview.can_refuse`) are not tried.
+
+    Raises:
+        GroupsRefused: misfits are rows of groups, whose messages are named.
+        SinkRefused: messages of misfits are not known, or are more than may be rejected.
+    """
+    found, misfits = RowsPreview.of(files), Misfits.of(files)
+    if not misfits:
+        return found
+    assert writer.input is not None
+    transaction = PreparedTransaction(1, None, "", found.rows, tuple(files), most, of_groups)
+    rejects = Rejects(
+        writer.directory, transaction, most, f"sink {writer.sink!r}", writer.input, undecided=writer.undecided
+    )
+    rows, again = 0, True
+    while again:
+        rows = sum(part.rows.num_rows for part in rejects.kept())
+        again = rejects.close()
+    return replace(
+        found,
+        rows=rows,
+        superseded=found.superseded - rejects.reinstated,
+        rejected=len(rejects.messages),
+        examples=examples_of(misfits.all),
+    )
+
+
+def examples_of(rows: Sequence[RefusedRow]) -> tuple[str, ...]:
+    """Some of these rows, each with its reason."""
+    return tuple(example_of(row.error, row.text) for row in rows[:EXAMPLES_MAX])

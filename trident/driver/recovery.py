@@ -30,7 +30,7 @@ from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.partners import touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.contract.protocol import PROBLEM, CommitResult, Held, RefusedRow, SinkProblem, SinkSession
-from stormproof.sinks.judge.rejected_messages import GroupsRefused
+from stormproof.sinks.prepare.rejected_messages import GroupsRefused
 from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, blocked, to_prepared
 from stormproof.trident.driver.opening import machine_errors
 from stormproof.trident.driver.steps import MovedLate, Steps

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from stormproof.core.contract.sink import TaskContext, TaskWriter
 from stormproof.sinks.contract.protocol import PreparedTransaction
-from stormproof.sinks.judge.rejected_messages import Part, RowMessages
-from stormproof.sinks.prepare.misfits import LeavingOutWriter, pairs_of
+from stormproof.sinks.prepare.rejected_messages import LeavingOutWriter, Part, RowMessages, pairs_of
 from stormproof.sinks.rows.limits import Limits
 from stormproof.testing.faults import Chance, FaultKind
 

@@ -20,7 +20,7 @@ from stormproof.core.pending.numbered import range_of
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.storage.files import IN_MEMORY, kept_folder
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
-from stormproof.sinks.judge.rejected_messages import Part
+from stormproof.sinks.prepare.rejected_messages import Part
 from stormproof.sinks.prepare.staging import parse_prepared_name, prepared_name
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.sinks.rows.by_key import LatestWriter

@@ -17,8 +17,7 @@ from stormproof.sinks.contract.protocol import (
     SinkProblem,
     SinkSession,
 )
-from stormproof.sinks.judge.rejected_messages import GroupsRefused
-from stormproof.sinks.prepare.misfits import Misfits
+from stormproof.sinks.prepare.rejected_messages import GroupsRefused, Misfits
 from stormproof.testing.sinks.harness import A, SinkHarness
 
 Told = set[tuple[int, bool]]
@@ -130,7 +129,7 @@ class RefuseCases:
 
 class MisfitCases:
     """Mix this in for a sink that `rejects_misfits`: a task leaves out a row that does not fit, its file's description names
-    the row's message (`stormproof.sinks.prepare.misfits`), and the commit leaves out what else the message has there.
+    the row's message (see `stormproof.sinks.prepare`), and the commit leaves out what else the message has there.
 
     The harness says which row does not fit: `discard_row`.
     """
