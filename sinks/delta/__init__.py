@@ -8,13 +8,12 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
 | `hold`, `record` | the commit: may this driver write the next txid; which one does the log hold, with all of its files |
 | `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
-| `repair` | how are bounds that exclude a row, and doubled keys, mended |
 | `log` | what does the log say of each version and of the live files, and how does it spell their paths |
 | `evidence` | at which txid is the table, by its log; what has become of our txids' rows |
 | `newest_version` | which version is the newest, and what is known of it; which log entries are written here |
 | `compare` | do its files have the rows that were written |
 | `spark` | how does Spark write, and alone |
-| `upkeep`, `rewrite` | how do small files become few large ones, what if a power loss takes those, which files go |
+| `upkeep`, `rewrite` | how do small files become few large ones, and which go; how are bounds, and doubled keys, mended |
 | `catalog` | where is the table of a name, by Spark's catalog |
 | `opening` | how is a table made, opened, claimed, and given the columns of its rows; who writes to it |
 | `table` | is a table fit; which of its columns may have bounds; do two paths mean one |

@@ -138,7 +138,7 @@ def test_another_writer_that_takes_a_file_meanwhile_comes_first(
         calls.append(1)
         return found
 
-    monkeypatch.setattr("stormproof.sinks.delta.repair.live_adds", and_then_another)
+    monkeypatch.setattr("stormproof.sinks.delta.upkeep.live_adds", and_then_another)
     repaired(path, "upsert")
     assert len(calls) == 2
     assert {row["k"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()} == {*LARGE}

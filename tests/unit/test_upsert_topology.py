@@ -18,7 +18,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import SendNode
 from stormproof.testing import Faults, simulate
-from stormproof.testing.memory_driver import run_driver
+from stormproof.testing.simulation import run_driver
 from stormproof.trident.driver.jobs import JobsInTurn
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger import tables as t

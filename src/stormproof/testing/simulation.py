@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
@@ -24,13 +24,14 @@ from typing import Final, TypeAlias, cast
 
 import pyarrow as pa
 
-from stormproof.core.base.clock import ManualClock
+from stormproof.core.base.clock import Clock, ManualClock
 from stormproof.core.base.errors import BatchUnverified, TransientError, UsageError
 from stormproof.core.base.failpoint import watched
 from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Backlog, Limit, Source
+from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.plan import Plan
@@ -39,16 +40,55 @@ from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.spouts import id_of
 from stormproof.core.task.job import Job
 from stormproof.testing.faults import Chance, Event, FaultKind, Faults
-from stormproof.testing.memory_driver import run_driver
 from stormproof.testing.simulated_engine import SimulatedEngine, with_faults
-from stormproof.testing.simulated_refusals import GroupRules
-from stormproof.testing.simulated_stores import SimulatedSink, SimulatedSource
+from stormproof.testing.simulated_stores import GroupRules, SimulatedSink, SimulatedSource
 from stormproof.trident.audit.ledger import AuditLedger
-from stormproof.trident.driver.jobs import Watch
+from stormproof.trident.driver.coordinator import Coordinator
+from stormproof.trident.driver.jobs import Jobs, Watch
+from stormproof.trident.driver.opening import attached
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.terms.observers import BatchResult
+from stormproof.trident.terms.observers import BatchResult, RunStatistics
+
+
+def run_driver(
+    plan: Plan,
+    source: Source,
+    ledger: Ledger,
+    engine: Engine,
+    options: RunOptions,
+    *,
+    clock: Clock,
+    rng: Random,
+    jobs: Jobs | None = None,
+    watch: Watch | None = None,
+    on_batch: Callable[[BatchResult], None] | None = None,
+) -> RunStatistics:
+    """Run one driver, from taking its epoch to an orderly stop. What ends it otherwise is raised, as by a production run.
+
+    Raises:
+        StormproofError: whatever `Coordinator.run` raises.
+    """
+    with attached(plan, source, ledger) as (run, sessions):
+        coordinator = Coordinator(
+            plan,
+            source,
+            sessions,
+            ledger,
+            run,
+            engine,
+            options=options,
+            clock=clock,
+            rng=rng,
+            jobs=jobs,
+            watch=watch,
+            on_batch=on_batch,
+        )
+        statistics = coordinator.run()
+        ledger.stop(run)
+    return statistics
+
 
 Payload: TypeAlias = bytes | str | Mapping[str, object]
 """A message: its bytes, or text (sent as UTF-8), or an object (sent as JSON)."""

@@ -21,11 +21,9 @@ import pytest
 
 from stormproof.sinks.contract.protocol import SinkSession
 from stormproof.testing.sinks.by_key import FoldCases, UpsertCases
-from stormproof.testing.sinks.commits import CommitCases
-from stormproof.testing.sinks.files import FileCases
+from stormproof.testing.sinks.commits import CommitCases, FileCases, TableCases
 from stormproof.testing.sinks.harness import SinkHarness
 from stormproof.testing.sinks.refusals import MisfitCases, RefuseCases
-from stormproof.testing.sinks.tables import TableCases
 
 __all__ = ["FoldCases", "MisfitCases", "RefuseCases", "SinkConformance", "SinkHarness", "UpsertCases"]
 

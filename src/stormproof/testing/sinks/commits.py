@@ -1,15 +1,31 @@
-"""Conformance of sinks: what a commit applies, what it suppresses, and what it refuses."""
+"""Conformance of sinks: what a commit applies, what it suppresses, and what it refuses; whose table it is; its prepared files."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import pyarrow as pa
 import pytest
 
-from stormproof.core.base.errors import Fenced, PositionMismatch, StoreUnavailable, StormproofError
-from stormproof.sinks.contract.protocol import CommitOutcome, Held, PreparedTransaction, SinkSession
+from stormproof.core.base.errors import (
+    FatalError,
+    Fenced,
+    PositionMismatch,
+    SinkRefused,
+    StoreUnavailable,
+    StormproofError,
+)
+from stormproof.sinks.contract.protocol import (
+    CommitOutcome,
+    Held,
+    PreparedTransaction,
+    SinkIdentity,
+    SinkProblem,
+    SinkSession,
+)
 from stormproof.testing.sinks.harness import A, B, SinkHarness
 
 
@@ -150,3 +166,158 @@ class CommitCases:
         assert [e.txid for e in session.evidence(2, 2).entries] == [2]
         with closing(harness.sink.inspect(harness.identity, harness.input)) as reader:
             assert reader.evidence(0, None) == report
+
+
+class TableCases:
+    """One life, one driver, one table."""
+
+    def test_a_missing_table_is_refused_unless_it_may_be_made(self, harness: SinkHarness) -> None:
+        """Without `create`, nothing is made."""
+        for _ in range(2):
+            with pytest.raises(SinkRefused, match="no") as refused:
+                harness.open(create=False)
+            assert refused.value.details["problem"] == SinkProblem.TABLE_GONE, "and nothing was made"
+
+    def test_a_table_that_goes_refuses_what_comes(self, harness: SinkHarness, session: SinkSession) -> None:
+        """A commit to a table that was dropped is refused as such."""
+        session.commit(harness.prepare(session, 1, None, {"a": 1}), checked=True)
+        two = harness.prepare(session, 2, 1, {"b": 1})
+        harness.drop()
+        with pytest.raises(SinkRefused) as refused:
+            session.commit(two, checked=True)
+        assert refused.value.details["problem"] == SinkProblem.TABLE_GONE
+
+    def test_a_new_table_of_the_same_name_stops(self, harness: SinkHarness, session: SinkSession) -> None:
+        """A table that was dropped and made again is not taken for the old one."""
+        session.commit(harness.prepare(session, 1, None, A), checked=True)
+        old = session.table_id
+        harness.drop()
+        with pytest.raises(FatalError):
+            session.commit(harness.prepare(session, 2, 1, B), checked=True)
+        session.close()
+        with closing(harness.open(epoch=2)) as new:
+            assert new.table_id != old
+            with pytest.raises(PositionMismatch):
+                new.commit(harness.prepare(new, 2, 1, B), checked=True)
+        assert harness.rows() == Counter()
+
+    def test_another_life_of_the_name_is_seen(self, harness: SinkHarness, session: SinkSession) -> None:
+        """A table that a lost ledger's topology wrote to, or another topology, must not look new."""
+        assert session.other_incarnations() == ()
+        session.commit(harness.prepare(session, 1, None, A), checked=True)
+        assert session.other_incarnations() == ()
+        for identity, others in (
+            (SinkIdentity("topology", "inc-2", "counts"), ("inc-1",)),
+            (SinkIdentity("another", "inc-2", "counts"), ("topology/inc-1",)),
+        ):
+            with closing(harness.sink.open(identity, harness.input, 1)) as opened:
+                assert opened.other_incarnations() == others
+
+    def test_two_incarnations_do_not_know_each_other(self, harness: SinkHarness, session: SinkSession) -> None:
+        """Evidence belongs to one life of a topology."""
+        session.commit(harness.prepare(session, 1, None, A), checked=True)
+        other = SinkIdentity("topology", "inc-2", "counts")
+        with closing(harness.sink.open(other, harness.input, 1)) as opened:
+            assert opened.held() is None
+            assert opened.evidence(0, None).entries == ()
+
+    def test_an_older_epoch_is_fenced_out(self, harness: SinkHarness, session: SinkSession) -> None:
+        """After a take-over the older driver cannot commit."""
+        session.commit(harness.prepare(session, 1, None, A), checked=True)
+        stale = harness.prepare(session, 2, 1, B)
+        with closing(harness.open(epoch=2)) as newer:
+            newer.commit(harness.prepare(newer, 2, 1, {"d": 1}, attempt=2), checked=True)
+        with pytest.raises((Fenced, PositionMismatch, StoreUnavailable)) as refused:
+            session.commit(stale, checked=True)
+        if isinstance(refused.value, StoreUnavailable):  # the take-over ended its connection: it reads the sink again
+            with pytest.raises((Fenced, PositionMismatch)):
+                session.commit(stale, checked=True)
+        assert harness.rows() == harness.after(A, {"d": 1})
+
+
+class FileCases:
+    """What is prepared is what is written, and nothing is left behind."""
+
+    @pytest.mark.parametrize("damage", ["missing", "truncated"])
+    def test_a_damaged_file_is_refused_before_anything_moves(
+        self, harness: SinkHarness, session: SinkSession, damage: str
+    ) -> None:
+        """A prepared file that is missing or cut short is named; once it is repaired, the same transaction goes through."""
+        folder = harness.prepared_in(session)
+        transaction = harness.prepare(session, 1, None, A, tasks=2)
+        name = transaction.files[1].path
+        content = folder.read(name)
+        if damage == "missing":
+            folder.remove(name)
+        else:
+            folder.put(name, content[:-8])
+        with pytest.raises(SinkRefused, match=name) as caught:
+            session.commit(transaction, checked=True)
+        assert caught.value.details["problem"] == SinkProblem.FILE_LOST
+        assert session.held() is None
+        assert harness.rows() == Counter()
+        # Repaired, the very same transaction goes through.
+        folder.put(name, content)
+        assert session.commit(transaction, checked=True).outcome is CommitOutcome.APPLIED
+        assert harness.rows() == harness.after(A)
+
+    def test_a_wrong_number_of_rows_is_refused(self, harness: SinkHarness, session: SinkSession) -> None:
+        """The files must hold as many rows as were prepared."""
+        good = harness.prepare(session, 1, None, A)
+        with pytest.raises(SinkRefused, match="instead of"):
+            session.commit(PreparedTransaction(1, None, good.digest, 3, good.files), checked=True)
+        assert session.held() is None
+        assert harness.rows() == Counter()
+
+    def test_sweep_removes_only_what_is_dead(self, harness: SinkHarness, session: SinkSession) -> None:
+        """A sweep takes prepared files of this life that are dead, and nothing else."""
+        folder = harness.prepared_in(session)
+        dead = harness.prepare(session, 1, None, A, attempt=1)
+        live = harness.prepare(session, 1, None, A, attempt=2)
+        foreign = live.files[0].path.replace("inc-1", "inc-2")
+        folder.put(foreign, b"another incarnation's")
+        folder.put("notes.txt", b"not ours")
+        assert session.sweep(lambda txid, attempt, _name: (txid, attempt) == (1, 1)) == 1
+        assert not folder.exists(dead.files[0].path)
+        assert folder.exists(foreign)
+        assert folder.exists("notes.txt")
+        assert session.commit(live, checked=True).outcome is CommitOutcome.APPLIED
+        assert harness.rows() == harness.after(A)
+
+    def test_a_late_file_of_a_dead_attempt_changes_nothing(self, harness: SinkHarness, session: SinkSession) -> None:
+        """A file that a task writes after its attempt is over has no effect, and is swept."""
+        folder = harness.prepared_in(session)
+        good = harness.prepare(session, 1, None, A, attempt=2)
+        session.commit(good, checked=True)
+        late = harness.prepare(session, 1, None, B, attempt=1)
+        assert harness.rows() == harness.after(A)
+        assert session.sweep(lambda _txid, attempt, _name: attempt == 1) == 1
+        assert not folder.exists(late.files[0].path)
+        assert harness.rows() == harness.after(A)
+
+    def test_files_of_repeated_tasks_and_attempts_go_with_their_txid(
+        self, harness: SinkHarness, session: SinkSession
+    ) -> None:
+        """A task that ran twice has written twice under one name but for its end; one of the two is in the transaction."""
+        folder = harness.prepared_in(session)
+        first = harness.prepare(session, 1, None, B, attempt=1)
+        again = harness.prepare(session, 1, None, A, attempt=2)
+        counted = harness.prepare(session, 1, None, A, attempt=2)
+        following = harness.prepare(session, 2, 1, B)
+        session.commit(counted, checked=True)
+        session.finished(counted)
+        left = folder.names()
+        orphans = {first.files[0].path, again.files[0].path}
+        if harness.private:
+            assert left == {following.files[0].path}
+        else:  # the table's folder is not looked through for each batch, but by a start
+            assert left == {following.files[0].path, counted.files[0].path, *orphans}
+            assert session.sweep(lambda txid, _attempt, name: txid == 1 and name != counted.files[0].path) == 2
+        session.commit(following, checked=True)
+        mode = folder.mode(following.files[0].path)
+        assert mode is None or mode & 0o077 == (0 if harness.private else 0o044)
+
+    def test_keys_that_are_null_are_told_before_the_commit(self, harness: SinkHarness, session: SinkSession) -> None:
+        """A key that is NULL is told in the task, so that its message fails alone; other columns take NULL."""
+        rows = pa.RecordBatch.from_arrays([pa.array(["a", None], pa.string())], names=["word"])
+        assert [row for row, _ in session.writer().check(rows)] == ([1] if harness.input.is_by_key else [])

@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from stormproof.testing.sources.failures import FailureCases
-from stormproof.testing.sources.harness import Message, SourceHarness, messages_of
+from stormproof.testing.sources.failures import FailureCases, MateCases
+from stormproof.testing.sources.harness import Message, PendingSourceHarness, SourceHarness, messages_of
 from stormproof.testing.sources.leases import LeaseCases
-from stormproof.testing.sources.mates import MateCases
-from stormproof.testing.sources.pending import PendingSourceHarness
 from stormproof.testing.sources.slices import SliceCases
 
 __all__ = ["Message", "PendingSourceHarness", "SourceConformance", "SourceHarness", "messages_of"]
