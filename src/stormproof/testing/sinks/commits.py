@@ -1,4 +1,4 @@
-"""Conformance of sinks: what a commit applies, what it suppresses, and what it refuses; whose table it is; its prepared files."""
+"""Conformance of sinks: what a commit applies, suppresses and refuses; whose table it is; its prepared files."""
 
 from __future__ import annotations
 
