@@ -356,9 +356,9 @@ def letters_edit(
 
 
 add_decisions(letters_app, "dead-letters")
-for _one in DECISIONS:
-    if _one.name in ("requeue", "drop"):
-        _disposes(_one)
+for _decision in DECISIONS:
+    if _decision.name in ("requeue", "drop"):
+        _disposes(_decision)
 
 
 queue_app = typer.Typer(help="Postgres queues: put messages, import them, look at them.", no_args_is_help=True)
