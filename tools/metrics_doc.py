@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from stormproof.trident.metrics import catalogue as m
+from stormproof.trident.telemetry import catalogue as m
 
 PATH: Final = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 HEAD: Final = """# Metrics
 
-For Prometheus and OpenTelemetry. Made by `tools/metrics_doc.py` from `trident/metrics/catalogue.py`: do not edit.
+For Prometheus and OpenTelemetry. Made by `tools/metrics_doc.py` from `trident/telemetry/catalogue.py`: do not edit.
 
 ## A driver's metrics
 

@@ -7,6 +7,7 @@ protocol with that default.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +15,13 @@ from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
 from stormproof.core.base.errors import CannotTell, Json, PositionMismatch
-from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
+from stormproof.core.contract.sink import (
+    PreparedFile,
+    SinkInput,
+    SinkSpec,
+    SinkWriter,
+    TableKey,
+)
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 
@@ -582,3 +589,32 @@ class SupportsUpkeep(Protocol):
             SinkRefused: the table cannot be read, or refuses it.
         """
         ...
+
+
+OTHER: Final = "other"
+"""The kind of a sink that does not describe itself."""
+
+
+def describe_sink(
+    sink: Sink, input_: SinkInput, *, files: str | None = None, ledger_database: Database | None = None
+) -> dict[str, Json]:
+    """What the ledger keeps of a sink, so that it can be opened without the topology's code. Never a secret.
+
+    A sink that does not describe itself is of kind `other`: only a caller who opens it can check its evidence. `files` is
+    the folder of its prepared files. A sink in the ledger's own database is described without a database: a ledger that is
+    restored on another server must not lead the audit to the old server's table.
+    """
+    description: dict[str, Json] = {
+        "kind": OTHER,
+        "mode": input_.mode.value,
+        "keys": [*input_.keys],
+        "folds": input_.described_folds,
+        **input_.upsert_rule,
+        **input_.described_lineage,
+        "schema": base64.b64encode(input_.schema.serialize().to_pybytes()).decode("ascii"),
+        "files": files,
+        **sink.description(input_),
+    }
+    if ledger_database is not None and description.get("database") == ledger_database.without_password:
+        description["database"] = None
+    return description

@@ -22,10 +22,7 @@ import pyarrow as pa
 from stormproof.core.base.errors import CannotTell, Json, UsageError
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, fold_from_json
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.contract.protocol import Sink
-
-OTHER: Final = "other"
-"""The kind of a sink that does not describe itself."""
+from stormproof.sinks.contract.protocol import OTHER, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,31 +88,6 @@ def register_sink(kind: str, open_: OpenSink | str) -> None:
     if kind == OTHER or _name_of(_KINDS.get(kind, open_)) != _name_of(open_):
         raise UsageError(f"a kind of sink {kind!r} is registered already; choose another name for yours", kind=kind)
     _KINDS[kind] = open_
-
-
-def describe_sink(
-    sink: Sink, input_: SinkInput, *, files: str | None = None, ledger_database: Database | None = None
-) -> dict[str, Json]:
-    """What the ledger keeps of a sink, so that it can be opened without the topology's code. Never a secret.
-
-    A sink that does not describe itself is of kind `other`: only a caller who opens it can check its evidence. `files` is
-    the folder of its prepared files. A sink in the ledger's own database is described without a database: a ledger that is
-    restored on another server must not lead the audit to the old server's table.
-    """
-    description: dict[str, Json] = {
-        "kind": OTHER,
-        "mode": input_.mode.value,
-        "keys": [*input_.keys],
-        "folds": input_.described_folds,
-        **input_.upsert_rule,
-        **input_.described_lineage,
-        "schema": base64.b64encode(input_.schema.serialize().to_pybytes()).decode("ascii"),
-        "files": files,
-        **sink.description(input_),
-    }
-    if ledger_database is not None and description.get("database") == ledger_database.without_password:
-        description["database"] = None
-    return description
 
 
 def described_sink(

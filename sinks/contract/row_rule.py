@@ -13,7 +13,19 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.contract.sink import EVERY_FOLD, EVERY_MODE, AnyFold, Fold, Lineage, SinkInput, SinkMode
+from stormproof.core.contract.sink import (
+    EVERY_FOLD,
+    EVERY_MODE,
+    AnyFold,
+    ByOrder,
+    Fold,
+    Lineage,
+    SetTruncated,
+    SetUnion,
+    SinkInput,
+    SinkMode,
+)
+from stormproof.core.graph.aggregation import has_extremes, has_sets
 from stormproof.core.graph.grouping import require_key
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import Sink
@@ -329,3 +341,82 @@ def require_lineage_takes_null(input_: SinkInput, not_null: Collection[str], whe
             "no message id. Drop the column's NOT NULL, or store the txid alone, with lineage=Lineage(message=None)",
             column=input_.lineage.message,
         )
+
+
+def check_fold_input(input_: SinkInput, where: str) -> None:
+    """Refuse a fold that a sink cannot serve.
+
+    Raises:
+        TopologyError: keys are missing or of a type that has no one equality (floats, nested), a column is neither key
+            nor fold, is folded by a user's function, or its type has no sum, least or greatest value.
+    """
+    names = input_.schema.names
+    unknown = [n for n in (*input_.keys, *input_.folds) if n not in names]
+    if unknown:
+        raise TopologyError(f"{where}: no column {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
+    if input_.mode is not SinkMode.FOLD:
+        return
+    if not input_.keys:
+        raise TopologyError(f"{where}: a fold needs at least one key column")
+    idle = [n for n in names if n not in input_.keys and n not in input_.folds]
+    both = [n for n in input_.keys if n in input_.folds]
+    if idle or both:
+        raise TopologyError(f"{where}: column {(idle + both)[0]!r} of a fold must be either a key or folded")
+    for name in input_.keys:
+        kind = input_.schema.field(name).type
+        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+            raise TopologyError(
+                f"{where}: key {name!r} is {kind}, whose values do not compare alike everywhere; use another type"
+            )
+    for name, fold in input_.folds.items():
+        kind = input_.schema.field(name).type
+        if fold is Fold.OWN:
+            raise TopologyError(
+                f"{where}: column {name!r} is folded by a function of yours, which this sink cannot call: it takes sums, "
+                "minima and maxima; keep the result in a state, persistent_aggregate(..., state=...)",
+                field=name,
+            )
+        if isinstance(fold, (SetUnion, SetTruncated)):
+            _check_set(name, fold, input_, where)
+        elif isinstance(fold, ByOrder):
+            _check_by_order(name, fold, input_, where)
+        elif not _can_fold(kind, fold):
+            raise TopologyError(f"{where}: column {name!r} is {kind}, which has no {fold}", field=name)
+
+
+def _check_by_order(name: str, fold: ByOrder, input_: SinkInput, where: str) -> None:
+    """Refuse a first or last whose columns are not folded as one."""
+    for other in (*fold.compared, name):
+        if input_.folds.get(other) != fold or name not in fold.compared:
+            raise TopologyError(
+                f"{where}: column {name!r} is folded as the {fold}: each of these columns must be folded so, and be named "
+                "in the order",
+                field=other,
+            )
+        kind = input_.schema.field(other).type
+        if not has_extremes(kind):
+            raise TopologyError(f"{where}: column {other!r} is {kind}, which has no {fold.end}", field=other)
+
+
+def _check_set(name: str, fold: SetUnion | SetTruncated, input_: SinkInput, where: str) -> None:
+    """Refuse a set of values that stores sort otherwise, and a mark without its set."""
+    kind = input_.schema.field(name).type
+    if fold.at_most < 1:
+        raise TopologyError(f"{where}: column {name!r}: a set of at most {fold.at_most} values holds none", field=name)
+    if isinstance(fold, SetUnion):
+        if not pa.types.is_list(kind) or not has_sets(kind.value_type):
+            raise TopologyError(
+                f"{where}: column {name!r} is {kind}, which is no set that every store sorts alike", field=name
+            )
+    elif not pa.types.is_boolean(kind) or input_.folds.get(fold.of) != SetUnion(fold.at_most):
+        raise TopologyError(
+            f"{where}: column {name!r} of type {kind} is folded as the {fold}: it must be boolean, and {fold.of!r} a set of "
+            f"at most {fold.at_most} values",
+            field=name,
+        )
+
+
+def _can_fold(kind: pa.DataType, fold: Fold) -> bool:
+    if fold is Fold.SUM:
+        return bool(pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+    return has_extremes(kind)

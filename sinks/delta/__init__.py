@@ -6,7 +6,7 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | module | question that it answers |
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
-| `hold`, `record` | the commit: may this driver write the next txid; which one does the log hold, with all of its files |
+| `hold` | the commit: may this driver write the next txid; which one does the log hold, with all of its files |
 | `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
 | `log` | what does the log say of each version and of the live files, and how does it spell their paths |
 | `evidence` | at which txid is the table, by its log; what has become of our txids' rows |
@@ -16,7 +16,7 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `upkeep`, `rewrite` | how do small files become few large ones, and which go; how are bounds, and doubled keys, mended |
 | `catalog` | where is the table of a name, by Spark's catalog |
 | `opening` | how is a table made, opened, claimed, and given the columns of its rows; who writes to it |
-| `table` | is a table fit; which of its columns may have bounds; do two paths mean one |
+| `table` | is a table fit; which of its columns may have bounds; do two paths mean one; what does the log hold for a sink |
 | `features` | which committer serves which table, as data |
 | `power_loss` | what is synced, and what did a power loss leave: see above |
 | `delta_rs` | how does it get rows into the table; is its error the machine's, or the table's; which stores will do |

@@ -41,7 +41,6 @@ from stormproof.sinks.rows.comparison import (
     RowProblem,
     RowsOnRecord,
     Span,
-    content_of_files,
     spans,
     within,
 )
@@ -52,6 +51,7 @@ from stormproof.sinks.rows.content import (
     Sum,
     Totals,
     added_up,
+    content_of_files,
     joined,
     summed_columns,
     sums_of,

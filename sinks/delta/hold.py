@@ -54,10 +54,10 @@ from stormproof.sinks.delta.opening import (
     versions_for,
 )
 from stormproof.sinks.delta.power_loss import put_torn_aside
-from stormproof.sinks.delta.record import TableRecord
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import (
     WITH_STATISTICS,
+    TableRecord,
     by_delta_rs,
     by_spark,
     column_limits,
@@ -65,7 +65,7 @@ from stormproof.sinks.delta.table import (
     require_more_than_partitions,
     require_table,
 )
-from stormproof.sinks.prepare.rejected_messages import Misfits
+from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.rows.content import Content
 
 log = logging.getLogger("stormproof.sink")

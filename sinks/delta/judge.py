@@ -44,8 +44,8 @@ from stormproof.sinks.delta.features import DEFAULT, GENERATED, IDENTITY
 from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
 from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
-from stormproof.sinks.prepare.rejected_messages import LEFT_OUT_MAX, ROW_TEXT_MAX, Misfits, Part, Rejects
-from stormproof.sinks.prepare.staging import parse_prepared_name
+from stormproof.sinks.prepare.rejected_messages import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
+from stormproof.sinks.prepare.staging import Misfits, parse_prepared_name
 from stormproof.sinks.prepare.writer import ParquetTaskWriter, partition_values
 from stormproof.sinks.rows.content import summed_columns
 from stormproof.sinks.rows.merge_sql import (

@@ -4,21 +4,31 @@ claimed; who writes to it; and how it follows its rows' schema, in a version of 
 Who has claimed a table, also before anything is committed to it, one property of the table for each life says. It outlives
 the log's retention, and a change of properties conflicts with every other one: where two lives claim a table at the same
 instant, one of them has to look again.
+
+One commits at a time to a table to which Spark writes (`alone`). Spark's log store for local disks looks whether a version's
+entry is there, and then renames its own into place, which overwrites: another writer's commit in between would be lost
+without an error. So whoever of us commits holds a lock on one file in its log's folder. Spark's JVM takes the lock itself
+and not its driver: a JVM outlives a driver that is killed, and its commit may still land. Writers that are not ours do not
+know of the lock.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import tempfile
-from collections.abc import Collection, Generator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Final
+from functools import cached_property, partial
+from typing import Any, Final, TypeAlias
 
 from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from stormproof.core.base.clock import SystemClock
+from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
@@ -38,7 +48,7 @@ from stormproof.sinks.delta.log import DeltaLog, Label, LogEntry
 from stormproof.sinks.delta.newest_version import NewestTable, TableHead, entry_of
 from stormproof.sinks.delta.power_loss import put_torn_aside
 from stormproof.sinks.delta.rewrite import restore
-from stormproof.sinks.delta.spark import SparkCommitter, alone, make_lock
+from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, WITH_STATISTICS, by_delta_rs, committer_of, narrowed
 
 
@@ -52,7 +62,11 @@ class Committers:
         self._asked: AskedCommitter = asked
         self._clock = SystemClock()
         self._chosen: tuple[tuple[str, int], Committer] | None = None
-        self.spark = SparkCommitter(log, where, self._clock)
+
+    @cached_property
+    def spark(self) -> SparkCommitter:
+        """Spark, where it writes to the table."""
+        return SparkCommitter(self._log, self._where)
 
     def of(self, table: TableHead) -> Committer:
         """Who is to write to a version of the table. Its features are looked at once a version."""
@@ -82,8 +96,9 @@ class Committers:
         return committer
 
     def alone(self, committer: Committer) -> AbstractContextManager[None]:
-        """Keep others of us from committing meanwhile, where Spark writes to the table; see `exclusion`."""
-        return self.spark.alone() if committer is Committer.SPARK else alone(self._log, self._where, self._clock)
+        """Keep others of us from committing meanwhile, where Spark writes to the table."""
+        jvm = self.spark.start()._jvm if committer is Committer.SPARK else None  # pyright: ignore[reportPrivateUsage]
+        return alone(self._log, self._where, self._clock, jvm)
 
     def alone_with_lock(self, committer: Committer) -> AbstractContextManager[None]:
         """The same; by delta-rs, too, the lock is made where it is missing, if commits could lose against this one.
@@ -446,3 +461,83 @@ def changes_of(log: DeltaLog, application: str, txid: int, *, before: int) -> tu
     """What was changed for a txid whose own version is `before`, by the table's log."""
     changing = versions_for(log, application, txid, before=before)
     return tuple(text for entry in changing for text in json.loads(entry.info[CHANGES]))
+
+
+LOCK_NAME: Final = ".stormproof-commit"
+"""The file that is locked; readers of a log ignore such names. It is made when Spark first writes, or when a table with
+keys is first compacted, and stays.
+"""
+
+WAIT_S: Final = 30.0
+
+_POLL_S: Final = 0.02
+
+IN_PROCESS: Final[dict[tuple[int, str], threading.Lock]] = {}
+"""A lock of a file is a process's: between threads it does nothing, and letting it go in one lets it go in all.
+By process id: a fork has a copy, which may be locked for ever.
+"""
+
+LetGo: TypeAlias = Callable[[], None]
+
+
+@contextmanager
+def alone(log: DeltaLog, where: str, clock: Clock, jvm: Any | None = None) -> Generator[None]:
+    """Hold the lock; without a `jvm` only where the file is there.
+
+    Raises:
+        StoreUnavailable: another process has held it for `WAIT_S`; nothing was written.
+    """
+    if not log.files.is_local:  # Spark commits to no such table, and a store refuses the second of two entries
+        yield
+        return
+    # One name for one lock, by whatever path the table is reached.
+    path = os.path.join(os.path.realpath(log.folder), LOCK_NAME)
+    if jvm is None and not os.path.exists(path):
+        yield
+        return
+    take = partial(_by_us if jvm is None else partial(_by_jvm, jvm), path)
+    with IN_PROCESS.setdefault((os.getpid(), path), threading.Lock()):
+        let_go = _taken(take, path, where, clock)
+        try:
+            yield
+        finally:
+            let_go()
+
+
+def make_lock(log: DeltaLog) -> None:
+    """Have all of us take the lock from now on, also where delta-rs commits."""
+    if not log.files.is_local:
+        return
+    os.close(os.open(os.path.join(log.folder, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+
+def _taken(take: Callable[[], LetGo | None], path: str, where: str, clock: Clock) -> LetGo:
+    until_s = clock.monotonic_s() + WAIT_S
+    while (let_go := take()) is None:
+        if clock.monotonic_s() >= until_s:
+            raise StoreUnavailable(
+                f"{where}: another process has been committing to the table for {WAIT_S:.0f} s: a driver that was paused, "
+                f"the JVM of one that was killed, or a long compaction; nothing was written. Find it with: fuser -v {path}",
+                path=path,
+            )
+        clock.sleep(_POLL_S)
+    return let_go
+
+
+def _by_us(path: str) -> LetGo | None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(fd)
+        return None
+    return lambda: os.close(fd)
+
+
+def _by_jvm(jvm: Any, path: str) -> LetGo | None:
+    file = jvm.java.io.RandomAccessFile(path, "rw")
+    if file.getChannel().tryLock() is None:
+        file.close()
+        return None
+    close: LetGo = file.close
+    return close

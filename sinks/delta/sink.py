@@ -31,6 +31,7 @@ from stormproof.sinks.contract.row_rule import (
     RowRule,
     SchemaContract,
     TableSink,
+    check_fold_input,
     check_upsert_input,
     column_names,
 )
@@ -45,7 +46,6 @@ from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.spark import spark_runs
 from stormproof.sinks.delta.table import check_types, key_of_path, limits_of_new, locate
 from stormproof.sinks.prepare.writer import FileWriter
-from stormproof.sinks.rows.by_key import check_fold_input
 
 
 class DeltaPreview:

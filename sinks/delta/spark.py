@@ -3,28 +3,22 @@
 Each table has a session of its own on the process's Spark: the settings by which Delta knows a transaction belong to a
 session, and any other write in it would be taken for a repeat.
 
-One commits at a time to such a table (`alone`). Spark's log store for local disks looks whether a version's entry is there,
-and then renames its own into place, which overwrites: another writer's commit in between would be lost without an error. So
-whoever of us commits holds a lock on one file in its log's folder. Spark's JVM takes the lock itself and not its driver: a
-JVM outlives a driver that is killed, and its commit may still land. Writers that are not ours do not know of the lock.
+One commits at a time to such a table: see `opening`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import logging
 import os
 import re
 import sys
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
-from stormproof.core.base.clock import Clock
-from stormproof.core.base.errors import FatalError, SinkRefused, StoreUnavailable
+from stormproof.core.base.errors import FatalError, SinkRefused
 from stormproof.core.contract.sink import PreparedFile, SinkInput
 from stormproof.core.engine.spark_error import condition_of, fault_told_by_spark, what_happened
 from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED
@@ -44,86 +38,6 @@ from stormproof.sinks.rows.merge_sql import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-NAME: Final = ".stormproof-commit"
-"""The file that is locked; readers of a log ignore such names. It is made when Spark first writes, or when a table with
-keys is first compacted, and stays.
-"""
-
-WAIT_S: Final = 30.0
-_POLL_S: Final = 0.02
-
-IN_PROCESS: Final[dict[tuple[int, str], threading.Lock]] = {}
-"""A lock of a file is a process's: between threads it does nothing, and letting it go in one lets it go in all.
-By process id: a fork has a copy, which may be locked for ever.
-"""
-
-
-LetGo: TypeAlias = Callable[[], None]
-
-
-@contextmanager
-def alone(log: DeltaLog, where: str, clock: Clock, jvm: Any | None = None) -> Generator[None]:
-    """Hold the lock; without a `jvm` only where the file is there.
-
-    Raises:
-        StoreUnavailable: another process has held it for `WAIT_S`; nothing was written.
-    """
-    if not log.files.is_local:  # Spark commits to no such table, and a store refuses the second of two entries
-        yield
-        return
-    path = os.path.join(
-        os.path.realpath(log.folder), NAME
-    )  # one name for one lock, by whatever path the table is reached
-    if jvm is None and not os.path.exists(path):
-        yield
-        return
-    take = functools.partial(_by_us if jvm is None else functools.partial(_by_jvm, jvm), path)
-    with IN_PROCESS.setdefault((os.getpid(), path), threading.Lock()):
-        let_go = _taken(take, path, where, clock)
-        try:
-            yield
-        finally:
-            let_go()
-
-
-def make_lock(log: DeltaLog) -> None:
-    """Have all of us take the lock from now on, also where delta-rs commits."""
-    if not log.files.is_local:
-        return
-    os.close(os.open(os.path.join(log.folder, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
-
-
-def _taken(take: Callable[[], LetGo | None], path: str, where: str, clock: Clock) -> LetGo:
-    until_s = clock.monotonic_s() + WAIT_S
-    while (let_go := take()) is None:
-        if clock.monotonic_s() >= until_s:
-            raise StoreUnavailable(
-                f"{where}: another process has been committing to the table for {WAIT_S:.0f} s: a driver that was paused, "
-                f"the JVM of one that was killed, or a long compaction; nothing was written. Find it with: fuser -v {path}",
-                path=path,
-            )
-        clock.sleep(_POLL_S)
-    return let_go
-
-
-def _by_us(path: str) -> LetGo | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        os.close(fd)
-        return None
-    return lambda: os.close(fd)
-
-
-def _by_jvm(jvm: Any, path: str) -> LetGo | None:
-    file = jvm.java.io.RandomAccessFile(path, "rw")
-    if file.getChannel().tryLock() is None:
-        file.close()
-        return None
-    close: LetGo = file.close
-    return close
 
 
 log = logging.getLogger("stormproof.sink")
@@ -179,10 +93,9 @@ _PASSING: Final = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL
 class SparkCommitter:
     """Writes to one table through Spark."""
 
-    def __init__(self, delta_log: DeltaLog, where: str, clock: Clock) -> None:
+    def __init__(self, delta_log: DeltaLog, where: str) -> None:
         self._log = delta_log
         self._where = where
-        self._clock = clock
         self._session: SparkSession | None = None
         self._before: dict[str, str | None] = {}
         """The settings that the last use has changed, as they were."""
@@ -198,10 +111,6 @@ class SparkCommitter:
             with spark_errors():
                 self._session = _new_session(self._where)
         return self._session
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Hold the table's lock by the JVM; see `exclusion`."""
-        return alone(self._log, self._where, self._clock, self.start()._jvm)  # pyright: ignore[reportPrivateUsage]
 
     def append(self, frame: DataFrame, label: Label) -> None:
         """Append rows, as one version; of an empty frame the version holds the label alone.

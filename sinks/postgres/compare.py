@@ -30,17 +30,7 @@ from stormproof.sinks.postgres.connection import has_records
 from stormproof.sinks.postgres.refusals import why_uncounted
 from stormproof.sinks.postgres.table import find_oid, read_table
 from stormproof.sinks.rows.by_key import SUSPECTS_MAX
-from stormproof.sinks.rows.comparison import (
-    Compared,
-    Comparison,
-    Progress,
-    ReadRecord,
-    RowProblem,
-    Span,
-    content_of_files,
-    spans,
-    within,
-)
+from stormproof.sinks.rows.comparison import Compared, Comparison, Progress, ReadRecord, RowProblem, Span, spans, within
 from stormproof.sinks.rows.content import (
     MODULUS,
     NOTHING,
@@ -49,6 +39,7 @@ from stormproof.sinks.rows.content import (
     Sum,
     Totals,
     content_by,
+    content_of_files,
     joined,
     kinds_of,
     summed_columns,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Final, TypeVar
 
@@ -33,26 +33,8 @@ from stormproof.sinks.postgres.hold import (
     make_added,
     same_columns,
 )
-from stormproof.sinks.postgres.refusals import Facts, is_of_a_row, only_checks
+from stormproof.sinks.postgres.refusals import Facts, Moved, is_of_a_row, only_checks
 from stormproof.sinks.prepare.rejected_messages import Part, Rejects
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """How many rows were sent to the table without an error, how many of them it took, superseded ones among them, how many
-    keys it had not, and by how much the sum of its rows' hashes is more.
-    """
-
-    sent: int
-    taken: int
-    superseded: int
-    inserted: int
-    change: int = 0
-
-    @property
-    def dropped(self) -> int:
-        """How many its triggers dropped."""
-        return self.sent - self.taken
 
 
 class _Again(Exception):

@@ -367,3 +367,21 @@ def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> Facts | None:
             for name, at_once, columns in map(dict.values, rivals or ())
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How many rows were sent to the table without an error, how many of them it took, superseded ones among them, how many
+    keys it had not, and by how much the sum of its rows' hashes is more.
+    """
+
+    sent: int
+    taken: int
+    superseded: int
+    inserted: int
+    change: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many its triggers dropped."""
+        return self.sent - self.taken

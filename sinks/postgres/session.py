@@ -28,16 +28,10 @@ from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.hold import AppendedRows, RowsByKey, TableHold, copy_rows, insert_rows
-from stormproof.sinks.postgres.judge import (
-    EXCLUDED,
-    Moved,
-    RowsInOrder,
-    is_about_rows,
-    move_in_order,
-    move_without_rejects,
-)
+from stormproof.sinks.postgres.judge import EXCLUDED, RowsInOrder, is_about_rows, move_in_order, move_without_rejects
 from stormproof.sinks.postgres.refusals import (
     Facts,
+    Moved,
     ask_facts,
     facts_of,
     is_empty,
@@ -45,9 +39,10 @@ from stormproof.sinks.postgres.refusals import (
     require_no_volatile,
 )
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
-from stormproof.sinks.prepare.rejected_messages import NO_PARENT, REFUSED_MAX, Misfits, Rejects
+from stormproof.sinks.prepare.rejected_messages import NO_PARENT, REFUSED_MAX, Rejects
 from stormproof.sinks.prepare.staging import (
     IsDead,
+    Misfits,
     prepared_batches,
     remove_staged,
     require_files,
@@ -56,7 +51,7 @@ from stormproof.sinks.prepare.staging import (
 )
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.sinks.rows.by_key import require_unique_keys
-from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord, content_of_files
+from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.rows.content import (
     MODULUS,
     Content,
@@ -64,6 +59,7 @@ from stormproof.sinks.rows.content import (
     Sum,
     Totals,
     added_up,
+    content_of_files,
     summed_columns,
     sums_of,
     sums_of_files,

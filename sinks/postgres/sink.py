@@ -24,14 +24,21 @@ from stormproof.core.storage.files import NOWHERE
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.contract.registry import SinkAddress
-from stormproof.sinks.contract.row_rule import Change, Columns, RowRule, SchemaContract, TableSink, check_upsert_input
+from stormproof.sinks.contract.row_rule import (
+    Change,
+    Columns,
+    RowRule,
+    SchemaContract,
+    TableSink,
+    check_fold_input,
+    check_upsert_input,
+)
 from stormproof.sinks.postgres.columns import cast_of, column_type
 from stormproof.sinks.postgres.connection import asked, has_records, key_of_name, locate
 from stormproof.sinks.postgres.hold import as_changed
 from stormproof.sinks.postgres.refusals import has_row_security, what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.table import Table, TableName, check_types, find_oid, wire_schema
-from stormproof.sinks.rows.by_key import check_fold_input
 
 _MAY_CREATE: Final = """
     select coalesce(has_schema_privilege(coalesce(%(schema)s::text, current_schema()::text), 'CREATE'), false),

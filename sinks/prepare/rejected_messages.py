@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from stormproof.core.storage.files import files_at
 from stormproof.core.task.account import shown_row
 from stormproof.core.tracking.share import MANY_ORIGIN
 from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow, SinkProblem
-from stormproof.sinks.prepare.staging import open_prepared
+from stormproof.sinks.prepare.staging import Misfits, open_prepared
 from stormproof.sinks.rows.by_key import compared_columns, queues_of
 from stormproof.sinks.rows.limits import Limits
 
@@ -67,37 +67,6 @@ MESSAGES_MAX: Final = 1_001
 """Messages of misfits that a task names: one more than a commit may reject. Of each message the first row is named."""
 TEXT_MAX: Final = 1_000
 """Characters of a row, and of the reason, that are recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Misfits:
-    """The misfits of some prepared files. Of those that are `unnamed` the messages are not known one by one."""
-
-    rows: tuple[RefusedRow, ...] = ()
-    unnamed: tuple[RefusedRow, ...] = ()
-    more: bool = False
-    """There are more messages than are named."""
-
-    @staticmethod
-    def of(files: Iterable[PreparedFile]) -> Misfits:
-        """Those of these files."""
-        found: dict[bool, list[RefusedRow]] = {False: [], True: []}
-        more = False
-        for file in files:
-            told: dict[str, Any] = json.loads(file.misfits) if file.misfits else {}
-            more |= bool(told.get("more"))
-            for text, error, messages, unnamed in told.get("rows", ()):
-                pairs = tuple((int(number), int(origin)) for number, origin in messages)
-                found[bool(unnamed)].append(RefusedRow(file.path, -1, text, None, error, pairs))
-        return Misfits(tuple(found[False]), tuple(found[True]), more)
-
-    @property
-    def all(self) -> tuple[RefusedRow, ...]:
-        """Both."""
-        return self.rows + self.unnamed
-
-    def __bool__(self) -> bool:
-        return bool(self.rows or self.unnamed or self.more)
 
 
 class LeavingOutWriter:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
-from stormproof.sinks.contract.protocol import SinkProblem
+from stormproof.sinks.contract.protocol import RefusedRow, SinkProblem
 
 log = logging.getLogger("stormproof.sink")
 
@@ -294,3 +295,34 @@ def _of_incarnation(directory: str, incarnation: str) -> Iterator[tuple[str, Pre
         prepared = parse_prepared_name(name)
         if prepared is not None and prepared.incarnation == incarnation:
             yield name, prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Misfits:
+    """The misfits of some prepared files. Of those that are `unnamed` the messages are not known one by one."""
+
+    rows: tuple[RefusedRow, ...] = ()
+    unnamed: tuple[RefusedRow, ...] = ()
+    more: bool = False
+    """There are more messages than are named."""
+
+    @staticmethod
+    def of(files: Iterable[PreparedFile]) -> Misfits:
+        """Those of these files."""
+        found: dict[bool, list[RefusedRow]] = {False: [], True: []}
+        more = False
+        for file in files:
+            told: dict[str, Any] = json.loads(file.misfits) if file.misfits else {}
+            more |= bool(told.get("more"))
+            for text, error, messages, unnamed in told.get("rows", ()):
+                pairs = tuple((int(number), int(origin)) for number, origin in messages)
+                found[bool(unnamed)].append(RefusedRow(file.path, -1, text, None, error, pairs))
+        return Misfits(tuple(found[False]), tuple(found[True]), more)
+
+    @property
+    def all(self) -> tuple[RefusedRow, ...]:
+        """Both."""
+        return self.rows + self.unnamed
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.unnamed or self.more)

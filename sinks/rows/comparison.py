@@ -235,22 +235,6 @@ class SupportsCompareRows(Protocol):
         ...
 
 
-def content_of_files(files: Collection[PreparedFile]) -> Content | None:
-    """The content of prepared files; None where one of them has no digest, or their columns differ in kind."""
-    total: Content | None = None
-    for file in files:
-        if not file.rows:
-            continue
-        content = Content.of_text(file.content)
-        if content is None:
-            return None
-        try:
-            total = content if total is None else total + content
-        except ValueError:
-            return None
-    return Content(0, 0) if total is None else total
-
-
 def ranges(numbers: Iterable[int]) -> list[str]:
     """Numbers as people write them: 1-3, 7."""
     parts: list[list[int]] = []

@@ -442,3 +442,19 @@ def sums_of_files(files: Collection[PreparedFile], names: Collection[str]) -> di
             said = Totals.of_text(file.content)
             total = added_up(total, {} if said is None else said.sums)
     return total
+
+
+def content_of_files(files: Collection[PreparedFile]) -> Content | None:
+    """The content of prepared files; None where one of them has no digest, or their columns differ in kind."""
+    total: Content | None = None
+    for file in files:
+        if not file.rows:
+            continue
+        content = Content.of_text(file.content)
+        if content is None:
+            return None
+        try:
+            total = content if total is None else total + content
+        except ValueError:
+            return None
+    return Content(0, 0) if total is None else total

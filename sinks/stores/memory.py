@@ -39,11 +39,25 @@ from stormproof.sinks.contract.protocol import (
     SinkSession,
     decide,
 )
-from stormproof.sinks.contract.row_rule import Columns, RowRule, SchemaContract, TableSink, check_upsert_input
-from stormproof.sinks.prepare.rejected_messages import Misfits, Part, Rejects
-from stormproof.sinks.prepare.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.contract.row_rule import (
+    Columns,
+    RowRule,
+    SchemaContract,
+    TableSink,
+    check_fold_input,
+    check_upsert_input,
+)
+from stormproof.sinks.prepare.rejected_messages import Part, Rejects
+from stormproof.sinks.prepare.staging import (
+    IsDead,
+    Misfits,
+    prepared_batches,
+    remove_staged,
+    require_files,
+    sweep_folder,
+)
 from stormproof.sinks.prepare.writer import FileWriter
-from stormproof.sinks.rows.by_key import check_fold_input, fold_tables, put_rows, require_unique_keys
+from stormproof.sinks.rows.by_key import fold_tables, put_rows, require_unique_keys
 from stormproof.sinks.rows.limits import ColumnLimit, Limits
 
 

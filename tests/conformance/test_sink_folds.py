@@ -21,7 +21,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Fold, SinkInput
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.sinks.contract.registry import describe_sink
+from stormproof.sinks.contract.protocol import describe_sink
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.rows.merge_sql import Dialect

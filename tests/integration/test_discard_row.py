@@ -26,7 +26,7 @@ from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, TaskContex
 from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
 from stormproof.sinks.prepare import rejected_messages
-from stormproof.sinks.prepare.rejected_messages import Misfits
+from stormproof.sinks.prepare.staging import Misfits
 
 pytestmark = pytest.mark.sampled(0.5)
 

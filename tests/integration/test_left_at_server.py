@@ -23,8 +23,8 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.trident.audit import AuditLedger, status
 from stormproof.trident.audit.source import evidence_of
 from stormproof.trident.cli.reports import _topology_text  # pyright: ignore[reportPrivateUsage]
-from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.exposition import ledger_figures
+from stormproof.trident.telemetry import catalogue as m
+from stormproof.trident.telemetry.exposition import ledger_figures
 
 pytestmark = pytest.mark.postgres
 

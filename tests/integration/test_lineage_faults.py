@@ -29,9 +29,9 @@ from support.topologies import SinkMode, messages, topology
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import driver
-from stormproof.trident.metrics.catalogue import LINEAGE_EVENTS
-from stormproof.trident.openlineage.exported import CLOSE_S, TIMEOUT_S
-from stormproof.trident.openlineage.reporter import run_id
+from stormproof.trident.telemetry.catalogue import LINEAGE_EVENTS
+from stormproof.trident.telemetry.lineage import run_id
+from stormproof.trident.telemetry.recorder import CLOSE_S, TIMEOUT_S
 
 pytestmark = pytest.mark.postgres
 

@@ -19,8 +19,8 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit import AuditLedger
 from stormproof.trident.ledger.database import ledger_engine
-from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.exposition import ledger_figures
+from stormproof.trident.telemetry import catalogue as m
+from stormproof.trident.telemetry.exposition import ledger_figures
 
 pytestmark = pytest.mark.postgres
 

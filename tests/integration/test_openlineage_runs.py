@@ -21,8 +21,8 @@ from stormproof.core.base.failpoint import armed
 from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
-from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.openlineage.reporter import run_id
+from stormproof.trident.telemetry import catalogue as m
+from stormproof.trident.telemetry.lineage import run_id
 
 pytestmark = pytest.mark.postgres
 

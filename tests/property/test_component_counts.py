@@ -20,7 +20,7 @@ from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.jobs import Flight
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger import txns
-from stormproof.trident.ledger.in_memory import memory_ledger_engine
+from stormproof.trident.ledger.database import memory_ledger_engine
 
 LINES = [" ".join("abcdefg"[: n % 8]) + f" m{n}" for n in range(24)]
 LOSSES = Faults(driver_deaths=0.02, worker_deaths=0.03, drops=0.02, duplicates=0.02, timeouts=0.01, delays=0.02)

@@ -23,7 +23,7 @@ from stormproof.testing.simulation import run_driver
 from stormproof.trident.driver.jobs import Jobs, JobsInTurn, Watch
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.in_memory import memory_ledger_engine
+from stormproof.trident.ledger.database import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.terms.observers import BatchResult, RunStatistics
 from support.heartbeats import listening

@@ -21,10 +21,10 @@ from stormproof.core.start.settings import Settings
 from stormproof.trident.driver import coordinator as coordinators
 from stormproof.trident.driver.jobs import JobsInTurn
 from stormproof.trident.driver.run import driver, options_of
-from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics import exposition
-from stormproof.trident.metrics.catalogue import Book
-from stormproof.trident.metrics.exposition import registry_of, replace_text, text_of
+from stormproof.trident.telemetry import catalogue as m
+from stormproof.trident.telemetry import exposition
+from stormproof.trident.telemetry.catalogue import Book
+from stormproof.trident.telemetry.exposition import registry_of, replace_text, text_of
 from support.crashes import Cell, child_of, ended
 from support.databases import at
 from support.topologies import topology
@@ -163,7 +163,7 @@ class _Twice:
         self._name = name
 
     def __call__(self) -> None:
-        from stormproof.trident.metrics.recorder import Recorder
+        from stormproof.trident.telemetry.recorder import Recorder
 
         told = getattr(Recorder, self._name)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import promql_parser
 
-from stormproof.trident.metrics import catalogue as m
+from stormproof.trident.telemetry import catalogue as m
 
 SUFFIXES: Final = {m.Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
 GRAFANA: Final = {"$__rate_interval": "5m", "$topology": "words"}

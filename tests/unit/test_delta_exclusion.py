@@ -14,7 +14,7 @@ from support.processes import Child
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.spark import IN_PROCESS, NAME, alone
+from stormproof.sinks.delta.opening import IN_PROCESS, LOCK_NAME, alone
 
 HOLDER = """
 import fcntl, sys
@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> DeltaLog:
 @pytest.fixture
 def held(log: DeltaLog) -> Iterator[Child]:
     """Another process, as Spark's JVM would, holds the table's lock."""
-    path = Path(log.folder, NAME)
+    path = Path(log.folder, LOCK_NAME)
     path.touch()
     with Child([sys.executable, "-c", HOLDER, str(path)]) as child:
         assert child.line() == "held"
@@ -44,7 +44,7 @@ def held(log: DeltaLog) -> Iterator[Child]:
 
 def test_who_comes_second_is_told_by_name_and_writes_nothing(log: DeltaLog, held: Child) -> None:
     del held
-    with pytest.raises(StoreUnavailable, match=f"fuser -v .*{NAME}"), alone(log, "sink 'x'", ManualClock()):
+    with pytest.raises(StoreUnavailable, match=f"fuser -v .*{LOCK_NAME}"), alone(log, "sink 'x'", ManualClock()):
         pytest.fail("the lock is another's")
 
 
@@ -57,11 +57,11 @@ def test_it_is_free_once_its_holder_is_dead(log: DeltaLog, held: Child) -> None:
 
 def test_a_table_that_spark_never_wrote_has_no_lock(log: DeltaLog) -> None:
     with alone(log, "sink 'x'", ManualClock()):
-        assert not Path(log.folder, NAME).exists()
+        assert not Path(log.folder, LOCK_NAME).exists()
 
 
 def test_two_threads_take_turns(log: DeltaLog) -> None:
-    Path(log.folder, NAME).touch()
+    Path(log.folder, LOCK_NAME).touch()
     inside, most, barrier = 0, 0, threading.Barrier(4)
 
     def commit() -> None:
@@ -82,9 +82,9 @@ def test_two_threads_take_turns(log: DeltaLog) -> None:
 
 
 def test_threads_that_reach_a_table_by_different_paths_take_turns(log: DeltaLog, tmp_path: Path) -> None:
-    Path(log.folder, NAME).touch()
+    Path(log.folder, LOCK_NAME).touch()
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     with alone(DeltaLog(str(link)), "sink 'x'", ManualClock()):
-        (held,) = (lock for (_, path), lock in IN_PROCESS.items() if path == os.path.join(log.folder, NAME))
+        (held,) = (lock for (_, path), lock in IN_PROCESS.items() if path == os.path.join(log.folder, LOCK_NAME))
         assert held.locked()

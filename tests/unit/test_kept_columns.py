@@ -30,7 +30,7 @@ from stormproof.core.contract.sink import (
     fold_from_json,
     fold_to_json,
 )
-from stormproof.sinks.rows.by_key import check_fold_input
+from stormproof.sinks.contract.row_rule import check_fold_input
 from stormproof.testing import simulate
 
 LINES = ["van 7 Bonn", "van 9 Ulm", "bus 3 Kiel", "van 8 Kiel", "van 9 Aue", "van - Xanten"]

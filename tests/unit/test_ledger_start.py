@@ -12,8 +12,8 @@ from sqlalchemy.exc import IntegrityError
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.message import Guarantee
 from stormproof.trident.ledger import ledger as ledger_module
+from stormproof.trident.ledger.database import memory_ledger_engine
 from stormproof.trident.ledger.graphs import Graph
-from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.tables import Run
 

@@ -23,7 +23,8 @@ from stormproof.core.source.spouts import key_of
 from stormproof.core.task.ends import message_columns, single_messages
 from stormproof.core.tracking.share import MANY, Anchors, MessageTable
 from stormproof.sink import Lineage
-from stormproof.sinks.contract.registry import describe_sink, described_sink, register_sink
+from stormproof.sinks.contract.protocol import describe_sink
+from stormproof.sinks.contract.registry import described_sink, register_sink
 from stormproof.sinks.rows.by_key import compared_columns
 from stormproof.sinks.stores.memory import MemoryTable
 

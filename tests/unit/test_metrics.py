@@ -31,11 +31,11 @@ from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.contract.source import Backlog, Expectation, Slice
 from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.control import Doing
-from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.catalogue import Book
-from stormproof.trident.metrics.exposition import registry_of, serve, text_of
-from stormproof.trident.metrics.otel import BatchSpans, Instruments
-from stormproof.trident.metrics.recorder import Recorder, RunMetrics, exported_metrics
+from stormproof.trident.telemetry import catalogue as m
+from stormproof.trident.telemetry.catalogue import Book
+from stormproof.trident.telemetry.exposition import registry_of, serve, text_of
+from stormproof.trident.telemetry.otel import BatchSpans, Instruments
+from stormproof.trident.telemetry.recorder import Recorder, RunMetrics, exported_metrics
 from stormproof.trident.terms.observers import (
     BatchResult,
     CommittedBatch,

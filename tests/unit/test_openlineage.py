@@ -32,8 +32,7 @@ from stormproof.core.source.nats import NatsSource
 from stormproof.core.source.rabbitmq import RabbitMQSource, RabbitMQStreamSource
 from stormproof.core.source.redis_streams import RedisStreamSource
 from stormproof.core.start.settings import Settings
-from stormproof.trident.openlineage.exported import Emitter, lineage_transport
-from stormproof.trident.openlineage.reporter import (
+from stormproof.trident.telemetry.lineage import (
     LineageReporter,
     Output,
     StormproofRunFacet,
@@ -41,6 +40,7 @@ from stormproof.trident.openlineage.reporter import (
     driver_run_id,
     run_id,
 )
+from stormproof.trident.telemetry.recorder import Emitter, lineage_transport
 from stormproof.trident.terms.observers import CommittedBatch, SinkEnd
 from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 

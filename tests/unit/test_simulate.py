@@ -16,7 +16,8 @@ from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.task import wire
 from stormproof.errors import UsageError
 from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.prepare.rejected_messages import Misfits, Rejects
+from stormproof.sinks.prepare.rejected_messages import Rejects
+from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.testing import End, Fault, FaultKind, Faults, Simulation, simulate
 from stormproof.trident.driver.batch_records import Finished, Prepared

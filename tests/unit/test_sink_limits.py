@@ -9,7 +9,8 @@ import pytest
 
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.contract.sink import Fold, SinkInput
-from stormproof.sinks.rows.by_key import check_fold_input, fold_tables
+from stormproof.sinks.contract.row_rule import check_fold_input
+from stormproof.sinks.rows.by_key import fold_tables
 from stormproof.sinks.rows.limits import ColumnLimit, Limits
 from stormproof.trident.state.map import merge_columns, total
 

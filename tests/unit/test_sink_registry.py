@@ -12,7 +12,8 @@ from stormproof.core.base.errors import CannotTell, Json, TopologyError, UsageEr
 from stormproof.core.contract.sink import AnyFold, ByOrder, End, Fold, SetUnion, SinkInput, SinkMode, require_mode
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract import registry
-from stormproof.sinks.contract.registry import SinkAddress, describe_sink, described_sink, register_sink
+from stormproof.sinks.contract.protocol import OTHER, describe_sink
+from stormproof.sinks.contract.registry import SinkAddress, described_sink, register_sink
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.cli.loading import import_plugins
 
@@ -51,7 +52,7 @@ def test_an_upsert_comes_back_as_one() -> None:
     assert described_sink("words", "x", describe_sink(Kept("left"), upsert), LEDGER)[1] == upsert
 
 
-@pytest.mark.parametrize("kind", ["delta", "kept", registry.OTHER])
+@pytest.mark.parametrize("kind", ["delta", "kept", OTHER])
 def test_a_kind_has_one_opener(kind: str) -> None:
     register_sink("kept", opened)
     with pytest.raises(UsageError, match="registered already"):

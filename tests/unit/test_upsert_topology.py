@@ -22,8 +22,8 @@ from stormproof.testing.simulation import run_driver
 from stormproof.trident.driver.jobs import JobsInTurn
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.database import memory_ledger_engine
 from stormproof.trident.ledger.graphs import changes, graph_of
-from stormproof.trident.ledger.in_memory import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.terms.observers import RunStatistics
 

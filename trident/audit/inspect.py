@@ -20,7 +20,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract import registry
 from stormproof.sinks.contract.protocol import Held, Sink, SinkIdentity, SinkSession
 from stormproof.sinks.contract.registry import register_sink
-from stormproof.sinks.prepare.rejected_messages import Misfits
+from stormproof.sinks.prepare.staging import Misfits
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
 from stormproof.trident.ledger.tables import SinkWork, Txn
 from stormproof.trident.terms.transaction_states import SinkOutcome, TxnState

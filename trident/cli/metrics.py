@@ -9,8 +9,8 @@ from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import UsageError
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, printed
-from stormproof.trident.metrics.catalogue import Distribution, Sample
-from stormproof.trident.metrics.exposition import ledger_figures, registry_with, replace_text, text_of
+from stormproof.trident.telemetry.catalogue import Distribution, Sample
+from stormproof.trident.telemetry.exposition import ledger_figures, registry_with, replace_text, text_of
 
 
 def export(topologies: Sequence[str] | None, *, file: str | None, as_json: bool) -> None:

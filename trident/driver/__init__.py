@@ -3,13 +3,12 @@
 | module | question that it answers |
 | --- | --- |
 | `run`, `opening` | how does a run start; is each machine fit, and each sink on its own table |
-| `options` | how does a run go about its batches; how long is a store waited for |
+| `options` | how large is a batch, and how many are in flight, set or tuned to a latency; how long is a store waited for |
 | `coordinator` | takes each batch from open to finish: when is the next one opened, one of retries, or none |
 | `steps` | how is a batch opened, prepared, committed and finished; when are messages confirmed |
 | `batch_records` | what are the ledger, the log and the observers told of a batch; how much may sinks reject, what is said |
 | `recovery` | what does the next start do after a crash; what is written where a table refuses a group's row |
 | `jobs` | what is in flight; on which threads do jobs and commits run; who extends leases, and cancels a job that hangs |
 | `control_line` | what is a running driver asked to do; who asks: an operator, a signal |
-| `tuning` | how large is a batch, and how many are in flight; how is that tuned to a latency |
 | `dry_run` | what would a commit, a start and the next batch do |
 """

@@ -45,13 +45,20 @@ from stormproof.trident.driver.jobs import (
     run_watched,
 )
 from stormproof.trident.driver.opening import Sessions
-from stormproof.trident.driver.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.options import (
+    AsSet,
+    LatencyTuner,
+    RunOptions,
+    Setting,
+    Tuner,
+    in_flight_max,
+    outlasting_outages,
+)
 from stormproof.trident.driver.recovery import Recount, recover
 from stormproof.trident.driver.steps import Opened, Steps
-from stormproof.trident.driver.tuning import AsSet, LatencyTuner, Setting, Tuner, in_flight_max
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.tables import Run
-from stormproof.trident.metrics.recorder import RunMetrics
+from stormproof.trident.telemetry.recorder import RunMetrics
 from stormproof.trident.terms.observers import BatchResult, Observer, Observers, RecoveryReport, RunStatistics
 from stormproof.trident.terms.transaction_states import TxnCause, TxnState
 

@@ -34,7 +34,8 @@ from stormproof.core.tracking.partners import touched_by
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.contract.preview import EXAMPLES_MAX, RowsPreview, TableAction, TablePreview, example_of
 from stormproof.sinks.contract.protocol import PROBLEM, PreparedTransaction, RefusedRow, Sink, SinkIdentity, SinkProblem
-from stormproof.sinks.prepare.rejected_messages import GroupsRefused, Misfits, Rejects
+from stormproof.sinks.prepare.rejected_messages import GroupsRefused, Rejects
+from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.prepare.writer import FileWriter, WritesNothing
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.driver.batch_records import RejectLimit

@@ -44,8 +44,7 @@ from stormproof.core.start.settings import Settings
 from stormproof.core.storage.address import default_storage
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract.preview import TableAction, TablePreview
-from stormproof.sinks.contract.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession
-from stormproof.sinks.contract.registry import describe_sink
+from stormproof.sinks.contract.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession, describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
 from stormproof.trident.ledger import bindings, other_lives

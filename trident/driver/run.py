@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import Final, Literal, TypeAlias, TypedDict, Unpack
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
 
 from stormproof.core.base.arguments import lacks, shown
 from stormproof.core.base.clock import Clock, SystemClock
@@ -27,20 +30,39 @@ from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.heartbeat.listener import LOOPBACK, HeartbeatListener
 from stormproof.core.postgres.database import Database
+from stormproof.core.source.group import SourceGroup
+from stormproof.core.source.memory import MemorySource
 from stormproof.core.start.preflight import DatabaseProbe
 from stormproof.core.start.settings import Settings
+from stormproof.sinks.contract.protocol import Sink
+from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.driver.control_line import BY_SIGNAL, ControlLine, Stopping
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.jobs import Watch
 from stormproof.trident.driver.opening import Preflight, attached, placed, sinks_of
 from stormproof.trident.driver.options import RunOptions, outlasting_outages
 from stormproof.trident.ledger.control import JobProgress
-from stormproof.trident.ledger.database import ledger_engine, require_schema
-from stormproof.trident.ledger.in_memory import ledger_in_memory
+from stormproof.trident.ledger.database import ledger_engine, memory_ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.metrics.recorder import exported_metrics
-from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
+from stormproof.trident.telemetry.recorder import exported_lineage, exported_metrics, lineage_transport
 from stormproof.trident.terms.observers import BatchResult, RunStatistics
+
+_LEDGERS: Final[WeakKeyDictionary[Source, dict[str, sa.Engine]]] = WeakKeyDictionary()
+"""By source and topology: as long as the source's object lives, more can be put into it and the topology run again."""
+
+
+def ledger_in_memory(topology: str, source: Source, sinks: Iterable[Sink]) -> sa.Engine | None:
+    """The ledger of a topology whose messages and rows all end with the process; None of any other."""
+    sources = tuple(source.sources.values()) if isinstance(source, SourceGroup) else (source,)
+    if not all(isinstance(one, MemorySource) for one in sources) or not all(
+        isinstance(one, MemorySink) for one in sinks
+    ):
+        return None
+    ledgers = _LEDGERS.setdefault(sources[0], {})
+    if topology not in ledgers:
+        ledgers[topology] = memory_ledger_engine()
+    return ledgers[topology]
+
 
 EngineChoice: TypeAlias = Literal["spark", "inline"] | Engine
 INCARNATION_LENGTH: Final = 12

@@ -11,6 +11,5 @@
 | `other_lives` | which other topologies wrote to a sink's table; what is forgotten of one |
 | `graphs` | may a changed topology go on |
 | `handed_in` | which jobs and micro-batches were taken, by their keys; where does a query stand |
-| `in_memory` | which ledger has a topology that keeps nothing beyond its process |
 | `control` | what did an operator ask of a running driver; its last sign of life, and how far its job is |
 """

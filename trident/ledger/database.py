@@ -10,18 +10,21 @@ or another one that serves the same ledger, can tell whether a form was acted on
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
+import sqlite3
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from stormproof.core.base.clock import Clock
@@ -30,6 +33,7 @@ from stormproof.core.base.message import MessageFailure
 from stormproof.core.postgres.database import Database, connect, may_pass
 from stormproof.core.postgres.rights import explained
 from stormproof.migrations import migrate, state
+from stormproof.trident.ledger import tables
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.tables import Event, Run, names_of, to_event
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction
@@ -410,3 +414,39 @@ def known_error(error: DBAPIError) -> StormproofError | None:
 def _first_line(error: object) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else ""
+
+
+_STATEMENTS: Final[dict[object, object]] = {}
+"""SQLAlchemy's compiled statements, shared by all of these databases: else each one would compile every statement."""
+
+
+class _ClosedWithItsEngine(sqlite3.Connection):
+    """From Python 3.13 on, a connection warns where it is still open when it is no longer used."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def memory_ledger_engine() -> sa.Engine:
+    """A new database in memory with the ledger's tables. It lasts as long as the engine."""
+    model, content = _model()
+
+    def connect() -> DBAPIConnection:
+        connection = sqlite3.connect(":memory:", check_same_thread=False, factory=_ClosedWithItsEngine)
+        connection.deserialize(content)
+        return cast("DBAPIConnection", connection)
+
+    engine = sa.Engine(sa.pool.StaticPool(connect), model.dialect, model.url)
+    return engine.execution_options(compiled_cache=_STATEMENTS)
+
+
+@functools.cache
+def _model() -> tuple[sa.Engine, bytes]:
+    """An engine whose dialect the others share, and a database with the ledger's empty tables. Made once a process."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
+    with engine.execution_options(schema_translate_map={tables.SCHEMA: None}).begin() as connection:
+        tables.metadata.create_all(connection)
+    with engine.connect() as connection:
+        held: sqlite3.Connection | None = connection.connection.driver_connection
+        assert held is not None
+        return engine, held.serialize()

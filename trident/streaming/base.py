@@ -37,8 +37,7 @@ from stormproof.trident.ledger.database import Tx, known_error, ledger_engine, r
 from stormproof.trident.ledger.handed_in import HandedIn, handed, missing, stands_by_name
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.tables import Event, Run
-from stormproof.trident.metrics.recorder import RunMetrics, exported_metrics
-from stormproof.trident.openlineage.exported import exported_lineage, lineage_transport
+from stormproof.trident.telemetry.recorder import RunMetrics, exported_lineage, exported_metrics, lineage_transport
 from stormproof.trident.terms.observers import Observer, Observers, RunStatistics
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction
 

@@ -47,7 +47,7 @@ from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.jobs import Jobs, Watch
 from stormproof.trident.driver.opening import attached
 from stormproof.trident.driver.options import RunOptions
-from stormproof.trident.ledger.in_memory import memory_ledger_engine
+from stormproof.trident.ledger.database import memory_ledger_engine
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.terms.observers import BatchResult, RunStatistics
 

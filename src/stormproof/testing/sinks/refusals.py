@@ -17,7 +17,8 @@ from stormproof.sinks.contract.protocol import (
     SinkProblem,
     SinkSession,
 )
-from stormproof.sinks.prepare.rejected_messages import GroupsRefused, Misfits
+from stormproof.sinks.prepare.rejected_messages import GroupsRefused
+from stormproof.sinks.prepare.staging import Misfits
 from stormproof.testing.sinks.harness import A, SinkHarness
 
 Told = set[tuple[int, bool]]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stormproof.core.base.machine_faults import required
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Slice
-from stormproof.trident.metrics.catalogue import BUCKETS_S, METRICS, Book, Kind, Metric, Where
+from stormproof.trident.telemetry.catalogue import BUCKETS_S, METRICS, Book, Kind, Metric, Where
 from stormproof.trident.terms.observers import BatchResult, CommittedBatch, Observer, RecoveryReport
 from stormproof.trident.terms.transaction_states import AttemptOutcome, TxnCause, TxnState
 

@@ -33,7 +33,7 @@ NAMESPACE: Final = uuid.UUID("6f1c0f6e-6a86-5f39-9b8e-2d7a3b6f4c51")
 
 @attr.define
 class StormproofRunFacet(RunFacet):
-    """What only Stormproof knows of a run; its schema is `trident/openlineage/StormproofRunFacet.json`."""
+    """What only Stormproof knows of a run; its schema is `trident/telemetry/StormproofRunFacet.json`."""
 
     txid: int
     incarnation: str

@@ -33,8 +33,8 @@ from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.report import LastVerdict, newest_verdicts
 from stormproof.trident.audit.status import DriverState, ProblemKind, TopologyStatus, status
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.metrics import catalogue as m
-from stormproof.trident.metrics.catalogue import BUCKETS_S, METRICS, Book, Distribution, Kind, Metric, Sample
+from stormproof.trident.telemetry import catalogue as m
+from stormproof.trident.telemetry.catalogue import BUCKETS_S, METRICS, Book, Distribution, Kind, Metric, Sample
 from stormproof.trident.terms.transaction_states import RejectState, TxnState, Verdict
 
 
