@@ -11,8 +11,7 @@
 | `declarations` | which questions can be asked, and what can be decided: command, page and reference are made from it |
 | `audit` | do ledger, sinks and source tell one story; what became of a message |
 | `decisions` | what can a person decide about a topology, its messages and its tables; what is refused, and recorded |
-| `metrics` | what does a driver tell Prometheus and OpenTelemetry; what does the ledger, where none runs |
-| `openlineage` | what is a lineage server told of each batch |
+| `telemetry` | what do Prometheus, OpenTelemetry and a lineage server get of a driver and its batches; what of the ledger |
 | `cli` | what does each command of `stormproof` do |
 | `web` | how are all of a ledger's topologies shown in a browser |
 """

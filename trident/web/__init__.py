@@ -12,5 +12,6 @@
 | `visit` | one request: who is let in; its route; what all requests share |
 | `reading` | the ledger, on threads, in short snapshots, one answer for all who ask at once |
 | `render` | templates that escape; others' texts without hidden characters; addresses of the files in `assets` |
-| `assets` | scripts and styles, with the versions and hashes of those that are somebody else's |
+
+In the folder `assets` are scripts and styles, with the versions and hashes of those that are somebody else's.
 """
