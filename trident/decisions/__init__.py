@@ -6,13 +6,10 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 | --- | --- |
 | `letters` | which dead letters there are, and which of them are meant |
 | `dead_letters` | requeue, drop, edit a dead letter: a message that failed too often, or that a sink rejected; canaries |
-| `driver` | pause, resume, drain, stop a driver |
+| `driver` | pause, resume, drain, stop a driver; a refused start goes on: other rows, a changed graph, a source's loss |
 | `skips` | retry a blocked batch; give up its rows at a sink |
-| `pruning` | the ledger is pruned: one topology of it, or all |
-| `starts` | adopt another incarnation's rows; accept a changed graph, or what a source's server removed, or may have |
-| `forget` | what the ledger forgets: a topology, a queue's subscription |
-| `adopt_table` | which table is a sink's own |
-| `adopt_queue` | a queue changes its server |
+| `pruning` | the ledger is pruned: one topology of it, or all; it forgets a topology, or a queue's subscription |
+| `adopt` | which table is a sink's own; a queue changes its server |
 | `upkeep` | the files of a topology's tables are compacted, vacuumed, repaired |
 | `stores` | which database do decisions work on |
 """
