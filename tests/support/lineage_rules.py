@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import jsonschema
 
 OWN_FACET: Final[dict[str, Any]] = json.loads(
-    (Path(__file__).parents[2] / "trident" / "openlineage" / "StormproofRunFacet.json").read_text()
+    (Path(__file__).parents[2] / "trident" / "telemetry" / "StormproofRunFacet.json").read_text()
 )["$defs"]["StormproofRunFacet"]
 STATES: Final = ("START", "RUNNING", "COMPLETE", "ABORT", "FAIL", "OTHER")
 _TEXT: Final[Mapping[str, Any]] = {"type": "string", "minLength": 1}
