@@ -25,8 +25,8 @@ from benchmarks.workbench import Workbench, delta_total, require_total, timed
 from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import connect
-from stormproof.core.storage.address import use_storage
 from stormproof.core.storage.object_files import ObjectFiles, root_of
+from stormproof.core.storage.protocol import use_storage
 from stormproof.sinks.delta import DeltaSink
 
 MESSAGES: Final = 1_000_000

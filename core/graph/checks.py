@@ -17,8 +17,7 @@ from stormproof.core.bolt import DEFAULT_STREAM, Streams
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.sink import AnyFold, Fold, SinkSpec
 from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation, UserAggregation, UserKind
-from stormproof.core.graph.components import OperationKind, Subscription, UserFunction
-from stormproof.core.graph.grouping import GroupingKind
+from stormproof.core.graph.components import GroupingKind, OperationKind, Subscription, UserFunction
 from stormproof.core.user_code.functions import never_begins, refuse_unfit_call
 
 NAME_MAX_CHARACTERS: Final = 64

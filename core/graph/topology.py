@@ -20,7 +20,7 @@ from stormproof.core.base.arguments import instead_of, lacks, shown
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, ArrowBolt, BasicBolt, Bolt
-from stormproof.core.contract.schema import SchemaLike
+from stormproof.core.contract.schema import SchemaLike, refuse_twice, require_fields, require_key
 from stormproof.core.contract.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.aggregation import Aggregation, AnyAggregation
@@ -50,6 +50,8 @@ from stormproof.core.graph.components import (
     BoltInput,
     BoltOrFunction,
     Component,
+    Grouping,
+    GroupingKind,
     Join,
     JoinOn,
     Operation,
@@ -61,7 +63,6 @@ from stormproof.core.graph.components import (
     Subscription,
     UserFunction,
 )
-from stormproof.core.graph.grouping import Grouping, GroupingKind, refuse_twice, require_fields, require_key
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.user_code.functions import ASYNC, ASYNC_GENERATOR, GENERATOR, never_begins, refuse_unfit_call
 

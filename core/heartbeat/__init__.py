@@ -11,8 +11,7 @@ folder of its own, for the driver that takes over when it dies.
 | --- | --- |
 | `wire` | what do the two ends of a connection say to each other: a task's records; which messages are suspects |
 | `task` | what does a task call; how do its reports reach the driver, and how is a lost connection made again |
-| `listener` | the driver's end: one thread for all tasks, and what strangers can do there |
-| `heard` | what does the driver know of a job: what was heard from its tasks; which are dead, and which are silent |
+| `listener` | the driver's end: one thread for all tasks, what strangers can do there, which tasks are dead or silent |
 
 *Not guaranteed*: a note does not survive a power loss. A dead worker looks as if it were running where its function had
 forked a process that lives on. A note only decides what is tried first, never a result.

@@ -24,8 +24,8 @@ from stormproof.core.base.machine_faults import classified, unpickled
 from stormproof.core.heartbeat.task import Connection
 from stormproof.core.heartbeat.wire import NO_REPORT, Place
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.storage.address import StorageOptions, is_url, storage_options, use_storage
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import StorageOptions, is_url, storage_options, use_storage
 
 PROBE_BYTES: Final = 64 * 1024
 """Size of the file that is written as a test: larger than one block of a file system."""

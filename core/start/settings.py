@@ -26,7 +26,7 @@ from stormproof.core.base.errors import SettingsError
 from stormproof.core.base.trusted_paths import require_trusted
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import embedded_database
-from stormproof.core.storage.address import absolute, default_storage, is_url, refusal_of_url, shown_url
+from stormproof.core.storage.protocol import absolute, default_storage, is_url, refusal_of_url, shown_url
 
 # ---- secrets from the environment: the value of a variable, or the content of the file that `NAME_FILE` names
 

@@ -2,7 +2,6 @@
 
 | module | question that it answers |
 | --- | --- |
-| `address` | what is an address in an object store, and with which options is it reached |
-| `protocol` | what is asked of any place that has files |
+| `protocol` | what is asked of any place that has files; what is an address, and with which options is it reached |
 | `files`, `object_files` | which place has the files at an address: on a disk, in memory, or in an object store |
 """

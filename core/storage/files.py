@@ -16,8 +16,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from stormproof.core.storage.address import is_url
-from stormproof.core.storage.protocol import Files, FileState
+from stormproof.core.storage.protocol import Files, FileState, is_url
 
 PRIVATE_FILE: Final = 0o600
 PRIVATE_FOLDER: Final = 0o700

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.machine_faults import required
-from stormproof.core.storage.address import StorageOptions, storage_options
-from stormproof.core.storage.protocol import Files, FileState, Names
+from stormproof.core.storage.protocol import Files, FileState, Names, StorageOptions, storage_options
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -1,7 +1,7 @@
 """The code that runs inside a task, the same for every engine.
 
 A `job` is cut into parts, one a stage. A `task` reads or receives record batches and takes each on a passage through the
-stage's `nodes` to their `ends`, where rows are written, combined, sent or kept. Its `account` has the messages, shares and
+stage's nodes to their `ends`, where rows are written, combined, sent or kept. Its `account` has the messages, shares and
 failures. An `exchange` carries chunks and control rows as rows of the `wire`, and each task's report to the driver. In
 per-message mode the last stage is an acker.
 

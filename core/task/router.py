@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from stormproof.core.base.arrow import Rows, Words, pc
 from stormproof.core.base.errors import Json, RoutingError
-from stormproof.core.graph.grouping import Grouping, GroupingKind, can_be_key
+from stormproof.core.contract.schema import can_be_key
+from stormproof.core.graph.components import Grouping, GroupingKind
 from stormproof.core.tracking.share import GAMMA, mix64
 from stormproof.core.user_code.functions import CAUGHT, blame, name_of
 

@@ -15,7 +15,7 @@ The steps of the proof, in the order in which to read them:
 | | | what each component did, and how many tuples went over each edge: beside the proof, no part of it |
 | 3. acker | | the same for each message by itself, after a batch whose own verdict was wrong |
 | 4. attempts | `attempts` | a batch is completed, run again, or divided down to one message, in boundedly many attempts |
-| | `outcome` | the ways in which a batch can end; where no message is to blame, the run stops or waits |
+| | `verdict` | the ways in which a batch can end; where no message is to blame, the run stops or waits |
 | | `partners` | a failure spreads to the messages that share a tuple with the failed one; who comes again with it |
 
 An XOR does not see a row that comes three times instead of once. The counts in the control rows between stages do

@@ -18,7 +18,8 @@ from stormproof.core.base.errors import BatchUnverified, JobFailed, MachineUnava
 from stormproof.core.base.machine_faults import OUTSIDE
 from stormproof.core.base.message import FailureReason, Guarantee, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.contract.source import Expectation, Slice, Source
-from stormproof.core.tracking.outcome import (
+from stormproof.core.tracking.partners import Meetings, Partners, by_key, touched_by
+from stormproof.core.tracking.verdict import (
     Abandoned,
     AllFailed,
     AttemptEnd,
@@ -29,11 +30,12 @@ from stormproof.core.tracking.outcome import (
     Divided,
     FailedIn,
     GivenUp,
+    JobReport,
     Outcome,
     Shortages,
+    mismatches,
+    misread,
 )
-from stormproof.core.tracking.partners import Meetings, Partners, by_key, touched_by
-from stormproof.core.tracking.verdict import JobReport, mismatches, misread
 from stormproof.core.user_code.functions import lacked_in
 
 log = logging.getLogger("stormproof.attempts")
@@ -161,7 +163,7 @@ class BatchRunner:
 
     A batch whose job fails is bisected, down to a message that is alone in its batch; that message has then failed.
     Messages that were in hand when the job died are set apart first. A failure is counted only of a message that is named
-    or that was alone. Where messages fail alone with one error outside user code, `stormproof.core.tracking.outcome`
+    or that was alone. Where messages fail alone with one error outside user code, `stormproof.core.tracking.verdict`
     decides whether their failures count.
 
     Where messages meet (`meetings`), partners stay together: see `stormproof.core.tracking.partners`. A batch is not divided

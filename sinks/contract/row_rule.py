@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.contract.schema import require_key
 from stormproof.core.contract.sink import (
     EVERY_FOLD,
     EVERY_MODE,
@@ -26,7 +27,6 @@ from stormproof.core.contract.sink import (
     SinkMode,
 )
 from stormproof.core.graph.aggregation import has_extremes, has_sets
-from stormproof.core.graph.grouping import require_key
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import Sink
 from stormproof.sinks.rows.by_key import has_order

@@ -28,8 +28,8 @@ from deltalake.transaction import AddAction
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.contract.sink import SinkInput
-from stormproof.core.storage.address import is_url, refusal_of_url, shown_url, storage_options
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import is_url, refusal_of_url, shown_url, storage_options
 from stormproof.core.task.router import hash_keys, is_hashable
 from stormproof.sinks.delta.log import SUPERSEDED
 from stormproof.sinks.delta.power_loss import written_for

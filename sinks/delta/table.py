@@ -27,8 +27,8 @@ from deltalake.schema import PrimitiveType
 
 from stormproof.core.base.errors import PositionMismatch, SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.contract.sink import SinkInput, TableKey
-from stormproof.core.storage.address import is_url
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import is_url
 from stormproof.sinks.contract.protocol import (
     EvidenceReport,
     Held,

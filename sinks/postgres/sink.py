@@ -19,8 +19,8 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.graph.checks import fitting_name
 from stormproof.core.postgres.database import Database
-from stormproof.core.storage.address import absolute
 from stormproof.core.storage.files import NOWHERE
+from stormproof.core.storage.protocol import absolute
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.contract.registry import SinkAddress

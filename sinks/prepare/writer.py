@@ -32,9 +32,8 @@ from stormproof.core.contract.sink import (
     TaskContext,
     TaskWriter,
 )
-from stormproof.core.storage.address import StorageOptions, options_to_send, use_storage
 from stormproof.core.storage.files import files_at
-from stormproof.core.storage.protocol import NewFile
+from stormproof.core.storage.protocol import NewFile, StorageOptions, options_to_send, use_storage
 from stormproof.sinks.contract.preview import EXAMPLES_MAX, example_of
 from stormproof.sinks.prepare.rejected_messages import LeavingOutWriter
 from stormproof.sinks.prepare.staging import guard_of, prepared_name

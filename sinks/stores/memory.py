@@ -21,8 +21,8 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.base.process import OneProcess
 from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.core.storage.address import absolute
 from stormproof.core.storage.files import NOWHERE
+from stormproof.core.storage.protocol import absolute
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import (
     ALREADY_HELD,

@@ -21,7 +21,7 @@ from stormproof.core.base.errors import Fenced, Json, PositionMismatch, SinkRefu
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, TableKey
 from stormproof.core.postgres.database import Database
-from stormproof.core.storage.address import absolute
+from stormproof.core.storage.protocol import absolute
 from stormproof.sinks.contract.protocol import (
     ALREADY_HELD,
     APPLIED,

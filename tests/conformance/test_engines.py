@@ -17,7 +17,7 @@ from support.jobs import Batch, run_all
 from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.task import nodes
+from stormproof.core.task import task
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking import share as tracking
 from stormproof.core.tracking.share import Anchors, BoltInputs
@@ -201,9 +201,9 @@ class ForgetsChildren(BoltInputs):
     [
         ("grouping-shuffle", tracking, "split_runs", one_share_for_all),
         ("diamond-none-none", tracking, "split_runs", one_share_for_all),
-        ("two-streams", nodes, "BoltInputs", ForgetsChildren),
-        ("self-anchor", nodes, "BoltInputs", ForgetsChildren),
-        ("two-spouts-joined", nodes, "BoltInputs", ForgetsChildren),
+        ("two-streams", task, "BoltInputs", ForgetsChildren),
+        ("self-anchor", task, "BoltInputs", ForgetsChildren),
+        ("two-spouts-joined", task, "BoltInputs", ForgetsChildren),
     ],
 )
 def test_shares_that_do_not_add_up_are_caught(

@@ -17,7 +17,7 @@ from support.queues import prepared_database
 from support.source_harness import FileHarness
 
 from stormproof.core.postgres.database import Database
-from stormproof.core.storage.address import use_storage
+from stormproof.core.storage.protocol import use_storage
 from stormproof.testing import SourceConformance, SourceHarness
 
 

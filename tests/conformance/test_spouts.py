@@ -15,7 +15,7 @@ from stormproof.core.contract.sink import files_of
 from stormproof.core.contract.source import Lease, Limit, SliceReader, Source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.group import SourceGroup, SpoutReader
 from stormproof.core.source.memory import MemorySource

@@ -21,7 +21,7 @@ from support.command_line import CommandLine, command_line_in
 from support.queues import prepared_database, put
 
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.storage.address import default_storage
+from stormproof.core.storage.protocol import default_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
 

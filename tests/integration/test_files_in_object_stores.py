@@ -27,8 +27,8 @@ from stormproof.core.base.errors import PositionMismatch, UsageError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.postgres.database import Database
-from stormproof.core.storage.address import use_storage
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import use_storage
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 

@@ -65,7 +65,7 @@ def split(line):
 
 if __name__ == "__main__":
     if TAKEN_FOR == "a hang":
-        from stormproof.core.heartbeat.heard import Heard
+        from stormproof.core.heartbeat.listener import Heard
         state = Heard._state
         Heard._state = lambda self, task, now_s: (state(self, task, now_s)[0], False)
     logging.getLogger("stormproof").setLevel(logging.CRITICAL)

@@ -12,7 +12,7 @@ from support.topologies import SinkMode, topology
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.base.message import Guarantee
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.postgres.database import Database
 from stormproof.trident.driver.opening import attached
 from stormproof.trident.driver.recovery import recover

@@ -29,7 +29,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.source.nats.client import Consumer
 from stormproof.core.source.rabbitmq.client import BrokerQueue, limits_said
 from stormproof.core.source.redis_streams.client import Group
-from stormproof.core.storage.address import use_storage
+from stormproof.core.storage.protocol import use_storage
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.trident.telemetry.recorder import lineage_transport
 from stormproof.trident.web.people import WebOptions

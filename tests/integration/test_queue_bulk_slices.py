@@ -11,7 +11,7 @@ from support.source_harness import messages_of
 
 from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.postgres_queue import PostgresQueue, reader, spans
+from stormproof.core.source.postgres_queue import PostgresQueue, reader
 from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 
 pytestmark = pytest.mark.postgres
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture
 def queue(database: Database, monkeypatch: pytest.MonkeyPatch) -> PostgresQueue:
     prepared_database(database)
-    monkeypatch.setattr(spans, "BULK", 1)
+    monkeypatch.setattr(reader, "BULK", 1)
     made = PostgresQueue("lines", database=database)
     made.subscribe("s", 1)
     return made

@@ -17,7 +17,7 @@ from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, Postgres
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkSpec
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
 from stormproof.sinks.postgres import connection

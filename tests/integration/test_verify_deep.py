@@ -22,7 +22,7 @@ from support.web import READER, client, page_of
 
 from stormproof import DeltaSink, MemorySource, PostgresSink, Topology
 from stormproof.core.postgres.database import Database
-from stormproof.core.storage.address import use_storage
+from stormproof.core.storage.protocol import use_storage
 from stormproof.sinks.contract.protocol import Sink
 from stormproof.sinks.delta import compare
 from stormproof.sinks.prepare.staging import file_digest

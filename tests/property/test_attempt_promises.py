@@ -10,7 +10,7 @@ from support.scripted import Says, Script
 from stormproof.core.base.message import Guarantee
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.attempts import JobDied
-from stormproof.core.tracking.outcome import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp
+from stormproof.core.tracking.verdict import Abandoned, AllFailed, AttemptEnd, Complete, Divided, GivenUp
 from stormproof.trident.terms.transaction_states import AttemptOutcome
 
 MESSAGES = 6

@@ -1,4 +1,4 @@
-"""The promises of `stormproof.core.tracking.outcome`, over any sequence of reports and of messages that fail alone."""
+"""The promises of `stormproof.core.tracking.verdict`, over any sequence of reports and of messages that fail alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.core.tracking import outcome as module
-from stormproof.core.tracking.outcome import HOLDS_MAX, LIMIT, ROW_MAX, Breaker, Breaks, Shortages
+from stormproof.core.tracking import verdict as module
+from stormproof.core.tracking.verdict import HOLDS_MAX, LIMIT, ROW_MAX, Breaker, Breaks, Shortages
 
 ERROR: Final = "ValueError (rows.py:7 in cut)"
 Step = int | None

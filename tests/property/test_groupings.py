@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.groupings import check_even, check_one_task_a_key, check_two_tasks_a_key, words
 
 from stormproof.core.base.errors import RoutingError
-from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.graph.components import Grouping, GroupingKind
 from stormproof.core.task.router import Router
 
 KEYS = st.lists(st.one_of(st.none(), st.text(max_size=6), st.sampled_from(["a", "b", "c"])), max_size=40)

@@ -17,7 +17,7 @@ from support.flaky_chains import Chain, Row, chain
 from support.flaky_joins import MAX_ATTEMPTS, POISON, drawn
 
 from stormproof.core.base.message import Guarantee
-from stormproof.core.graph import compiler
+from stormproof.core.graph import plan
 from stormproof.core.source import group
 from stormproof.core.tracking import partners
 from stormproof.testing import End, Faults
@@ -132,7 +132,7 @@ def test_control_what_an_attempt_says_that_lost_rows(monkeypatch: pytest.MonkeyP
 
 
 def test_control_chained_joins_that_count_as_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    meetings = compiler._meetings  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(compiler, "_meetings", lambda t: (m := meetings(t)) and replace(m, chained=False))
+    meetings = plan._meetings  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(plan, "_meetings", lambda t: (m := meetings(t)) and replace(m, chained=False))
     with pytest.raises(AssertionError):
         IN_TURNS.check(Guarantee.EXACTLY_ONCE)

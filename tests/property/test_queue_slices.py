@@ -15,7 +15,7 @@ from support.source_harness import Message, messages_of
 from stormproof.core.contract.source import Lease, Limit, Slice
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.postgres_queue import PostgresQueue, spans
+from stormproof.core.source.postgres_queue import PostgresQueue, reader
 
 pytestmark = pytest.mark.postgres
 PRODUCERS = 3
@@ -148,11 +148,11 @@ step = st.one_of(
 )
 
 
-@pytest.fixture(scope="module", params=[1, spans.BULK])
+@pytest.fixture(scope="module", params=[1, reader.BULK])
 def bulk(request: pytest.FixtureRequest) -> Iterator[None]:
     """Slices are found in both ways: with the walk for bulk producers, and without it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "BULK", request.param)
+        patch.setattr(reader, "BULK", request.param)
         yield
 
 

@@ -18,9 +18,8 @@ from stormproof.core.task import wire
 from stormproof.core.task.exchange import Received, Way, receive
 from stormproof.core.task.wire import TaskReport
 from stormproof.core.tracking import attempts
-from stormproof.core.tracking.outcome import Complete
 from stormproof.core.tracking.share import Anchors, mix64, unsigned
-from stormproof.core.tracking.verdict import Acker, JobReport, mismatches, misread
+from stormproof.core.tracking.verdict import Acker, Complete, JobReport, mismatches, misread
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.base.arrow import Rows
-from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.graph.components import Grouping, GroupingKind
 from stormproof.core.task.router import Router, Tasks
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from stormproof.core.base.clock import Clock
-from stormproof.core.heartbeat.heard import Heard
-from stormproof.core.heartbeat.listener import LOOPBACK, HeartbeatListener
+from stormproof.core.heartbeat.listener import LOOPBACK, Heard, HeartbeatListener
 from stormproof.core.heartbeat.task import Heartbeat
 
 WAIT_S = 10.0

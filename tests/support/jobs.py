@@ -10,7 +10,7 @@ from stormproof.core.base.message import Guarantee, MessageFailure
 from stormproof.core.contract.sink import SinkWriter, files_of
 from stormproof.core.contract.source import Lease, Limit, SliceReader
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.rows import expectation_of

@@ -18,7 +18,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.testing.simulation import run_driver
 from stormproof.trident.driver.jobs import Jobs, JobsInTurn, Watch
 from stormproof.trident.driver.options import RunOptions

@@ -31,9 +31,9 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.base.failpoint import FailpointReached, watched
 from stormproof.core.base.message import Guarantee
+from stormproof.core.contract.schema import can_be_key
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.core.graph.aggregation import has_extremes
-from stormproof.core.graph.grouping import can_be_key
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.delta_rs import panics_as_errors

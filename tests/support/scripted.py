@@ -16,9 +16,8 @@ from stormproof.core.base.message import FailureReason, Guarantee, MessageFailur
 from stormproof.core.contract.source import Expectation, Lease, Limit, Slice
 from stormproof.core.pending.rows import expectation_of
 from stormproof.core.tracking.attempts import Attempt, BatchRunner, JobDied
-from stormproof.core.tracking.outcome import AttemptEnd, Outcome
 from stormproof.core.tracking.partners import Meetings
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import AttemptEnd, JobReport, Outcome
 
 
 def failure(

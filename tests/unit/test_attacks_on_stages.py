@@ -24,8 +24,8 @@ from stormproof.core.bolt import ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltCont
 from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.aggregation import ReducerAggregator
-from stormproof.core.graph.compiler import FUSED_MAX, compile_topology
 from stormproof.core.graph.components import OutputStream
+from stormproof.core.graph.plan import FUSED_MAX, compile_topology
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.source.memory import UntrackedSliceReader
 from stormproof.core.task.wire import WireRow

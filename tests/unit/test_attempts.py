@@ -15,7 +15,8 @@ from stormproof.core.base.message import FailureReason, Guarantee, MessageId
 from stormproof.core.tracking import attempts as module
 from stormproof.core.tracking import partners
 from stormproof.core.tracking.attempts import Attempt, JobDied
-from stormproof.core.tracking.outcome import (
+from stormproof.core.tracking.partners import touched_by
+from stormproof.core.tracking.verdict import (
     Abandoned,
     AllFailed,
     AttemptEnd,
@@ -23,10 +24,9 @@ from stormproof.core.tracking.outcome import (
     Divided,
     FailedIn,
     GivenUp,
+    JobReport,
     Outcome,
 )
-from stormproof.core.tracking.partners import touched_by
-from stormproof.core.tracking.verdict import JobReport
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 TRACKED = [AT_LEAST, EXACTLY]

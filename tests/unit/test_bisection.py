@@ -19,7 +19,7 @@ from stormproof.core.base.errors import JobFailed
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.contract.source import Lease, Slice
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.heartbeat.heard import Heard
+from stormproof.core.heartbeat.listener import Heard
 from stormproof.core.source import memory
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport

@@ -36,7 +36,7 @@ from stormproof.core.bolt import (
 from stormproof.core.bolt import runner as runner_module
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.contract.schema import parse_schema
-from stormproof.core.heartbeat.heard import Heard
+from stormproof.core.heartbeat.listener import Heard
 from stormproof.core.heartbeat.task import running
 from stormproof.core.user_code.functions import blame
 

@@ -11,8 +11,7 @@ import pytest
 from support.tuple_trees import ids_of, words_of
 
 from stormproof.core.base.message import FailureReason
-from stormproof.core.graph.components import OutputStream
-from stormproof.core.graph.grouping import GroupingKind
+from stormproof.core.graph.components import GroupingKind, OutputStream
 from stormproof.core.tracking.verdict import Acker
 
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()

@@ -27,7 +27,7 @@ from support.groupings import (
 from stormproof import BasicBolt, MemorySource, Topology, Tuple
 from stormproof.core.base.errors import RoutingError, TopologyError
 from stormproof.core.bolt.api import Emit
-from stormproof.core.graph.grouping import Grouping, GroupingKind
+from stormproof.core.graph.components import Grouping, GroupingKind
 from stormproof.core.task.router import Router, candidates, task_numbers
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.heartbeats import hearing, listening, note, published, until
 
-from stormproof.core.heartbeat.heard import Heard, suspects_of_dead, sweep
+from stormproof.core.heartbeat.listener import Heard, suspects_of_dead, sweep
 from stormproof.core.heartbeat.task import Heartbeat, running
 from stormproof.core.heartbeat.wire import (
     BEFORE,

@@ -25,8 +25,18 @@ from stormproof.core.contract.schema import parse_schema
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.heartbeat import task as connection_module
-from stormproof.core.heartbeat.heard import GRACE_S, SILENT_S, Heard, quiet_for, suspects_of_dead
-from stormproof.core.heartbeat.listener import HELLO_S, RESTARTS_MAX, STRANGERS_MAX, DriverAddress, HeartbeatListener
+from stormproof.core.heartbeat.listener import (
+    GRACE_S,
+    HELLO_S,
+    RESTARTS_MAX,
+    SILENT_S,
+    STRANGERS_MAX,
+    DriverAddress,
+    Heard,
+    HeartbeatListener,
+    quiet_for,
+    suspects_of_dead,
+)
 from stormproof.core.heartbeat.task import Connection, Heartbeat
 from stormproof.core.heartbeat.wire import (
     CHALLENGE_BYTES,

@@ -31,7 +31,7 @@ from stormproof.core.base.failpoint import armed, watched
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.source.memory import MemorySource

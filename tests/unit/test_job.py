@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from support.heartbeats import listening, note
@@ -17,7 +18,7 @@ from stormproof.core.base.errors import Fenced, JobFailed, MachineUnavailable, T
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.heartbeat.listener import HeartbeatListener
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.heartbeat.wire import Place, Progress
@@ -142,6 +143,10 @@ class Silent:
         return (7,)
 
 
+def silent(tasks: int) -> HeartbeatListener:
+    return cast(HeartbeatListener, Silent(tasks))
+
+
 def dies(engine: Engine, job: Job) -> JobReport:
     raise JobFailed("an executor was lost")
 
@@ -149,13 +154,13 @@ def dies(engine: Engine, job: Job) -> JobReport:
 def test_a_job_that_died_or_stood_still_while_its_tasks_were_silent_blames_no_message() -> None:
     for work, timeout_s in ((dies, FAR_S), (lambda engine, job: engine.hang(), SOON_S)):
         with pytest.raises(MachineUnavailable, match="not heard of") as raised:
-            run(work, Watch(timeout_s, FAR_S, Silent(1)))
+            run(work, Watch(timeout_s, FAR_S, silent(1)))
         assert not isinstance(raised.value, JobFailed)
 
 
 def test_where_silence_is_taken_for_death_the_message_in_hand_is_a_suspect() -> None:
     """The negative control."""
-    assert run(dies, Watch(FAR_S, FAR_S, Silent(0))) == JobDied("an executor was lost", timed_out=False, suspects=(7,))
+    assert run(dies, Watch(FAR_S, FAR_S, silent(0))) == JobDied("an executor was lost", timed_out=False, suspects=(7,))
 
 
 def test_a_lease_that_ran_out_blames_no_message(heartbeats: HeartbeatListener) -> None:

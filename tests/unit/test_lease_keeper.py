@@ -11,7 +11,7 @@ from support.heartbeats import hearing, published
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.source import Lease, Limit
-from stormproof.core.heartbeat.heard import Heard
+from stormproof.core.heartbeat.listener import Heard
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.heartbeat.wire import Place, Progress
 from stormproof.core.source.memory import MemorySource

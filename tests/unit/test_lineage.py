@@ -16,7 +16,7 @@ from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.contract.source import OriginIds, ShownIds
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.pending.connector import Connector
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.spouts import key_of

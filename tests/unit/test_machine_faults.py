@@ -32,8 +32,7 @@ from stormproof.core.engine.spark_error import fault_told_by_spark
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
 from stormproof.core.task.job import Job
-from stormproof.core.tracking.outcome import LIMIT, Breaker, Breaks
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import LIMIT, Breaker, Breaks, JobReport
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.transaction_states import EventKind

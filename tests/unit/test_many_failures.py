@@ -16,8 +16,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task import account, job
 from stormproof.core.tracking import attempts as module
-from stormproof.core.tracking.outcome import AttemptEnd, Complete, Divided
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import AttemptEnd, Complete, Divided, JobReport
 from stormproof.trident.driver import coordinator
 
 MESSAGES, AT_ONCE = 60, 8

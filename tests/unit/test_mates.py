@@ -12,7 +12,7 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import Fenced, TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.source.group import SourceGroup
 
 WHOLE = Limit(100, whole=True)

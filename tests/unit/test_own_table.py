@@ -15,8 +15,7 @@ from stormproof import exactly_once
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable, TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkSpec
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta import DeltaSink

@@ -11,9 +11,8 @@ from support.scripted import Says, Script
 
 from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.tracking.attempts import Attempt, JobDied
-from stormproof.core.tracking.outcome import AllFailed, Complete, GivenUp
 from stormproof.core.tracking.partners import Meetings
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import AllFailed, Complete, GivenUp, JobReport
 
 MESSAGES = 12
 MEET = Meetings(frozenset({"split"}))

@@ -19,7 +19,7 @@ from stormproof.core.base.machine_faults import unpickled
 from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import BoltContext, Emit, Tuple
 from stormproof.core.engine.shipping import require_shippable
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.start.settings import Settings
 from stormproof.topology import CombinerAggregator
 from stormproof.trident.driver.run import run

@@ -13,9 +13,9 @@ from stormproof.core.base.errors import TopologyError, UsageError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.source.files.formats import File
 from stormproof.core.source.files.reader import FileSliceReader, Segment
-from stormproof.core.storage import address
-from stormproof.core.storage.address import StorageOptions, refusal_of_url, storage_options, use_storage
+from stormproof.core.storage import protocol
 from stormproof.core.storage.object_files import ObjectFiles
+from stormproof.core.storage.protocol import StorageOptions, refusal_of_url, storage_options, use_storage
 from stormproof.testing.sinks.harness import APPEND
 
 VALUE = "wJalrXUtnFEMI-EXAMPLE"
@@ -23,7 +23,7 @@ VALUE = "wJalrXUtnFEMI-EXAMPLE"
 
 @pytest.fixture(autouse=True)
 def _no_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "_given", {})
+    monkeypatch.setattr(protocol, "_given", {})
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
 

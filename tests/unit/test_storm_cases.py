@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +29,10 @@ from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import BasicBolt, Bolt, Emit, FailTuple, Streams, Tuple
 from stormproof.core.engine.inline import InlineEngine, Tamper
-from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.heartbeat.heard import Heartbeats, JobHeartbeat
+from stormproof.core.heartbeat.listener import Heard, HeartbeatListener
 from stormproof.core.heartbeat.task import Heartbeat, running
 from stormproof.core.heartbeat.wire import AttemptKey, Place
 from stormproof.core.task import account, task
@@ -276,8 +276,8 @@ class Hand(InlineEngine):
         self.keeper: LeaseKeeper
         self.job: Job
         self.heartbeat: Heartbeat | None = None
-        self.heartbeats: Heartbeats
-        self.heard: JobHeartbeat | None = None
+        self.heartbeats: HeartbeatListener
+        self.heard: Heard | None = None
 
     def __deepcopy__(self, memo: object) -> Hand:
         return self
@@ -286,10 +286,12 @@ class Hand(InlineEngine):
         """The run's own watch, with this hand in the place of the keeper's thread."""
         assert watch.heartbeats is not None
         self.heartbeats = watch.heartbeats
-        return replace(watch, heartbeats=self, keeping=self.keeping, in_hand=lambda _: self.noted)
+        return replace(
+            watch, heartbeats=cast(HeartbeatListener, self), keeping=self.keeping, in_hand=lambda _: self.noted
+        )
 
     @contextmanager
-    def of_job(self, key: AttemptKey) -> Generator[JobHeartbeat]:
+    def of_job(self, key: AttemptKey) -> Generator[Heard]:
         with self.heartbeats.of_job(key) as self.heard:
             yield self.heard
 

@@ -19,9 +19,8 @@ from stormproof.core.base.errors import JobFailed, TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.aggregation import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.task import nodes
-from stormproof.core.task import nodes as join_module
+from stormproof.core.graph.plan import compile_topology
+from stormproof.core.task import task
 from stormproof.core.task.combine import evaluate as evaluate_rightly
 from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.share import Anchors, overlaid
@@ -233,29 +232,29 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def _acked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of the right side without a partner are acked once more."""
-    right = join_module.join_rows
+    right = task.join_rows
 
-    def join_rows(*args: Any) -> join_module.Joined:
+    def join_rows(*args: Any) -> task.Joined:
         made = right(*args)
-        return join_module.Joined(made.rows, made.deliveries, [*made.unmatched, made.unmatched[1]])
+        return task.Joined(made.rows, made.deliveries, [*made.unmatched, made.unmatched[1]])
 
-    monkeypatch.setattr("stormproof.core.task.nodes.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.task.join_rows", join_rows)
 
 
 def _not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = join_module.join_rows
+    right = task.join_rows
 
-    def join_rows(*args: Any) -> join_module.Joined:
+    def join_rows(*args: Any) -> task.Joined:
         made = right(*args)
-        return join_module.Joined(made.rows, made.deliveries, [])
+        return task.Joined(made.rows, made.deliveries, [])
 
-    monkeypatch.setattr("stormproof.core.task.nodes.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.task.join_rows", join_rows)
 
 
 def _one_side_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is joined is anchored to its left row alone."""
     right = overlaid
-    monkeypatch.setattr(join_module, "overlaid", lambda rows, parts: right(rows, parts[:1]))
+    monkeypatch.setattr(task, "overlaid", lambda rows, parts: right(rows, parts[:1]))
 
 
 def _unsplit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,15 +264,15 @@ def _unsplit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counts is not None
         return [self.take(np.repeat(np.arange(self.rows), counts))] * subscribers
 
-    monkeypatch.setattr(join_module, "Anchors", Anchors)
-    right = join_module.join_rows
+    monkeypatch.setattr(task, "Anchors", Anchors)
+    right = task.join_rows
 
-    def join_rows(on: Any, left: Any, right_: Any, subscribers: int) -> join_module.Joined:
+    def join_rows(on: Any, left: Any, right_: Any, subscribers: int) -> task.Joined:
         with pytest.MonkeyPatch.context() as inside:
             inside.setattr(Anchors, "deliveries", deliveries)
             return right(on, left, right_, subscribers)
 
-    monkeypatch.setattr("stormproof.core.task.nodes.join_rows", join_rows)
+    monkeypatch.setattr("stormproof.core.task.task.join_rows", join_rows)
 
 
 @pytest.mark.parametrize("per_message", [False, True])
@@ -314,7 +313,7 @@ def test_a_group_that_drops_what_its_empty_results_were_made_of_is_found_out(
         empty = np.isin(made.group_of_row, np.flatnonzero(made.counts == 0))
         return replace(made, group_of_row=np.where(empty, -1, made.group_of_row), failed=Dropped())
 
-    monkeypatch.setattr(nodes, "evaluate", evaluate)
+    monkeypatch.setattr(task, "evaluate", evaluate)
     ran = one(tmp_path, lambda w: w.group_by("word").agg(Ranked()), per_message=per_message)
     assert ran.mismatches != () or ran.lost() != []
 

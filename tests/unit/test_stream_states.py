@@ -16,8 +16,7 @@ from support.operations import Greatest, Letters, words_of
 
 from stormproof.core.base.errors import StoreUnavailable, TopologyError
 from stormproof.core.base.message import Guarantee
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.source.memory import MemorySource
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.state.key_value import MemoryMap, MemoryStore

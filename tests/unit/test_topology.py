@@ -10,8 +10,7 @@ from support.jobs import source
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode
+from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode, compile_topology
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.ledger.graphs import Graph, changes, graph_of
 from stormproof.trident.topology.aggregate import ReadyAggregate, count, max_, min_, sum_

@@ -15,8 +15,7 @@ from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.plan import SendNode
+from stormproof.core.graph.plan import SendNode, compile_topology
 from stormproof.testing import Faults, simulate
 from stormproof.testing.simulation import run_driver
 from stormproof.trident.driver.jobs import JobsInTurn

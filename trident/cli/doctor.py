@@ -38,8 +38,8 @@ from stormproof.core.postgres.role import RoleKind
 from stormproof.core.source.postgres_queue.numbering import SERVER_SQL, TIMELINE_SQL
 from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, marked_places, package_fingerprint
 from stormproof.core.start.settings import Settings
-from stormproof.core.storage.address import options_to_send, use_storage
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import options_to_send, use_storage
 from stormproof.sinks.contract.preview import TableAction
 from stormproof.sinks.contract.protocol import SinkIdentity, warning_of
 from stormproof.trident.audit.inspect import described_sink

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 
 from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StoreUnavailable, UsageError
-from stormproof.core.storage.address import is_url
+from stormproof.core.storage.protocol import is_url
 from stormproof.sinks.contract.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import SinkBinding, TopologyRow

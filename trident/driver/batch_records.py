@@ -32,8 +32,7 @@ from stormproof.core.graph.plan import (
     taker_of,
 )
 from stormproof.core.source.spouts import unshown
-from stormproof.core.tracking.outcome import Complete, FailedIn
-from stormproof.core.tracking.verdict import ACKER, ComponentCounts, Counts, Edge
+from stormproof.core.tracking.verdict import ACKER, Complete, ComponentCounts, Counts, Edge, FailedIn
 from stormproof.sinks.contract.protocol import (
     PROBLEM,
     CommitResult,

@@ -30,8 +30,16 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.attempts import FAILED_MAX, Attempt, BatchRunner, JobDied
-from stormproof.core.tracking.outcome import Abandoned, AllFailed, Broken, Complete, Divided, GivenUp, Outcome
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import (
+    Abandoned,
+    AllFailed,
+    Broken,
+    Complete,
+    Divided,
+    GivenUp,
+    JobReport,
+    Outcome,
+)
 from stormproof.sinks.prepare.writer import WritesNothing
 from stormproof.trident.driver.batch_records import Accounts, CountedGraph, Prepared, SinkAnswers
 from stormproof.trident.driver.control_line import BY_SIGNAL, Orders

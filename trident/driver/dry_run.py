@@ -23,8 +23,7 @@ from stormproof.core.contract.sink import PreparedFile, SinkWriter, files_of
 from stormproof.core.contract.source import Limit, Source, SourcePreview
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.shipping import require_shippable
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings

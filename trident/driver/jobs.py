@@ -21,12 +21,11 @@ from stormproof.core.base.errors import Fenced, JobFailed, MachineUnavailable, T
 from stormproof.core.contract.source import Lease, Limit, Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.heartbeat.heard import Heartbeats, JobHeartbeat
+from stormproof.core.heartbeat.listener import Heard, HeartbeatListener
 from stormproof.core.heartbeat.wire import Progress
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import Attempts, JobDied
-from stormproof.core.tracking.outcome import FailedIn, Outcome
-from stormproof.core.tracking.verdict import JobReport
+from stormproof.core.tracking.verdict import FailedIn, JobReport, Outcome
 from stormproof.core.user_code.functions import CAUGHT
 from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, reasons_of
 from stormproof.trident.driver.options import RunOptions, Sample, Setting
@@ -84,7 +83,7 @@ class LeaseKeeper:
         message_timeout_s: float,
         *,
         start_timeout_s: float = 300.0,
-        heartbeat: JobHeartbeat | None = None,
+        heartbeat: Heard | None = None,
         clock: Clock | None = None,
         moves: LastMove | None = None,
         on_look: Callable[[Progress], None] | None = None,
@@ -210,7 +209,7 @@ class Watch:
 
     message_timeout_s: float = 30.0
     start_timeout_s: float = 300.0
-    heartbeats: Heartbeats | None = None
+    heartbeats: HeartbeatListener | None = None
     moves: LastMove = field(default_factory=LastMove)
     keeping: Callable[[LeaseKeeper], AbstractContextManager[object]] = on_its_thread
     in_hand: Callable[[Job], tuple[int, ...]] | None = None
@@ -227,7 +226,7 @@ class Watch:
     def of(
         plan: Plan,
         options: RunOptions,
-        heartbeats: Heartbeats | None = None,
+        heartbeats: HeartbeatListener | None = None,
         on_progress: Callable[[JobProgress], None] | None = None,
     ) -> Watch:
         """By the run's options; the topology's own message timeout beats theirs.

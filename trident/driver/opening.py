@@ -41,8 +41,8 @@ from stormproof.core.start.preflight import (
     package_fingerprint,
 )
 from stormproof.core.start.settings import Settings
-from stormproof.core.storage.address import default_storage
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import default_storage
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession, describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection

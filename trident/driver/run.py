@@ -26,7 +26,7 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.graph.checks import as_guarantee
-from stormproof.core.graph.compiler import compile_topology
+from stormproof.core.graph.plan import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.heartbeat.listener import LOOPBACK, HeartbeatListener
 from stormproof.core.postgres.database import Database

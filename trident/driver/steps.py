@@ -28,9 +28,9 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee, MessageFailure, storable_text
 from stormproof.core.contract.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.contract.source import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
-from stormproof.core.heartbeat.heard import suspects_of_dead, sweep
+from stormproof.core.heartbeat.listener import suspects_of_dead, sweep
 from stormproof.core.tracking.attempts import Journal
-from stormproof.core.tracking.outcome import AttemptEnd, FailedIn
+from stormproof.core.tracking.verdict import AttemptEnd, FailedIn
 from stormproof.sinks.contract.protocol import CommitResult, RefusedRow
 from stormproof.trident.driver.batch_records import (
     Finished,

@@ -17,10 +17,9 @@ from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import BoltUnavailable, TopologyError, TransientError
 from stormproof.core.bolt import ArrowBolt, BoltContext
 from stormproof.core.bolt.api import ArrowRows
-from stormproof.core.contract.schema import SchemaLike
+from stormproof.core.contract.schema import SchemaLike, require_fields
 from stormproof.core.graph.checks import schema_for
 from stormproof.core.graph.components import Aggregate, BoltComponent, SinkComponent
-from stormproof.core.graph.grouping import require_fields
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.trident.state.protocol import MapState, State

@@ -17,11 +17,11 @@ from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StoreUnav
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee
 from stormproof.core.base.process import kept_from_forks
+from stormproof.core.contract.schema import can_be_key
 from stormproof.core.contract.sink import APPEND_AND_FOLD, EVERY_FOLD, AnyFold, Fold, SinkInput, SinkMode, TableKey
 from stormproof.core.contract.source import SourceKind
-from stormproof.core.graph.grouping import can_be_key
 from stormproof.core.postgres.database import Database
-from stormproof.core.storage.address import absolute
+from stormproof.core.storage.protocol import absolute
 from stormproof.sinks.contract.protocol import (
     ALREADY_HELD,
     APPLIED,

@@ -18,8 +18,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkSpec, TaskContext, require_tables_apart
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.checks import as_guarantee, checked_name, require_sink
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.start.settings import Settings

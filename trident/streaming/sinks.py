@@ -36,9 +36,8 @@ from stormproof.core.contract.source import (
     Source,
     SourceKind,
 )
-from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Subscription
-from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.start.settings import Settings
 from stormproof.core.tracking.share import tokens, xor_reduce

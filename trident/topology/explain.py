@@ -12,9 +12,8 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import AnyBolt
 from stormproof.core.contract.schema import to_ddl
 from stormproof.core.graph.checks import as_guarantee
-from stormproof.core.graph.compiler import compile_topology
 from stormproof.core.graph.components import Aggregate, BoltComponent, Component, Join, Operation, SinkComponent, Spout
-from stormproof.core.graph.plan import BoltNode, Edge, GatherNode, JoinNode, OperationNode, Plan
+from stormproof.core.graph.plan import BoltNode, Edge, GatherNode, JoinNode, OperationNode, Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.user_code.functions import name_of
 from stormproof.trident.state.query import NewValues, ReadsState, StateQuery

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.bolt import DEFAULT_STREAM
-from stormproof.core.contract.schema import SchemaLike
+from stormproof.core.contract.schema import SchemaLike, require_fields
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.checks import checked_tasks, schema_for
-from stormproof.core.graph.components import OperationKind, OutputStream, Subscription, UserFunction
-from stormproof.core.graph.grouping import Grouping, GroupingKind, require_fields
+from stormproof.core.graph.components import (
+    Grouping,
+    GroupingKind,
+    OperationKind,
+    OutputStream,
+    Subscription,
+    UserFunction,
+)
 from stormproof.trident.topology.aggregate import (
     EVERYTHING,
     OneResult,

@@ -31,7 +31,7 @@ from stormproof.core.source.files.formats import (
     require_content,
 )
 from stormproof.core.source.files.rows import as_struct, pack
-from stormproof.core.storage.address import StorageOptions, options_to_send, use_storage
+from stormproof.core.storage.protocol import StorageOptions, options_to_send, use_storage
 
 _NO_MARKS: Final[Rows] = np.empty(0, np.int64)
 _READ_BYTES: Final = 1 << 23

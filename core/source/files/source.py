@@ -31,9 +31,16 @@ from stormproof.core.source.files.entries import FilesAudit, as_registered, rena
 from stormproof.core.source.files.formats import FORMATS, File, Format, scan
 from stormproof.core.source.files.reader import FileSliceReader, RegisteredFiles
 from stormproof.core.source.files.rows import RowDecoder, edited, unpack
-from stormproof.core.storage.address import absolute, checked_options, is_url, refusal_of_url, shown_url, use_storage
 from stormproof.core.storage.files import files_at
-from stormproof.core.storage.protocol import FileState
+from stormproof.core.storage.protocol import (
+    FileState,
+    absolute,
+    checked_options,
+    is_url,
+    refusal_of_url,
+    shown_url,
+    use_storage,
+)
 
 log = logging.getLogger("stormproof.source")
 

@@ -4,8 +4,8 @@
 | --- | --- |
 | `queue` | `PostgresQueue`: how is a queue declared, put to, peeked into and read; is it on its own server |
 | `messages`, `tables` | how are messages put; which tables and partitions hold them |
-| `position`, `spans` | which messages lie between two snapshots; where does a limit cut them; what must a job find |
-| `reader` | how does an executor read its part, by COPY into Arrow; what are its messages' tokens |
+| `position` | which messages lie between two snapshots |
+| `reader` | where does a limit cut them; what must a job find; how does an executor read its part, by COPY into Arrow |
 | `numbering` | which server gave a queue its transaction numbers; how does it go on under another |
 | `audit` | are there gaps between slices, for the audit |
 """

@@ -16,7 +16,7 @@ from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, unopened
 from stormproof.core.source.postgres_queue.numbering import standing
 from stormproof.core.source.postgres_queue.position import Place, Position, Snapshot, Span
-from stormproof.core.source.postgres_queue.spans import content, ids_of
+from stormproof.core.source.postgres_queue.reader import content, ids_of
 
 _NOWHERE: Final = Place(0, 0)
 

@@ -33,8 +33,7 @@ from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Backlog, Limit, Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.checks import as_guarantee
-from stormproof.core.graph.compiler import compile_topology
-from stormproof.core.graph.plan import Plan
+from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.spouts import id_of
