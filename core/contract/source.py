@@ -375,6 +375,12 @@ class Source(Protocol):
         """What is left for this subscription."""
         ...
 
+    def undecided_among(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of these messages that are dead letters which wait for a decision; no payload is read. By default it keeps
+        no dead letters.
+        """
+        return frozenset()
+
     def maintain(self) -> None:
         """Housekeeping between two batches, such as dropping what is done with; cheap where nothing is due."""
         return

@@ -14,8 +14,6 @@ import pyarrow as pa
 
 from stormproof.core.base.errors import Fenced, Json, PositionMismatch, TopologyError, UsageError
 from stormproof.core.base.message import Guarantee, MessageFailure, MessageId
-from stormproof.core.contract.capabilities import SupportsDeadLetters
-from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.source import (
     WEAKEST_FIRST,
     Backlog,
@@ -460,59 +458,15 @@ class SourceGroup(Source):
             for member in self._members:
                 stack.callback(member.source.close)
 
-    def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The dead letters of every source that keeps some, spout by spout, with keys for ids."""
-        return tuple(
-            replace(
-                letter,
-                id=key_of(letter.id, member.index, member.spout),
-                shown_id=shown(member.spout, letter.shown_id),
-            )
-            for member in self._members
-            if isinstance(member.source, SupportsDeadLetters)
-            for letter in member.source.dead_letters()
-        )
-
     def undecided_among(self, ids: Collection[str]) -> frozenset[str]:
         """Those of these messages that are dead letters which wait for a decision."""
-        return frozenset(
-            one for member, source, mine in self._named(ids) for one in member.shown(source.undecided_among(mine))
-        )
-
-    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
-        """Hand these dead letters out again; returns those that were dead."""
-        return self._dispose(ids, by, why, requeue=True)
-
-    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
-        """Give these dead letters up for good; returns those that were dead."""
-        return self._dispose(ids, by, why, requeue=False)
-
-    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
-        """Requeue a dead letter with another payload; False where it is not a dead letter.
-
-        Raises:
-            UsageError: the spout's source cannot store such a payload.
-        """
-        spout, inner = unshown(message) or ("", message)
-        source = self.sources.get(spout)
-        if source is None or not isinstance(source, SupportsDeadLetters):
-            return False
-        return source.edit(inner, payload, by=by, why=why)
-
-    def _dispose(self, ids: Sequence[str], by: str, why: str, *, requeue: bool) -> tuple[str, ...]:
-        done: list[str] = []
-        for member, source, mine in self._named(ids):
-            act = source.requeue if requeue else source.drop
-            done += member.shown(act(mine, by=by, why=why))
-        return tuple(done)
-
-    def _named(self, ids: Collection[str]) -> Iterator[tuple[_Member, SupportsDeadLetters, list[str]]]:
-        """The spouts that these messages are of and whose sources keep dead letters, each with its messages."""
         named = [pair for pair in map(unshown, ids) if pair is not None]
-        for member in self._members:
-            mine = [inner for spout, inner in named if spout == member.spout]
-            if mine and isinstance(member.source, SupportsDeadLetters):
-                yield member, member.source, mine
+        return frozenset(
+            one
+            for member in self._members
+            if (mine := [inner for spout, inner in named if spout == member.spout])
+            for one in member.shown(member.source.undecided_among(mine))
+        )
 
     def _of(self, key: int) -> tuple[_Member, int]:
         index, id_ = id_of(key)

@@ -228,20 +228,16 @@ def test_retries_never_share_a_batch_with_others_and_neither_starves() -> None:
     assert source.backlog().ready <= 40 - 3 * 4
 
 
-def test_dead_letters_are_told_and_disposed_of_by_spout() -> None:
+def test_dead_letters_are_told_by_spout() -> None:
     source = group({"lines": 1, "clicks": 2}, max_attempts=1)
-    assert set(source.confirm(lease(), [m.failed() for m in opened(source, "a")]).dead) == {
-        "lines:0",
-        "clicks:0",
-        "clicks:1",
-    }
-    assert [(d.shown_id, d.payload) for d in source.dead_letters()] == [
-        ("lines:0", b"lines0"),
-        ("clicks:0", b"clicks0"),
-        ("clicks:1", b"clicks1"),
-    ]
-    assert source.drop(["clicks:1"], by="ann", why="spam") == ("clicks:1",)
-    assert source.requeue(["clicks:1", "0", "taps:0", "clicks:0"], by="ann", why="again") == ("clicks:0",)
+    dead = {"lines:0", "clicks:0", "clicks:1"}
+    assert set(source.confirm(lease(), [m.failed() for m in opened(source, "a")]).dead) == dead
+    assert source.undecided_among([*dead, "0", "taps:0", "lines:1"]) == dead
+    clicks = source.sources["clicks"]
+    assert isinstance(clicks, MemorySource)
+    assert clicks.drop(["1"], by="ann", why="spam") == ("1",)
+    assert clicks.requeue(["0"], by="ann", why="again") == ("0",)
+    assert source.undecided_among(sorted(dead)) == {"lines:0"}
     assert [m.payload for m in opened(source, "b")] == [b"clicks0"]
     assert source.backlog().dead == 1
 

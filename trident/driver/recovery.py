@@ -24,7 +24,6 @@ import numpy.typing as npt
 from stormproof.core.base.errors import FatalError, Json, PositionMismatch, SinkRefused
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee, MessageFailure, MessageId, storable_text
-from stormproof.core.contract.capabilities import SupportsDeadLetters
 from stormproof.core.contract.source import Expectation, Resolution, Slice, Source
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.partners import touched_by
@@ -364,7 +363,7 @@ def _record_dead(
     """
     dead = dict.fromkeys(resolution.dead)
     source = steps.source
-    if failures and not resolution.dead and not resolution.retried and isinstance(source, SupportsDeadLetters):
+    if failures and not resolution.dead and not resolution.retried:
         shown = dict.fromkeys(source.shown_id(f.id, f.origin) for f in failures)
         undecided = source.undecided_among(shown)
         dead = dict.fromkeys(one for one in shown if one in undecided)

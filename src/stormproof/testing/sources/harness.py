@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.contract.capabilities import SupportsDeadLetters
+from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.payload import payload_in
 from stormproof.core.contract.source import Lease, Limit, Slice, Source
 from stormproof.core.pending.source import PendingSource
@@ -22,8 +22,28 @@ SEED: Final = 7
 ANY: Final = Limit(1_000)
 
 
-class SubscribedSource(Source, SupportsDeadLetters, Protocol):
-    """What a harness makes: a source that keeps its dead letters."""
+class SubscribedSource(Source, Protocol):
+    """What a harness makes: a source that keeps its dead letters, and carries out an operator's decisions about them."""
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """Every dead letter of this subscription, oldest first, including those that were decided."""
+        ...
+
+    def requeue(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Hand these dead letters out again, with failures counted from 0; returns those that waited for a decision."""
+        ...
+
+    def drop(self, ids: Sequence[str], *, by: str, why: str) -> tuple[str, ...]:
+        """Give these dead letters up for good; returns those that waited for a decision."""
+        ...
+
+    def edit(self, message: str, payload: bytes, *, by: str, why: str) -> bool:
+        """Requeue a dead letter with this payload in place of the old one; False where it is not a dead letter.
+
+        Raises:
+            UsageError: the source cannot store such a payload; nothing was changed.
+        """
+        ...
 
 
 class SourceHarness(ABC):
