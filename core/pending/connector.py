@@ -6,7 +6,7 @@ The audit asks of a kind of source where its slices reach, and whether they leav
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -144,14 +144,7 @@ class NumberedAudit(SliceAudit):
         pieces = [
             (found.start, found.stop, one) for one in held if one.taken and (found := _range_of(one.at)) is not None
         ]
-        findings: list[Finding] = []
-        covered = _first_of(position)
-        for start, stop, one in sorted(pieces, key=lambda piece: piece[:2]):
-            if start < covered:
-                findings.append(Finding(f"{one.holder} holds messages that another batch holds, too", one.txid))
-            elif start > max(covered, known):
-                findings.append(self._missed(start - max(covered, known), f"before {one.holder}", one.txid))
-            covered = max(covered, stop)
+        findings, covered = overlaps_and_gaps(pieces, _first_of(position), known, "messages", self._missed)
         if end is not None and covered > end:
             findings.append(
                 Finding(
@@ -161,11 +154,34 @@ class NumberedAudit(SliceAudit):
             )
         covered = max(covered, known)
         if end is not None and covered < end:
-            findings.append(self._missed(end - covered, "behind the last batch", None))
+            findings.append(self._missed(covered, end, "behind the last batch", None))
         return findings
 
-    def _missed(self, messages: int, where: str, txid: int | None) -> Finding:
-        return Finding(f"{messages} messages of source {self._who.source} {where} were handed out to no batch", txid)
+    def _missed(self, start: int, stop: int, where: str, txid: int | None) -> Finding:
+        return Finding(
+            f"{stop - start} messages of source {self._who.source} {where} were handed out to no batch", txid
+        )
+
+
+def overlaps_and_gaps(
+    pieces: Iterable[tuple[int, int, OpenedSlice]],
+    first: int,
+    known: int,
+    what: str,
+    missed: Callable[[int, int, str, int | None], Finding],
+) -> tuple[list[Finding], int]:
+    """What is wrong with ranges that were taken, in the order of their numbers, and how far they reach from `first` on.
+
+    All up to `known` was handed out. `what` they hold is for people; `missed` makes the finding of a gap.
+    """
+    findings, covered = list[Finding](), first
+    for start, stop, one in sorted(pieces, key=lambda piece: piece[:2]):
+        if start < covered:
+            findings.append(Finding(f"{one.holder} holds {what} that another batch holds, too", one.txid))
+        elif start > (reached := max(covered, known)):
+            findings.append(missed(reached, start, f"before {one.holder}", one.txid))
+        covered = max(covered, stop)
+    return findings, covered
 
 
 def _next_of(position: At) -> int | None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -31,19 +31,24 @@ PAYLOAD: Final = "$payload"
 """The field that has a message's payload."""
 
 
+_NO_FIELDS: Final = pa.schema([])
+
+Fact: TypeAlias = tuple[pa.DataType, Callable[[Any], object]]
+"""Something that a broker knows of a message: its type, and what gives it of a message as the client does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """Which of the things that a broker knows of a message are wanted: by its word for them, and the field's name."""
 
-    names: tuple[str, ...]
-    fields: pa.Schema
-    known: tuple[str, ...] = ()
-    """All that there are."""
+    KNOWN: ClassVar[Mapping[str, Fact]] = {}
+    """All that there are, by the broker's word for them."""
+
+    names: tuple[str, ...] = ()
+    fields: pa.Schema = _NO_FIELDS
 
     @classmethod
-    def chosen(
-        cls, where: str, given: Sequence[str] | Mapping[str, str], known: Mapping[str, pa.DataType], schema: pa.Schema
-    ) -> Metadata:
+    def chosen(cls, where: str, given: Sequence[str] | Mapping[str, str], schema: pa.Schema) -> Self:
         """Those that a source was asked for: names, or a mapping of names to the names of their fields.
 
         Raises:
@@ -51,24 +56,26 @@ class Metadata:
         """
         if isinstance(given, str) or not isinstance(given, (Sequence, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TopologyError(
-                f"{where}: metadata is {shown(given)}; it is a tuple of names, such as {tuple(known)[:2]}, or a mapping of "
-                "names to field names",
+                f"{where}: metadata is {shown(given)}; it is a tuple of names, such as {tuple(cls.KNOWN)[:2]}, or a mapping "
+                "of names to field names",
                 argument="metadata",
             )
         pairs = list(given.items()) if isinstance(given, Mapping) else [(name, name) for name in given]
         taken = set(schema.names)
-        for name, field in pairs:
-            if name not in known:
-                raise TopologyError(f"{where}: no metadata {name!r}; known: {', '.join(known)}", argument="metadata")
-            if field in taken:
+        for name, own in pairs:
+            if name not in cls.KNOWN:
                 raise TopologyError(
-                    f"{where}: field {field!r} is there already; name the metadata's field: "
+                    f"{where}: no metadata {name!r}; known: {', '.join(cls.KNOWN)}", argument="metadata"
+                )
+            if own in taken:
+                raise TopologyError(
+                    f"{where}: field {own!r} is there already; name the metadata's field: "
                     f"metadata={{{name!r}: {f'message_{name}'!r}}}",
                     argument="metadata",
                 )
-            taken.add(field)
+            taken.add(own)
         names = tuple(name for name, _ in pairs)
-        return cls(names, pa.schema([pa.field(field, known[name]) for name, field in pairs]), tuple(known))
+        return cls(names, pa.schema([pa.field(own, cls.KNOWN[name][0]) for name, own in pairs]))
 
     def __bool__(self) -> bool:
         return bool(self.names)
@@ -82,30 +89,34 @@ class Metadata:
         """Decodes payloads as before, with the metadata behind their fields."""
         return MetadataDecoder(payloads, self.fields) if self else payloads
 
-    def stored(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> list[bytes]:
-        """Messages as they are stored: a column for each name that is known."""
-        return all_sealed(payloads, self.known, columns)
+    def stored(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[bytes]:
+        """Messages as they are stored: with all that is known."""
+        return all_sealed(payloads, tuple(self.KNOWN), self._columns(self.KNOWN, messages))
 
-    def kept(
-        self, received: Sequence[tuple[str, Any, bytes]], columns: Sequence[Sequence[object]]
-    ) -> Sequence[Delivery]:
+    def kept(self, received: Sequence[tuple[str, Any, bytes]], messages: Sequence[Any]) -> Sequence[Delivery]:
         """Deliveries (stable id, handle, payload) with what is stored of them."""
-        stored = self.stored([payload for *_, payload in received], columns)
+        stored = self.stored([payload for *_, payload in received], messages)
         return [Delivery(*message, one) for message, one in zip(received, stored, strict=True)]
 
     def loaded(self, stored: Sequence[bytes]) -> list[pa.Array]:
         """What a reader gives of stored messages: payloads, or the struct where metadata is wanted."""
         if not self:
-            return [self.given(all_payloads(stored), ())]
+            return [self._given(all_payloads(stored), ())]
         payloads, messages = all_unsealed(stored)
         columns = [
             [_value_of(facts.get(name), field.type) for facts in messages]
             for name, field in zip(self.names, self.fields, strict=True)
         ]
-        return [self.given(payloads, columns)]
+        return [self._given(payloads, columns)]
 
-    def given(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> pa.Array:
-        """What a reader gives: payloads alone, empty where there is none; or the struct, a column for each wanted name."""
+    def given(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> pa.Array:
+        """What a reader gives: payloads alone, empty where there is none; or the struct with what is wanted."""
+        return self._given(payloads, self._columns(self.names, messages))
+
+    def _columns(self, names: Iterable[str], messages: Sequence[Any]) -> list[list[object]]:
+        return [[self.KNOWN[name][1](message) for message in messages] for name in names]
+
+    def _given(self, payloads: Sequence[bytes | None], columns: Sequence[Sequence[object]]) -> pa.Array:
         if not self:
             return pa.array(payloads, pa.binary()).fill_null(b"")
         arrays = [pa.array(payloads, pa.binary())]

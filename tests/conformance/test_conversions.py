@@ -34,6 +34,7 @@ from stormproof.core.source.files.formats import scan
 from stormproof.core.source.files.rows import RowDecoder, as_struct
 from stormproof.core.source.kafka import reader as kafka
 from stormproof.core.source.kestrel import source as kestrel
+from stormproof.core.source.metadata import Metadata
 from stormproof.core.source.nats import client as nats
 from stormproof.core.source.rabbitmq import client as rabbitmq
 from stormproof.core.source.redis_streams import source as redis
@@ -213,19 +214,19 @@ def test_a_value_of_a_parquet_file_is_converted_as_json_would_be(
 
 
 @pytest.mark.parametrize(
-    "known",
+    "metadata",
     [
-        kafka.METADATA,
-        kestrel.METADATA,
-        nats.MESSAGE,
-        rabbitmq.DELIVERY,
-        rabbitmq.STREAM,
-        redis.ENTRY,
+        kafka.KafkaMetadata,
+        kestrel.ItemMetadata,
+        nats.NatsMetadata,
+        rabbitmq.DeliveryMetadata,
+        rabbitmq.StreamMetadata,
+        redis.EntryMetadata,
     ],
     ids=["kafka", "kestrel", "nats", "rabbitmq", "rabbitmq stream", "redis"],
 )
-def test_what_a_broker_says_of_a_message_is_of_types_that_a_sink_takes(known: dict[str, pa.DataType]) -> None:
-    assert to_ddl(pa.schema(list(known.items())))
+def test_what_a_broker_says_of_a_message_is_of_types_that_a_sink_takes(metadata: type[Metadata]) -> None:
+    assert to_ddl(pa.schema([(name, type_) for name, (type_, _) in metadata.KNOWN.items()]))
 
 
 def test_a_number_beyond_a_float_fails_also_where_a_function_gives_it() -> None:

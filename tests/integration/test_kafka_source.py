@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.broker("kafka"), pytest.mark.sam
 
 ANY = Limit(1_000)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "brokers" / "kafka.py"
-NOTHING = Metadata((), pa.schema([]))
+NOTHING = Metadata()
 
 
 @pytest.fixture(scope="module")

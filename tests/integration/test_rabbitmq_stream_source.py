@@ -12,7 +12,6 @@ from random import Random
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from support.blows import Action
 from support.brokers import running, until
@@ -51,7 +50,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.broker("rabbitmq"), pytest.mark.
 A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)
 ANY: Final = Limit(1_000)
 SMALL: Final[dict[str, object]] = {"x_max_length_bytes": 20_000, "x_stream_max_segment_size_bytes": 5_000}
-NOTHING: Final = Metadata((), pa.schema([]))
+NOTHING: Final = Metadata()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from support.heartbeats import hearing, published
@@ -182,8 +183,9 @@ class Told:
 @pytest.fixture
 def told(world: World) -> Told:
     heartbeat = Told()
+    heard = cast(Heard, heartbeat)
     world.keeper = LeaseKeeper(
-        world.source, LEASE, lambda: None, TIMEOUT_S, start_timeout_s=START_S, heartbeat=heartbeat, clock=world.clock
+        world.source, LEASE, lambda: None, TIMEOUT_S, start_timeout_s=START_S, heartbeat=heard, clock=world.clock
     )
     return heartbeat
 
@@ -211,7 +213,7 @@ def test_a_silence_that_comes_and_goes_does_not_keep_a_job_that_stands_still(wor
 
 
 def test_nobody_is_blamed_before_silence_can_be_told(world: World, told: Told) -> None:
-    world.keeper = LeaseKeeper(world.source, LEASE, lambda: None, 1.0, heartbeat=told, clock=world.clock)
+    world.keeper = LeaseKeeper(world.source, LEASE, lambda: None, 1.0, heartbeat=cast(Heard, told), clock=world.clock)
     assert world.looks(1_000) in (told.notices_silence_s, told.notices_silence_s + 1)
     assert world.keeper.timed_out
 

@@ -11,7 +11,9 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Final
+from functools import partial
+from types import NoneType
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +21,7 @@ import pyarrow as pa
 from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.source import Expectation, ShownIds
-from stormproof.core.pending.connector import Finding, OpenedSlice, SliceAudit
+from stormproof.core.pending.connector import Finding, OpenedSlice, SliceAudit, overlaps_and_gaps
 from stormproof.core.pending.continuity import Continuity, Look, looks_in, with_looks
 from stormproof.core.pending.rows import At, expectation_of, expectation_of_range
 
@@ -298,31 +300,18 @@ def ranges_of(at: Mapping[str, Json]) -> tuple[OffsetRange, ...]:
 def ranges_or_none(at: Mapping[str, Json]) -> tuple[OffsetRange, ...] | None:
     """The ranges of a slice; None where it is of another source."""
     ranges = at.get("ranges")
-    if not isinstance(ranges, list):
-        return None
-    found: list[OffsetRange] = []
-    for one in ranges:
-        match one:
-            case [
-                str(topic), int(partition), int(place), int(start), int(stop), int(messages), int(size), None | str(), *more
-            ] if more in ([], [True]):  # fmt: skip
-                gaps = one[7]
-                found.append(
-                    OffsetRange(
-                        topic=topic,
-                        partition=partition,
-                        place=place,
-                        start=start,
-                        stop=stop,
-                        messages=messages,
-                        bytes=size,
-                        gaps=gaps if isinstance(gaps, str) else None,
-                        assumed=bool(more),
-                    )
-                )
-            case _:
-                return None
-    return tuple(found)
+    found = [_range(one) for one in ranges] if isinstance(ranges, list) else [None]
+    whole = [one for one in found if one is not None]
+    return tuple(whole) if len(whole) == len(found) else None
+
+
+_RANGE: Final = (str, int, int, int, int, int, int, (str, NoneType), bool)
+"""What `OffsetRange.to_json` writes; the last one only where it is true."""
+
+
+def _range(value: Json) -> OffsetRange | None:
+    is_range = isinstance(value, list) and len(value) in (8, 9) and all(map(isinstance, value, _RANGE))
+    return OffsetRange(*cast("list[Any]", value)) if is_range else None
 
 
 def at_of_ranges(ranges: Sequence[OffsetRange], reach: Json) -> At:
@@ -413,24 +402,13 @@ class KafkaAudit(SliceAudit):
         known: int,
         lost: Sequence[tuple[int, int]],
     ) -> list[Finding]:
-        findings: list[Finding] = []
-        covered = place.first if place is not None else 0
-        spans = [(part.start, part.stop, one) for part, one in pieces]
-        ordered: list[tuple[int, int, OpenedSlice | None]] = [*spans, *((start, stop, None) for start, stop in lost)]
-        for start, stop, one in sorted(ordered, key=lambda span: span[:2]):
-            end = max(covered, known)
-            holder = "a lost range" if one is None else one.holder
-            txid = None if one is None else one.txid
-            if start < covered:
-                findings.append(
-                    Finding(f"{holder} holds offsets of {_where(place)} that another batch holds, too", txid)
-                )
-            elif start > end:
-                findings.append(self._missed(place, end, start, f"before {holder}", txid))
-            covered = max(covered, stop)
+        ranges = [(part.start, part.stop, one) for part, one in pieces]
+        ranges += [(start, stop, OpenedSlice({}, "a lost range", None, taken=True)) for start, stop in lost]
+        what, missed = f"offsets of {_where(place)}", partial(self._missed, place)
+        findings, covered = overlaps_and_gaps(ranges, 0 if place is None else place.first, known, what, missed)
         end = max(covered, known)
         if place is not None and end < place.begin:
-            findings.append(self._missed(place, end, place.begin, "behind the last batch", None))
+            findings.append(missed(end, place.begin, "behind the last batch", None))
         return findings
 
     def _missed(self, place: Place | None, start: int, stop: int, where: str, txid: int | None) -> Finding:

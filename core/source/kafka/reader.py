@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import methodcaller
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,18 +17,7 @@ from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, Stor
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.kafka.client import Cluster, Feed, GapsFound, OffsetGone, Partition, feeds
 from stormproof.core.source.kafka.position import OffsetRange, number_of
-from stormproof.core.source.metadata import Metadata
-
-METADATA: Final = {
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "key": pa.binary(),
-    "headers": pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])),
-    "tombstone": pa.bool_(),
-}
-"""What Kafka knows of a message beside its payload."""
+from stormproof.core.source.metadata import Fact, Metadata
 
 _TOPIC: Final = methodcaller("topic")
 _PARTITION: Final = methodcaller("partition")
@@ -216,12 +205,7 @@ def _is_whole(runs: Sequence[Rows], one: OffsetRange) -> bool:
 
 def payloads_of(messages: Sequence[Any], metadata: Metadata) -> pa.Array:
     """What the decoder gets of messages: bytes, or a struct with their metadata."""
-    return metadata.given(list(map(_VALUE, messages)), columns_of(metadata.names, messages))
-
-
-def columns_of(names: Sequence[str], messages: Sequence[Any]) -> list[list[object]]:
-    """A column for each name."""
-    return [[_OF[name](message) for message in messages] for name in names]
+    return metadata.given(list(map(_VALUE, messages)), messages)
 
 
 def _headers(message: Any) -> list[dict[str, object]]:
@@ -233,12 +217,19 @@ def _timestamp_us(message: Any) -> int | None:
     return milliseconds * 1_000 if kind else None
 
 
-_OF: Final[dict[str, Any]] = {
-    "topic": lambda message: message.topic(),
-    "partition": lambda message: message.partition(),
-    "offset": lambda message: message.offset(),
-    "timestamp": _timestamp_us,
-    "key": lambda message: message.key(),
-    "headers": _headers,
-    "tombstone": lambda message: message.value() is None,
-}
+class KafkaMetadata(Metadata):
+    """What Kafka knows of a message beside its payload."""
+
+    __slots__ = ()
+    KNOWN: ClassVar[Mapping[str, Fact]] = {
+        "topic": (pa.string(), _TOPIC),
+        "partition": (pa.int32(), _PARTITION),
+        "offset": (pa.int64(), _OFFSET),
+        "timestamp": (pa.timestamp("us", "UTC"), _timestamp_us),
+        "key": (pa.binary(), methodcaller("key")),
+        "headers": (
+            pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])),
+            _headers,
+        ),
+        "tombstone": (pa.bool_(), lambda message: message.value() is None),
+    }

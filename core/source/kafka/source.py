@@ -58,8 +58,8 @@ from stormproof.core.source.kafka.position import (
     place_and_offset,
     ranges_of,
 )
-from stormproof.core.source.kafka.reader import METADATA, KafkaSliceReader, columns_of, messages_in
-from stormproof.core.source.metadata import KeepsMetadata, Metadata
+from stormproof.core.source.kafka.reader import KafkaMetadata, KafkaSliceReader, messages_in
+from stormproof.core.source.metadata import KeepsMetadata
 from stormproof.core.start.preflight import Probe
 
 _NONE: Final = np.zeros(0, np.int64)
@@ -135,7 +135,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
         require_text_if_given(where, "group", group, "orders-lag")
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
-            self._metadata = Metadata.chosen(where, metadata, METADATA, decoder.schema)
+            self._metadata = KafkaMetadata.chosen(where, metadata, decoder.schema)
         super().__init__(
             name,
             decoder=self._metadata.decoder(decoder),
@@ -349,8 +349,8 @@ class KafkaSource(KeepsMetadata, PendingSource):
         for place, messages in messages_in(self._cluster, narrowed).items():
             numbers = [number_of(place, message.offset()) for message in messages]
             mine = {number: message for number, message in zip(numbers, messages, strict=True) if number in wanted}
-            columns = columns_of(self._metadata.known, list(mine.values()))
-            found |= zip(mine, self._metadata.stored([one.value() for one in mine.values()], columns), strict=True)
+            stored = self._metadata.stored([one.value() for one in mine.values()], list(mine.values()))
+            found |= zip(mine, stored, strict=True)
         return found
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:

@@ -20,16 +20,21 @@ from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kestrel.client import Address, Connection, Hosts
-from stormproof.core.source.metadata import IdFrom, KeepsMetadata, Metadata
+from stormproof.core.source.metadata import Fact, IdFrom, KeepsMetadata, Metadata
 
 log = logging.getLogger("stormproof.source")
 
 CONNECTIONS: Final = 16
-METADATA: Final = {"host": pa.string()}
-"""What Kestrel knows of an item: the server that it came from, as HOST:PORT."""
 ASK_WAITING_S: Final = 1.0
 """How often servers are asked how many items they have, while there are some: the answer has all of a server's queues."""
 _QUEUE: Final = re.compile(r"[^\s/~\x00-\x20\x7f]{1,200}")
+
+
+class ItemMetadata(Metadata):
+    """What Kestrel knows of an item: the server that it came from, as HOST:PORT."""
+
+    __slots__ = ()
+    KNOWN: ClassVar[Mapping[str, Fact]] = {"host": (pa.string(), lambda connection: connection.server)}
 
 
 class KestrelSource(KeepsMetadata, RedeliveringSource):
@@ -102,7 +107,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         self.id_from = id_from
         self.capabilities = KESTREL if id_from is None else KESTREL_WITH_ID  # items are taken over in both cases
         super().__init__(name or queue, schema=schema, unit=unit, **pending)
-        self._metadata = Metadata.chosen(where, metadata, METADATA, self._decoder.schema)
+        self._metadata = ItemMetadata.chosen(where, metadata, self._decoder.schema)
         self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
         self._queue = queue
         self._most = (connections, open_reads)
@@ -145,7 +150,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         """Open items at every server in turn. An item that was not written down the last time is given back first."""
         received = [self._delivery(connection, item) for connection, item in self._servers.receive(limit)]
         self._is_empty = not received and self._servers.all_answered
-        return self._metadata.kept(received, [[connection.server for _, connection, _ in received]])
+        return self._metadata.kept(received, [connection for _, connection, _ in received])
 
     def _delivery(self, connection: Connection, item: bytes) -> tuple[str, Connection, bytes]:
         if self._id_from is None:

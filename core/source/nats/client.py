@@ -11,16 +11,17 @@ import concurrent.futures
 import json
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.machine_faults import required
 from stormproof.core.base.message import storable_text
+from stormproof.core.source.metadata import Fact, Metadata
 
 TIMEOUT_S: Final = 10.0
 """For each answer of the server."""
@@ -454,15 +455,6 @@ def _text(error: BaseException) -> str:
     return storable_text(str(error) or type(error).__name__, 500)
 
 
-MESSAGE: Final[Mapping[str, pa.DataType]] = {
-    "subject": pa.string(),
-    "sequence": pa.int64(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "headers": pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())])),
-    "delivered": pa.int64(),
-}
-"""`timestamp` is when the stream took the message; `delivered` how often it was delivered, this time included."""
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TOKENS: Final = 9
 """Parts of a confirmation's subject; a server with domains has more."""
@@ -493,15 +485,17 @@ def _headers(one: Any) -> Sequence[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in headers.items()] if headers else ()
 
 
-_OF: Final[Mapping[str, Callable[[Any], object]]] = {
-    "subject": lambda one: one.message.subject,
-    "sequence": lambda one: one.sequence,
-    "timestamp": lambda one: one.stored_us,
-    "headers": _headers,
-    "delivered": lambda one: one.delivered,
-}
+class NatsMetadata(Metadata):
+    """`timestamp` is when the stream took the message; `delivered` how often it was delivered, this time included."""
 
-
-def columns_of(names: Sequence[str], pulled: Sequence[Any]) -> list[list[object]]:
-    """A column for each name, of messages as they were pulled."""
-    return [[_OF[name](one) for one in pulled] for name in names]
+    __slots__ = ()
+    KNOWN: ClassVar[Mapping[str, Fact]] = {
+        "subject": (pa.string(), lambda one: one.message.subject),
+        "sequence": (pa.int64(), lambda one: one.sequence),
+        "timestamp": (pa.timestamp("us", "UTC"), lambda one: one.stored_us),
+        "headers": (
+            pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())])),
+            _headers,
+        ),
+        "delivered": (pa.int64(), lambda one: one.delivered),
+    }

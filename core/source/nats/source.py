@@ -29,16 +29,15 @@ from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.metadata import KeepsMetadata, Metadata
+from stormproof.core.source.metadata import KeepsMetadata
 from stormproof.core.source.nats.client import (
     AGAIN,
     ANEW,
     DONE,
-    MESSAGE,
     Consumer,
+    NatsMetadata,
     Pulled,
     StreamFacts,
-    columns_of,
     time_of,
 )
 
@@ -112,7 +111,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         if connect is not None:
             require_object(where, "connect", connect, Mapping, "{'user_credentials': 'FILE'}")
         super().__init__(name or stream, schema=schema, unit=unit, **pending)
-        self._metadata = Metadata.chosen(where, metadata, MESSAGE, self._decoder.schema)
+        self._metadata = NatsMetadata.chosen(where, metadata, self._decoder.schema)
         self._decoder = self._metadata.decoder(self._decoder)
         self._stream = stream
         self._url = url
@@ -247,7 +246,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         self.saw(look, counted, **known.to_json())
         self._sequences = known
         received = [(f"{self._identity}/{one.stored_us}/{one.sequence}", one.reply, one.payload) for one in pulled]
-        return self._metadata.kept(received, columns_of(self._metadata.known, pulled))
+        return self._metadata.kept(received, pulled)
 
     def _compared(self, facts: StreamFacts) -> Look:
         """Whether the stream has what was received of it: looked at behind each new connection."""

@@ -11,10 +11,10 @@ import json
 import urllib.error
 import urllib.request
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, MissingRight, StoreUnavailable, StormproofError, UsageError
 from stormproof.core.base.machine_faults import required
 from stormproof.core.base.message import storable_text
+from stormproof.core.source.metadata import Fact, Metadata
 
 TIMEOUT_S: Final = 10.0
 HEARTBEAT_S: Final = 600
@@ -376,23 +377,6 @@ def _setting(found: Mapping[str, Any], name: str) -> Any:
     return min(there) if there and all(isinstance(value, int) for value in there) else next(iter(there), None)
 
 
-MESSAGE: Final[Mapping[str, pa.DataType]] = {
-    "message_id": pa.string(),
-    "exchange": pa.string(),
-    "routing_key": pa.string(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "headers": pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())])),
-}
-"""Of messages of every kind of queue."""
-DELIVERY: Final[Mapping[str, pa.DataType]] = {
-    **MESSAGE,
-    "redelivered": pa.bool_(),
-    "delivery_count": pa.int64(),
-}
-"""Of messages that are delivered. `delivery_count` is NULL where the queue does not count (classic queues)."""
-STREAM: Final[Mapping[str, pa.DataType]] = {**MESSAGE, "offset": pa.int64()}
-"""Of messages of streams."""
-
 _YEAR_10000_S: Final = 253_402_300_800
 _COUNT: Final = "x-delivery-count"
 _OURS: Final = (_COUNT, "x-stream-offset")
@@ -405,31 +389,41 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
 
 
-def _headers(method: Any, properties: Any) -> Sequence[dict[str, str]]:
-    headers: Mapping[str, object] | None = properties.headers
+def _headers(one: Any) -> Sequence[dict[str, str]]:
+    headers: Mapping[str, object] | None = one.properties.headers
     if not headers:
         return ()
     return [{"name": name, "value": _text(value)} for name, value in headers.items() if name not in _OURS]
 
 
-def _timestamp(method: Any, properties: Any) -> int | None:
+def _timestamp(one: Any) -> int | None:
     """The property, which its publisher set, in microseconds; None where there is none, or none that is a time."""
-    seconds = properties.timestamp
+    seconds = one.properties.timestamp
     return seconds * 1_000_000 if isinstance(seconds, int) and 0 <= seconds < _YEAR_10000_S else None
 
 
-_OF: Final[Mapping[str, Callable[[Any, Any], object]]] = {
-    "message_id": lambda _, properties: properties.message_id,
-    "exchange": lambda method, _: method.exchange,
-    "routing_key": lambda method, _: method.routing_key,
-    "timestamp": _timestamp,
-    "headers": _headers,
-    "redelivered": lambda method, _: method.redelivered,
-    "delivery_count": lambda _, properties: (properties.headers or {}).get(_COUNT),
-    "offset": lambda _, properties: int(properties.headers["x-stream-offset"]),
+_MESSAGE: Final[Mapping[str, Fact]] = {
+    "message_id": (pa.string(), lambda one: one.properties.message_id),
+    "exchange": (pa.string(), lambda one: one.method.exchange),
+    "routing_key": (pa.string(), lambda one: one.method.routing_key),
+    "timestamp": (pa.timestamp("us", "UTC"), _timestamp),
+    "headers": (pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.string())])), _headers),
 }
 
 
-def columns_of(names: Sequence[str], messages: Sequence[tuple[Any, Any]]) -> list[list[object]]:
-    """A column for each name, of messages as the client gives them: method and properties."""
-    return [[_OF[name](method, properties) for method, properties in messages] for name in names]
+class DeliveryMetadata(Metadata):
+    """Of messages that are delivered. `delivery_count` is NULL where the queue does not count (classic queues)."""
+
+    __slots__ = ()
+    KNOWN: ClassVar[Mapping[str, Fact]] = {
+        **_MESSAGE,
+        "redelivered": (pa.bool_(), lambda one: one.method.redelivered),
+        "delivery_count": (pa.int64(), lambda one: (one.properties.headers or {}).get(_COUNT)),
+    }
+
+
+class StreamMetadata(Metadata):
+    """Of messages of streams."""
+
+    __slots__ = ()
+    KNOWN: ClassVar[Mapping[str, Fact]] = {**_MESSAGE, "offset": (pa.int64(), lambda one: one.offset)}

@@ -16,15 +16,14 @@ from stormproof.core.contract.payload import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.metadata import MESSAGE_ID, IdFrom, KeepsMetadata, Metadata
+from stormproof.core.source.metadata import MESSAGE_ID, IdFrom, KeepsMetadata
 from stormproof.core.source.rabbitmq.client import (
     AUTO,
-    DELIVERY,
     PREFETCH_MAX,
     Arrived,
     BrokerQueue,
     Consumer,
-    columns_of,
+    DeliveryMetadata,
     dataset_at,
     limits_said,
 )
@@ -112,7 +111,7 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         # A quorum queue counts deliveries: that is metadata. What failed is counted here, where a retry is no delivery.
         self.capabilities = RABBITMQ_WITHOUT_ID if id_from is None else RABBITMQ_CLASSIC
         super().__init__(name or queue, schema=schema, unit=unit, **pending)
-        self._metadata = Metadata.chosen(where, metadata, DELIVERY, self._decoder.schema)
+        self._metadata = DeliveryMetadata.chosen(where, metadata, self._decoder.schema)
         self._decoder = self._metadata.decoder(IdFrom.decoder(self._decoder, id_from))
         self._queue = queue
         self._url = url
@@ -166,9 +165,7 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         except StoreUnavailable:
             self._drop()
             raise
-        received = [self._delivery(message) for message in arrived]
-        columns = columns_of(self._metadata.known, [(message.method, message.properties) for message in arrived])
-        return self._metadata.kept(received, columns)
+        return self._metadata.kept([self._delivery(message) for message in arrived], arrived)
 
     def left_at_server(self) -> int | None:
         """What the queue has for somebody; what was delivered to other consumers is not in it."""

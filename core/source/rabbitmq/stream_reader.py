@@ -21,7 +21,7 @@ from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, Usag
 from stormproof.core.pending.batches import reader_batch
 from stormproof.core.source.kafka.position import OffsetRange
 from stormproof.core.source.metadata import Metadata
-from stormproof.core.source.rabbitmq.client import PREFETCH_MAX, BrokerQueue, columns_of
+from stormproof.core.source.rabbitmq.client import PREFETCH_MAX, BrokerQueue
 
 PREFETCH: Final = 10_000
 ANSWER_S: Final = 10.0
@@ -244,5 +244,4 @@ class StreamSliceReader:
 
 def payloads_of(messages: Sequence[StreamMessage], metadata: Metadata) -> pa.Array:
     """What the decoder gets of messages: bytes, or a struct with their metadata."""
-    columns = columns_of(metadata.names, [(one.method, one.properties) for one in messages])
-    return metadata.given([message.payload for message in messages], columns)
+    return metadata.given([message.payload for message in messages], messages)

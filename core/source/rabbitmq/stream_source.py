@@ -24,8 +24,8 @@ from stormproof.core.pending.rows import At, Subscriber, even_bounds, expectatio
 from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kafka.position import OffsetRange
-from stormproof.core.source.metadata import KeepsMetadata, Metadata
-from stormproof.core.source.rabbitmq.client import STREAM, BrokerQueue, columns_of, dataset_at
+from stormproof.core.source.metadata import KeepsMetadata
+from stormproof.core.source.rabbitmq.client import BrokerQueue, StreamMetadata, dataset_at
 from stormproof.core.source.rabbitmq.source import URL, require_queue
 from stormproof.core.source.rabbitmq.stream_position import (
     Mark,
@@ -96,7 +96,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         require_text_if_given(where, "name", name, stream)
         with error_prefix(where):
             decoder = decoder_for(schema, unit)
-            self._metadata = Metadata.chosen(where, metadata, STREAM, decoder.schema)
+            self._metadata = StreamMetadata.chosen(where, metadata, decoder.schema)
         super().__init__(
             name or stream,
             decoder=self._metadata.decoder(decoder),
@@ -248,8 +248,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         narrow = OffsetRange.of(whole(one.topic, int(wanted[0]), int(wanted[-1]) + 1), wanted, 0)
         mine = set(wanted.tolist())
         messages = [message for message in messages_in(self._broker, narrow) if message.offset in mine]
-        columns = columns_of(self._metadata.known, [(one.method, one.properties) for one in messages])
-        stored = self._metadata.stored([message.payload for message in messages], columns)
+        stored = self._metadata.stored([message.payload for message in messages], messages)
         return dict(zip((message.offset for message in messages), stored, strict=True))
 
     def unopened(self, position: At, cursor: Any) -> tuple[int, float | None]:

@@ -29,7 +29,7 @@ from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.metadata import KeepsMetadata, MarkedDecoder, Metadata
+from stormproof.core.source.metadata import Fact, KeepsMetadata, MarkedDecoder, Metadata
 from stormproof.core.source.redis_streams.client import ANEW, CONSUMER, Counted, Entry, Facts, Group, dataset_at
 
 log = logging.getLogger("stormproof.source")
@@ -99,7 +99,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
             decoded = decoder_for(schema, unit).schema
         self._payload = payload_by(decoded, field, unit=unit is not None)
         self._decoder = EntryDecoder(self._decoder, repr(field) if field else f"of {', '.join(decoded.names)}")
-        self._metadata = Metadata.chosen(where, metadata, ENTRY, decoded)
+        self._metadata = EntryMetadata.chosen(where, metadata, decoded)
         self._decoder = self._metadata.decoder(self._decoder)
         self._stream = stream
         self._url = url
@@ -326,7 +326,7 @@ def _loaded(payload: Payload, metadata: Metadata, stored: Sequence[bytes]) -> li
     payloads, facts = all_unsealed(stored)
     fields = [fields_in(one or b"", said) for one, said in zip(payloads, facts, strict=True)]
     entries = [Entry(said["id"], one) for said, one in zip(facts, fields, strict=True)] if metadata else ()
-    return [metadata.given(list(map(payload, fields)), columns_of(metadata.names, entries))]
+    return [metadata.given(list(map(payload, fields)), entries)]
 
 
 _UNREADABLE: Final = b"\0stormproof: no such field\0"
@@ -445,13 +445,6 @@ class EntryDecoder(MarkedDecoder):
 
 # ---- what Redis knows of an entry beside its payload
 
-ENTRY: Final[Mapping[str, pa.DataType]] = {
-    "id": pa.string(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "fields": pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])),
-}
-"""`timestamp` is the first part of the id: the server's time in milliseconds, where the producer gave no id of its own."""
-
 _YEAR_10000_MS: Final = 253_402_300_800_000
 
 
@@ -465,13 +458,12 @@ def _fields(entry: Entry) -> list[dict[str, str | bytes]]:
     return [{"name": name.decode("utf-8", "replace"), "value": value} for name, value in entry.fields.items()]
 
 
-_OF: Final[Mapping[str, Callable[[Entry], object]]] = {
-    "id": lambda entry: entry.id,
-    "timestamp": _timestamp,
-    "fields": _fields,
-}
+class EntryMetadata(Metadata):
+    """`timestamp` is the first part of the id: the server's time in ms, where the producer gave no id of its own."""
 
-
-def columns_of(names: Sequence[str], entries: Sequence[Entry]) -> list[list[object]]:
-    """A column for each name."""
-    return [[_OF[name](entry) for entry in entries] for name in names]
+    __slots__ = ()
+    KNOWN: ClassVar[Mapping[str, Fact]] = {
+        "id": (pa.string(), lambda entry: entry.id),
+        "timestamp": (pa.timestamp("us", "UTC"), _timestamp),
+        "fields": (pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])), _fields),
+    }
