@@ -66,13 +66,54 @@ from stormproof.core.graph.components import (
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.user_code.functions import ASYNC, ASYNC_GENERATOR, GENERATOR, never_begins, refuse_unfit_call
 
+_WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
+"""Operations whose result has the fields of their input, unless they name others."""
+_KEEPING: Final = frozenset(
+    {OperationKind.FILTER, OperationKind.PEEK, OperationKind.EACH, OperationKind.FLAT_EACH, OperationKind.PROJECT}
+)
+"""Operations whose results have the fields of their input, unchanged; a projection has some of them."""
+_BY_KEY: Final = "-by-key"
+_ONE_RESULT: Final = (frozenset({ASYNC}), "return the result, or use flat_map for one that yields")
+_SEVERAL: Final = (frozenset({ASYNC, GENERATOR, ASYNC_GENERATOR}), "")
+_BY_KIND: Final = {
+    OperationKind.FLAT_MAP: _SEVERAL,
+    OperationKind.FLAT_EACH: _SEVERAL,
+    OperationKind.ARROW: (frozenset[str](), "return the record batch and the row numbers"),
+}
+"""The kinds of functions that an operation takes though calling them runs nothing of them, and what to do about others."""
+_ADDING: Final = frozenset({OperationKind.EACH, OperationKind.FLAT_EACH})
 
-class ComponentRegistry:
-    """Named components. Each is added after its inputs, so the graph has no cycle."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+class TopologyGraph:
+    """An acyclic graph of named components, each added after its inputs: spouts, bolts and aggregates; every end is a sink.
+
+    `guarantee` is the default of `run`; None is exactly-once. `ackers` is the number of acker tasks for a batch that needs a
+    verdict message by message; None is one a core; 0 turns tracking off, which is at-most-once. `message_timeout_s` is how
+    long a batch's job may show no progress before it is cancelled; None leaves it to the settings.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        guarantee: Guarantee | str | None = None,
+        *,
+        ackers: int | None = None,
+        message_timeout_s: float | None = None,
+    ) -> None:
+        self.name = checked_name(name, "topology")
         self._components: dict[str, Component] = {}
+        self.guarantee = None if guarantee is None else as_guarantee(guarantee, f"topology {name!r}")
+        if ackers is not None and not (is_number(ackers, int) and ackers >= 0):
+            raise TopologyError(f"topology {name!r}: ackers is {ackers!r}; use 1 or more, or 0 for no tracking")
+        if message_timeout_s is not None and not (is_number(message_timeout_s, int, float) and message_timeout_s > 0):
+            raise TopologyError(
+                f"topology {name!r}: message_timeout_s is {message_timeout_s!r}; it must be a number of seconds above 0"
+            )
+        self.ackers = ackers
+        self.message_timeout_s = message_timeout_s
+        if ackers == 0:
+            self.guarantee = self.guarantee or Guarantee.AT_MOST_ONCE
+            self.require_tracking(self.guarantee)
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -151,104 +192,6 @@ class ComponentRegistry:
                     "leave it out",
                     component=component.name,
                 )
-
-    def _require_own(self, graph: OwnsStreams | None, component: str, where: str) -> None:
-        """Raise TopologyError where a component is another topology's; this one may have a component of that name, too."""
-        if graph is not None and graph is not self:
-            raise TopologyError(
-                f"{where}: {component!r} belongs to topology {graph.name!r}, which is another one than {self.name!r} here; "
-                "use output streams of this one",
-                component=component,
-            )
-
-    def _component(self, name: str) -> Component:
-        component = self._components.get(name)
-        if component is None:
-            raise TopologyError(
-                f"no component {name!r}; known: {', '.join(self._components) or 'none'}", component=name
-            )
-        return component
-
-    def _stream_schema(self, input_: Subscription) -> pa.Schema:
-        schema = self.schema_of(input_.component, input_.stream)
-        component = self._component(input_.component)
-        if isinstance(component, Aggregate) and component.persistent:
-            raise TopologyError(
-                f"component {component.name!r} is a persistent aggregate: what it gives is folded into sinks, so only "
-                ".into(...) can follow; use .agg(...) for groups of a batch",
-                component=component.name,
-            )
-        return schema
-
-    def _own_name(self, name: str | None, kind: str, function: UserFunction | None) -> str:
-        if name is not None:
-            return checked_name(name, "component")
-        called = getattr(function, "__name__", "")
-        base = called if isinstance(called, str) and NAME.fullmatch(called) and called != "<lambda>" else kind
-        base = base[: NAME_MAX_CHARACTERS - 4]
-        names = [base, *(f"{base}-{i}" for i in range(2, len(self._components) + 3))]
-        return next(n for n in names if n not in self._components)
-
-    def _require_new(self, name: str) -> None:
-        if any(there.name.lower() == name.lower() for there in self._components.values()):
-            raise TopologyError(
-                f"topology {self.name!r} has two components called {name!r}; give one of them another name",
-                component=name,
-            )
-
-    def _add(self, component: Component) -> str:
-        self._require_new(component.name)
-        self._components[component.name] = component
-        return component.name
-
-
-_WITHOUT_SCHEMA: Final = frozenset({OperationKind.FILTER, OperationKind.PEEK, OperationKind.PROJECT})
-"""Operations whose result has the fields of their input, unless they name others."""
-_KEEPING: Final = frozenset(
-    {OperationKind.FILTER, OperationKind.PEEK, OperationKind.EACH, OperationKind.FLAT_EACH, OperationKind.PROJECT}
-)
-"""Operations whose results have the fields of their input, unchanged; a projection has some of them."""
-_BY_KEY: Final = "-by-key"
-_ONE_RESULT: Final = (frozenset({ASYNC}), "return the result, or use flat_map for one that yields")
-_SEVERAL: Final = (frozenset({ASYNC, GENERATOR, ASYNC_GENERATOR}), "")
-_BY_KIND: Final = {
-    OperationKind.FLAT_MAP: _SEVERAL,
-    OperationKind.FLAT_EACH: _SEVERAL,
-    OperationKind.ARROW: (frozenset[str](), "return the record batch and the row numbers"),
-}
-"""The kinds of functions that an operation takes though calling them runs nothing of them, and what to do about others."""
-_ADDING: Final = frozenset({OperationKind.EACH, OperationKind.FLAT_EACH})
-
-
-class TopologyGraph(ComponentRegistry):
-    """An acyclic graph of named components: spouts, bolts and aggregates, and a sink at every end.
-
-    `guarantee` is the default of `run`; None is exactly-once. `ackers` is the number of acker tasks for a batch that needs a
-    verdict message by message; None is one a core; 0 turns tracking off, which is at-most-once. `message_timeout_s` is how
-    long a batch's job may show no progress before it is cancelled; None leaves it to the settings.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        guarantee: Guarantee | str | None = None,
-        *,
-        ackers: int | None = None,
-        message_timeout_s: float | None = None,
-    ) -> None:
-        super().__init__(checked_name(name, "topology"))
-        self.guarantee = None if guarantee is None else as_guarantee(guarantee, f"topology {name!r}")
-        if ackers is not None and not (is_number(ackers, int) and ackers >= 0):
-            raise TopologyError(f"topology {name!r}: ackers is {ackers!r}; use 1 or more, or 0 for no tracking")
-        if message_timeout_s is not None and not (is_number(message_timeout_s, int, float) and message_timeout_s > 0):
-            raise TopologyError(
-                f"topology {name!r}: message_timeout_s is {message_timeout_s!r}; it must be a number of seconds above 0"
-            )
-        self.ackers = ackers
-        self.message_timeout_s = message_timeout_s
-        if ackers == 0:
-            self.guarantee = self.guarantee or Guarantee.AT_MOST_ONCE
-            self.require_tracking(self.guarantee)
 
     def require_tracking(self, guarantee: Guarantee) -> None:
         """Raise TopologyError where this guarantee needs the tracking that `ackers=0` turns off."""
@@ -544,6 +487,55 @@ class TopologyGraph(ComponentRegistry):
         where = f"component {name!r}"
         require_fields(where, name, fields, schema)
         refuse_twice(where, name, fields)
+
+    def _require_own(self, graph: OwnsStreams | None, component: str, where: str) -> None:
+        """Raise TopologyError where a component is another topology's; this one may have a component of that name, too."""
+        if graph is not None and graph is not self:
+            raise TopologyError(
+                f"{where}: {component!r} belongs to topology {graph.name!r}, which is another one than {self.name!r} here; "
+                "use output streams of this one",
+                component=component,
+            )
+
+    def _component(self, name: str) -> Component:
+        component = self._components.get(name)
+        if component is None:
+            raise TopologyError(
+                f"no component {name!r}; known: {', '.join(self._components) or 'none'}", component=name
+            )
+        return component
+
+    def _stream_schema(self, input_: Subscription) -> pa.Schema:
+        schema = self.schema_of(input_.component, input_.stream)
+        component = self._component(input_.component)
+        if isinstance(component, Aggregate) and component.persistent:
+            raise TopologyError(
+                f"component {component.name!r} is a persistent aggregate: what it gives is folded into sinks, so only "
+                ".into(...) can follow; use .agg(...) for groups of a batch",
+                component=component.name,
+            )
+        return schema
+
+    def _own_name(self, name: str | None, kind: str, function: UserFunction | None) -> str:
+        if name is not None:
+            return checked_name(name, "component")
+        called = getattr(function, "__name__", "")
+        base = called if isinstance(called, str) and NAME.fullmatch(called) and called != "<lambda>" else kind
+        base = base[: NAME_MAX_CHARACTERS - 4]
+        names = [base, *(f"{base}-{i}" for i in range(2, len(self._components) + 3))]
+        return next(n for n in names if n not in self._components)
+
+    def _require_new(self, name: str) -> None:
+        if any(there.name.lower() == name.lower() for there in self._components.values()):
+            raise TopologyError(
+                f"topology {self.name!r} has two components called {name!r}; give one of them another name",
+                component=name,
+            )
+
+    def _add(self, component: Component) -> str:
+        self._require_new(component.name)
+        self._components[component.name] = component
+        return component.name
 
 
 def by_key(*values: object) -> object:

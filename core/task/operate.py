@@ -411,7 +411,7 @@ def apply(
                 columns = [rows.column(name) for name in node.fields]
                 return Applied(pa.RecordBatch.from_arrays(columns, schema=node.schema), None, {})
             case OperationKind.PEEK:
-                return _peek(given)
+                return _called(given)[1].applied(rows, None)
             case OperationKind.ARROW:
                 return _arrow(node, rows, heartbeat)
 
@@ -466,7 +466,8 @@ def _collected(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return collect
 
 
-def _map(given: _Given) -> Applied:
+def _called(given: _Given) -> tuple[list[object], _Failures]:
+    """What the function returns for each row; None where it raised."""
     made: list[object] = []
     call, arguments = given.each(made)
     append, failed = made.append, _Failures()
@@ -478,6 +479,11 @@ def _map(given: _Given) -> Applied:
         except CAUGHT as error:
             failed.raised(len(made), error)
             append(None)
+    return made, failed
+
+
+def _map(given: _Given) -> Applied:
+    made, failed = _called(given)
     batch, errors = batch_of(made, given.node.schema, failed.texts.keys())
     for row, text in errors:
         failed.texts.setdefault(row, text)
@@ -520,22 +526,6 @@ def _each(given: _Given) -> Applied:
     if made.counts is not None:
         rows = rows.take(pa.array(np.repeat(np.arange(rows.num_rows), made.counts)))
     return replace(made, rows=pa.RecordBatch.from_arrays([*rows.columns, *made.rows.columns], schema=node.schema))
-
-
-def _peek(given: _Given) -> Applied:
-    seen: list[object] = []
-    call, arguments = given.each(seen)
-    failed = _Failures()
-    while True:
-        try:
-            for argument in arguments:
-                call(argument)
-                seen.append(None)
-            break
-        except CAUGHT as error:
-            failed.raised(len(seen), error)
-            seen.append(None)
-    return failed.applied(given.rows, None)
 
 
 def _shown_value(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -85,7 +86,11 @@ class World:
                 if not (backlog.ready or backlog.pending or backlog.waiting):
                     break
                 self.clock.advance(1_000)
-        ended = self.confirmed + Counter(letter.payload for letter in self.group.dead_letters())
+        ended = self.confirmed + Counter(
+            letter.payload
+            for source in self.group.sources.values()
+            for letter in cast(MemorySource, source).dead_letters()
+        )
         assert ended == self.everything
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from types import NoneType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -310,8 +310,9 @@ _RANGE: Final = (str, int, int, int, int, int, int, (str, NoneType), bool)
 
 
 def _range(value: Json) -> OffsetRange | None:
-    is_range = isinstance(value, list) and len(value) in (8, 9) and all(map(isinstance, value, _RANGE))
-    return OffsetRange(*cast("list[Any]", value)) if is_range else None
+    parts: list[Any] = value if isinstance(value, list) and len(value) in (8, 9) else []
+    is_range = parts and all(isinstance(part, kind) for part, kind in zip(parts, _RANGE, strict=False))
+    return OffsetRange(*parts) if is_range else None
 
 
 def at_of_ranges(ranges: Sequence[OffsetRange], reach: Json) -> At:
