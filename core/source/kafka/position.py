@@ -305,7 +305,7 @@ def ranges_or_none(at: Mapping[str, Json]) -> tuple[OffsetRange, ...] | None:
     return tuple(whole) if len(whole) == len(found) else None
 
 
-_RANGE: Final = (str, int, int, int, int, int, int, (str, NoneType), bool)
+_RANGE: Final[tuple[type | tuple[type, ...], ...]] = (str, int, int, int, int, int, int, (str, NoneType), bool)
 """What `OffsetRange.to_json` writes; the last one only where it is true."""
 
 
