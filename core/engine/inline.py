@@ -20,9 +20,8 @@ from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.start.preflight import Probe, first_fault
 from stormproof.core.task.account import Observer
-from stormproof.core.task.job import Job, JobKey, StageJob, stage_jobs
+from stormproof.core.task.job import Job, JobKey, StageJob, WireRow, job_report, stage_jobs
 from stormproof.core.task.task import run_task
-from stormproof.core.task.wire import WireRow, job_report
 from stormproof.core.tracking.verdict import JobReport
 
 T = TypeVar("T")

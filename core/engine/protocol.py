@@ -7,9 +7,8 @@ from typing import Protocol
 
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.start.preflight import Probe
-from stormproof.core.task.job import Job, JobKey, StageJob
+from stormproof.core.task.job import Job, JobKey, StageJob, WireRow
 from stormproof.core.task.task import run_task
-from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.verdict import JobReport
 
 

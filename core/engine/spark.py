@@ -56,9 +56,8 @@ from stormproof.core.engine.worker import end_in_silence_when_idle, granted_work
 from stormproof.core.graph.plan import Plan
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.start.preflight import Probe, first_fault
-from stormproof.core.task.job import Job, JobKey, StageJob, stage_jobs
+from stormproof.core.task.job import Job, JobKey, StageJob, WireRow, job_report, stage_jobs
 from stormproof.core.task.task import run_task
-from stormproof.core.task.wire import WireRow, job_report
 from stormproof.core.tracking.verdict import JobReport
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, MessageF
 from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, WriteNode
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.exchange import Sender
-from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, TaskReport, WireRow
+from stormproof.core.task.job import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, TaskReport, WireRow
 from stormproof.core.tracking.share import MANY, Anchors, MessageTable, as_signed, mix64, xor_reduce
 from stormproof.core.tracking.verdict import ACKER, ANY_KEY, Counts, acker_of
 

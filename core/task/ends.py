@@ -25,10 +25,9 @@ from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.account import Account, End, Failed, Passage, Tuples, shown_row
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
 from stormproof.core.task.exchange import Sender
-from stormproof.core.task.job import StageJob
+from stormproof.core.task.job import StageJob, WireRow
 from stormproof.core.task.reduce import rows_with_keys
 from stormproof.core.task.router import Router, task_numbers
-from stormproof.core.task.wire import WireRow
 from stormproof.core.tracking.share import MANY, MANY_ORIGIN, Anchors, MessageTable, signed, split_one
 
 

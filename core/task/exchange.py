@@ -6,7 +6,7 @@ tripled, with or without shares.
 
 A task that is repeated may send other rows than the first time, and its readers may then have read different runs of it.
 So the control rows have the mark of the run that sent them, which no other run has. Each reader reports a digest of all
-marks that it read, and all readers of a stage must have read the same (`stormproof.core.task.wire.require_one_run`).
+marks that it read, and all readers of a stage must have read the same (`stormproof.core.task.job.require_one_run`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stormproof.core.base.arrow import Rows
-from stormproof.core.task.wire import (
+from stormproof.core.task.job import (
     ACK,
     ACK_SCHEMA,
     CONTROL,

@@ -1,16 +1,47 @@
-"""A job: one attempt at one batch, in the form that an engine runs; and its part for each stage."""
+"""A job: one attempt at one batch, in the form that an engine runs; its part for each stage; what its tasks send and report.
+
+Wire rows travel between stages, and from the last stage to the driver. A wire row is one of these: a chunk of one edge's
+rows for one task, notices for an acker, a control row (`exchange`), or a task's summary for the driver. Arrow serialises
+the rows of a chunk, and an engine carries each wire row as one string of bytes: nothing below converts any of their
+types.
+
+The report of a job is made of those of its tasks.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Any, Final, TypeAlias
 
-from stormproof.core.contract.sink import SinkWriter, TaskContext
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stormproof.core.base.arrow import Rows, Words, pc
+from stormproof.core.base.errors import JobFailed, Json
+from stormproof.core.base.machine_faults import OUTSIDE
+from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
+from stormproof.core.contract.sink import PreparedFile, SinkWriter, TaskContext, files_to_json
 from stormproof.core.contract.source import Decoder, ShownIds, SliceReader
 from stormproof.core.graph.plan import CombineNode, Plan, SendNode, StagePlan, WriteNode
 from stormproof.core.heartbeat.wire import Place
+from stormproof.core.tracking.share import (
+    MANY,
+    MANY_ORIGIN,
+    Anchors,
+    MessageTable,
+    as_signed,
+    as_words,
+    signed,
+    xor_signed,
+)
+from stormproof.core.tracking.verdict import Counts, JobReport, total
 
 JobKey: TypeAlias = tuple[str, int, int]
 """Incarnation, txid and attempt."""
@@ -130,3 +161,282 @@ def _sinks_of(plan: StagePlan) -> set[str]:
         elif isinstance(node, (CombineNode, SendNode)):
             found.update(node.sinks)
     return found
+
+
+CONTROL: Final = -1
+SUMMARY: Final = -2
+INIT: Final = -3
+ACK: Final = -4
+
+INIT_SCHEMA: Final = pa.schema([("id", pa.int64()), ("origin", pa.int64()), ("value", pa.int64())])
+"""Notices that begin messages: `value` is the token."""
+ACK_SCHEMA: Final = pa.schema([("id", pa.int64()), ("value", pa.int64())])
+"""Notices of acked shares, at most one a message and task: `value` is their XOR."""
+
+BYTES_MAX: Final = 2**31 - 16
+"""The JVM has no longer array."""
+
+_HEAD: Final = struct.Struct("!iiii")
+
+
+@dataclass(frozen=True, slots=True)
+class WireRow:
+    """A row for the task `dest`, the `seq`-th of an edge, from the task `source` of the stage before."""
+
+    dest: int
+    source: int
+    edge: int
+    seq: int
+    payload: bytes | pa.Buffer
+
+    def to_bytes(self) -> bytes:
+        """The row as it travels; copies the payload once.
+
+        Raises:
+            OverflowError: it is 2 GiB long.
+        """
+        if len(self.payload) > BYTES_MAX - _HEAD.size:
+            raise OverflowError(
+                f"a chunk of {len(self.payload)} bytes does not go through an exchange: 2 GiB is too long"
+            )
+        return b"".join((_HEAD.pack(self.dest, self.source, self.edge, self.seq), self.payload))
+
+    @classmethod
+    def from_bytes(cls, sent: bytes) -> WireRow:
+        """The row that was sent; its payload is not copied."""
+        dest, source, edge, seq = _HEAD.unpack_from(sent)
+        return cls(dest, source, edge, seq, pa.py_buffer(sent).slice(_HEAD.size))
+
+
+# ---- chunks: rows that cross an exchange, with their anchors in columns before their own.
+#
+# A chunk has one of four forms: rows without anchors; rows with one share each, which were combined; rows with one
+# (message, share) pair each; rows with any number of pairs
+
+
+_SHARE: Final = pa.field("\x00share", pa.int64(), nullable=False)
+_MESSAGE: Final = pa.field("\x00message", pa.int64(), nullable=False)
+_ORIGIN: Final = pa.field("\x00origin", pa.int64(), nullable=False)
+_LISTS: Final = tuple(pa.field(f.name, pa.list_(f.type), nullable=False) for f in (_MESSAGE, _ORIGIN, _SHARE))
+
+
+class Form(IntEnum):
+    """What a chunk has beside its rows."""
+
+    ROWS = 0
+    SHARES = 1
+    PAIRS = 2
+    LISTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that came over an edge, with their pairs; `origin` is `MANY_ORIGIN` where a pair stands for many."""
+
+    rows: pa.RecordBatch
+    row: Rows | None
+    id: Rows | None
+    origin: Rows | None
+    share: Words | None
+
+    def anchors(self, messages: MessageTable) -> Anchors:
+        """The rows' anchors; their messages are added to the task's."""
+        if self.id is None or self.origin is None:
+            return Anchors(self.rows.num_rows, self.row, None, self.share)
+        first = messages.append(self.id, self.origin)
+        number = np.arange(first, first + len(self.id), dtype=np.int64)
+        number[self.origin == MANY_ORIGIN] = MANY
+        return Anchors(self.rows.num_rows, self.row, number, self.share)
+
+
+def pack(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> tuple[Form, pa.RecordBatch]:
+    """Rows with their anchors in columns before their own."""
+    columns: list[pa.Array] = []
+    fields: list[pa.Field] = []
+    if anchors.row is None and anchors.message is None:
+        form = Form.ROWS if anchors.share is None else Form.SHARES
+    else:
+        form = Form.PAIRS if anchors.row is None else Form.LISTS
+        number = anchors.messages()
+        many = number == MANY
+        known = np.where(many, 0, number)
+        ids, origins = messages.ids(known) if messages.number else known, np.full(len(number), MANY_ORIGIN, np.int64)
+        if messages.number:
+            origins = np.where(many, MANY_ORIGIN, messages.origins(known))
+        columns += [pa.array(ids), pa.array(origins)]
+        fields += [_MESSAGE, _ORIGIN]
+    if anchors.share is not None:
+        columns.append(pa.array(as_signed(anchors.share)))
+        fields.append(_SHARE)
+    if form is Form.LISTS:
+        offsets = pa.array(np.searchsorted(anchors.row_of_pairs(), np.arange(anchors.rows + 1)).astype(np.int32))
+        columns = [pa.ListArray.from_arrays(offsets, column) for column in columns]
+        fields = [pa.field(f.name, pa.list_(f.type), nullable=False) for f in fields]
+    return form, pa.RecordBatch.from_arrays([*columns, *rows.columns], schema=pa.schema([*fields, *rows.schema]))
+
+
+def packed_schema(form: Form, schema: pa.Schema, *, tracked: bool) -> pa.Schema:
+    """The schema of a chunk of this form, whose rows have the given schema."""
+    share = [_SHARE] if tracked else []
+    match form:
+        case Form.ROWS:
+            return schema
+        case Form.SHARES:
+            return pa.schema([_SHARE, *schema])
+        case Form.PAIRS:
+            return pa.schema([_MESSAGE, _ORIGIN, *share, *schema])
+        case Form.LISTS:
+            return pa.schema([*(_LISTS if tracked else _LISTS[:2]), *schema])
+
+
+def unpack(form: Form, packed: pa.RecordBatch, schema: pa.Schema, *, tracked: bool) -> Chunk:
+    """The rows and anchors of a packed chunk."""
+    first = packed.num_columns - len(schema)
+    rows = pa.RecordBatch.from_arrays(packed.columns[first:], schema=schema)
+    columns = packed.columns[:first]
+    index: Rows | None = None
+    if form is Form.LISTS:
+        lengths = pc.list_value_length(columns[0]).to_numpy(zero_copy_only=False)
+        index = np.repeat(np.arange(packed.num_rows, dtype=np.int64), lengths)
+        columns = [column.flatten() for column in columns]
+    values = [column.to_numpy() for column in columns]
+    share = as_words(values.pop()) if form is Form.SHARES or (tracked and form is not Form.ROWS) else None
+    return Chunk(rows, index, values[0] if values else None, values[1] if values else None, share)
+
+
+@dataclass(slots=True)
+class TaskReport:
+    """The report of one task; it counts only where the task succeeded. `JobReport` explains the fields."""
+
+    stage: int
+    task: int
+    read_messages: int = 0
+    read_xor: int = 0
+    ack_xor: int = 0
+    tuples: int = 0
+    failures: list[MessageFailure] = field(default_factory=list[MessageFailure])
+    files: list[PreparedFile] = field(default_factory=list[PreparedFile])
+    violations: list[str] = field(default_factory=list[str])
+    late: list[MessageFailure] = field(default_factory=list[MessageFailure])
+    late_xor: int = 0
+    lost: list[MessageFailure] = field(default_factory=list[MessageFailure])
+    together: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    met: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    unnamed: int = 0
+    unanchored: int = 0
+    counts: Counts = field(default_factory=Counts)
+    heard: str = ""
+    """A digest of the marks that it was sent, by all tasks of the stage before."""
+
+    def ack(self, xor: int) -> None:
+        """Add acked shares, by their XOR."""
+        self.ack_xor = signed(self.ack_xor ^ xor)
+
+    def to_json(self) -> dict[str, Json]:
+        """The report as it travels; `from_json` reads it."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain | {
+            "failures": _failures_to_json(self.failures),
+            "late": _failures_to_json(self.late),
+            "lost": _failures_to_json(self.lost),
+            "files": files_to_json(self.files),
+            "counts": self.counts.to_json(),
+            "together": _pairs_to_json(self.together),
+            "met": _pairs_to_json(self.met),
+        }
+
+    @classmethod
+    def from_json(cls, parts: dict[str, Any]) -> TaskReport:
+        """The report that was sent."""
+        read: dict[str, Any] = {
+            "failures": _failures_from_json(parts["failures"]),
+            "late": _failures_from_json(parts["late"]),
+            "lost": _failures_from_json(parts["lost"]),
+            "files": [PreparedFile(**file) for file in parts["files"]],
+            "counts": Counts.from_json(parts["counts"]),
+            "together": _pairs_from_json(parts["together"]),
+            "met": _pairs_from_json(parts["met"]),
+        }
+        return cls(**(parts | read))
+
+
+def _pairs_to_json(pairs: npt.NDArray[np.int64]) -> str:
+    return base64.b64encode(np.ascontiguousarray(pairs).tobytes()).decode()
+
+
+def _pairs_from_json(text: str) -> npt.NDArray[np.int64]:
+    return np.frombuffer(base64.b64decode(text), np.int64).reshape(-1, 2)
+
+
+def _failures_to_json(failures: Sequence[MessageFailure]) -> list[Json]:
+    return [[f.id, f.origin, f.token, f.reason.value, f.component, f.error, f.input] for f in failures]
+
+
+def _failures_from_json(parts: Any) -> list[MessageFailure]:
+    return [
+        MessageFailure(MessageId(id_), origin, Token(token), FailureReason(reason), component, error, input_)
+        for id_, origin, token, reason, component, error, input_ in parts
+    ]
+
+
+def summary(stage: int, task: int, reports: Sequence[TaskReport]) -> WireRow:
+    """The one row that a task of the last stage sends to the driver."""
+    return WireRow(0, task, SUMMARY, stage, json.dumps([r.to_json() for r in reports]).encode())
+
+
+def job_report(summaries: Iterable[WireRow], tasks: Sequence[int], steps_ms: dict[str, float]) -> JobReport:
+    """All summaries as one report. `tasks` is the number of tasks of each stage; each must have reported once.
+
+    Raises:
+        JobFailed: see `require_one_run`.
+    """
+    heard: dict[tuple[int, int], TaskReport] = {}
+    violations: list[str] = []
+    for row in summaries:
+        for parts in json.loads(bytes(row.payload)):
+            report = TaskReport.from_json(parts)
+            if (report.stage, report.task) in heard:
+                violations.append(f"task {report.task} of stage {report.stage} reported twice")
+            heard[report.stage, report.task] = report
+    for stage, number in enumerate(tasks):
+        missing = [task for task in range(number) if (stage, task) not in heard]
+        violations += [f"task {task} of stage {stage} did not report" for task in missing]
+    reports = [heard[key] for key in sorted(heard)]
+    require_one_run(reports)
+    return JobReport(
+        read_messages=sum(r.read_messages for r in reports),
+        read_xor=xor_signed(r.read_xor for r in reports),
+        ack_xor=xor_signed(r.ack_xor for r in reports),
+        failures=tuple(f for r in reports for f in r.failures),
+        files=tuple(sorted((f for r in reports for f in r.files), key=lambda f: (f.sink, f.path))),
+        violations=(*violations, *(v for r in reports for v in r.violations)),
+        tuples=sum(r.tuples for r in reports),
+        steps_ms=steps_ms,
+        late=tuple(f for r in reports for f in r.late),
+        late_xor=xor_signed(r.late_xor for r in reports),
+        together=np.concatenate([r.together for r in reports]) if reports else np.empty((0, 2), np.int64),
+        met=np.concatenate([r.met for r in reports]) if reports else np.empty((0, 2), np.int64),
+        lost=tuple(f for r in reports for f in r.lost),
+        unnamed=sum(r.unnamed for r in reports),
+        unanchored=sum(r.unanchored for r in reports),
+        counts=total(r.counts for r in reports),
+    )
+
+
+def require_one_run(reports: Sequence[TaskReport]) -> None:
+    """Refuse a job in which tasks of a stage read different runs of a task that ran again.
+
+    By induction from the last stage, whose tasks report to the driver once, a job's result then rests on one run of each
+    task: all that read it read the same run, and its report came with what that run sent. Nothing of Spark's scheduler is
+    relied on. Two runs are taken for one with probability 2^-64.
+
+    Raises:
+        JobFailed: names the stage.
+    """
+    for stage in sorted({report.stage for report in reports}):
+        if len({report.heard for report in reports if report.stage == stage and report.heard}) > 1:
+            raise JobFailed(
+                f"the tasks of stage {stage} did not all read the same run of a task of stage {stage - 1}, which ran again "
+                "meanwhile, as after the loss of an executor. No message is to blame; the job runs again",
+                **{OUTSIDE: "two runs of one task"},
+            )

@@ -34,10 +34,9 @@ from stormproof.core.task.account import Account, Ended, Failed, Observer, Passa
 from stormproof.core.task.combine import Combiner, evaluate
 from stormproof.core.task.ends import Ends, MessageIds
 from stormproof.core.task.exchange import Sender, Way, receive
-from stormproof.core.task.job import StageJob
+from stormproof.core.task.job import INIT_SCHEMA, Chunk, StageJob, TaskReport, WireRow, summary
 from stormproof.core.task.operate import Calls, apply, input_text
 from stormproof.core.task.router import hash_keys
-from stormproof.core.task.wire import INIT_SCHEMA, Chunk, TaskReport, WireRow, summary
 from stormproof.core.tracking.share import (
     Anchors,
     BoltInputs,

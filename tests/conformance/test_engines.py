@@ -18,7 +18,7 @@ from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.task import task
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.job import WireRow
 from stormproof.core.tracking import share as tracking
 from stormproof.core.tracking.share import Anchors, BoltInputs
 from stormproof.core.tracking.verdict import ACKER, ComponentCounts, Counts

@@ -41,7 +41,7 @@ from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.start.preflight import PackageProbe, marked, package_fingerprint
-from stormproof.core.task.wire import CONTROL, WireRow
+from stormproof.core.task.job import CONTROL, WireRow
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, sum_
 from stormproof.trident.topology.stream import Stream, Topology

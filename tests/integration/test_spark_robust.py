@@ -20,7 +20,7 @@ from stormproof.core.bolt import BasicBolt, Emit, Tuple
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.task import wire
+from stormproof.core.task import job
 from stormproof.sinks.stores.memory import MemorySink
 
 pytestmark = pytest.mark.spark
@@ -265,7 +265,7 @@ def test_two_runs_of_a_task_in_one_batch_fail_the_job_by_name(spark: SparkSessio
 def test_control_where_the_runs_are_not_compared_two_answers_get_into_one_batch(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "require_one_run", lambda _: None)
+    monkeypatch.setattr(job, "require_one_run", lambda _: None)
     fault = Fault(folder, "everywhere", "lose", shuffle_folders=shuffle_folders(spark))
     ran = run(SparkEngine(spark, TASKS), fault, folder, at_random)
     assert fault.happened() == 1

@@ -13,10 +13,10 @@ import pytest
 from stormproof.core.base.arrow import Rows, Words
 from stormproof.core.contract.source import Expectation
 from stormproof.core.pending import batches, rows
+from stormproof.core.task import job
 from stormproof.core.task import task as task_module
-from stormproof.core.task import wire
 from stormproof.core.task.exchange import Received, Way, receive
-from stormproof.core.task.wire import TaskReport
+from stormproof.core.task.job import TaskReport
 from stormproof.core.tracking import attempts
 from stormproof.core.tracking.share import Anchors, mix64, unsigned
 from stormproof.core.tracking.verdict import Acker, Complete, JobReport, mismatches, misread
@@ -120,4 +120,4 @@ def failed_message_confirmed(patch: pytest.MonkeyPatch) -> None:
 
 def runs_not_compared(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether all readers of a repeated task read the same run of it."""
-    patch.setattr(wire, "require_one_run", lambda _: None)
+    patch.setattr(job, "require_one_run", lambda _: None)

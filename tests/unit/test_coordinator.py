@@ -19,8 +19,7 @@ from stormproof.core.base.errors import (
 )
 from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.task.job import Job
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.job import Job, WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.stores.memory import FaultPoint
 from stormproof.trident.ledger import other_lives, txns

@@ -35,8 +35,7 @@ from stormproof.core.graph.plan import compile_topology
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.source.memory import MemorySource
-from stormproof.core.task.job import Job
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.job import Job, WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.contract.protocol import CommitResult, PreparedTransaction
 from stormproof.sinks.stores.memory import FaultPoint, MemorySession

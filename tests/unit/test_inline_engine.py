@@ -19,7 +19,7 @@ from stormproof.core.base.errors import JobFailed
 from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.task.wire import CONTROL, WireRow
+from stormproof.core.task.job import CONTROL, WireRow
 from stormproof.core.tracking import share as tracking
 from stormproof.core.tracking.share import split_runs
 from stormproof.sinks.stores.memory import MemorySink

@@ -13,7 +13,7 @@ import pytest
 from stormproof import MemoryMap, MemorySource, Topology, count
 from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import Bolt, Tuple
-from stormproof.core.task import wire
+from stormproof.core.task import job
 from stormproof.errors import UsageError
 from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.prepare.rejected_messages import Rejects
@@ -148,7 +148,7 @@ def test_what_two_runs_of_a_task_that_is_not_deterministic_sent_is_not_taken_tog
         return any(held(run) - expected(lines) for run in runs)
 
     assert not doubled()
-    monkeypatch.setattr(wire, "require_one_run", lambda _: None)  # control: the runs' marks are not compared
+    monkeypatch.setattr(job, "require_one_run", lambda _: None)  # control: the runs' marks are not compared
     assert doubled()
 
 

@@ -12,7 +12,7 @@ from support.jobs import Ran, run_job, source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.job import WireRow
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count
 from stormproof.trident.topology.stream import Topology

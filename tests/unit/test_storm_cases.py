@@ -36,8 +36,7 @@ from stormproof.core.heartbeat.listener import Heard, HeartbeatListener
 from stormproof.core.heartbeat.task import Heartbeat, running
 from stormproof.core.heartbeat.wire import AttemptKey, Place
 from stormproof.core.task import account, task
-from stormproof.core.task.job import Job
-from stormproof.core.task.wire import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, WireRow
+from stormproof.core.task.job import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, Job, WireRow
 from stormproof.core.tracking import share as tracking
 from stormproof.core.tracking.verdict import JobReport, acker_of
 from stormproof.trident.driver.jobs import LeaseKeeper, Watch

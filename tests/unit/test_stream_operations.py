@@ -22,7 +22,7 @@ from stormproof.core.graph.aggregation import Aggregator, CombinerAggregator, Em
 from stormproof.core.graph.plan import compile_topology
 from stormproof.core.task import task
 from stormproof.core.task.combine import evaluate as evaluate_rightly
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.job import WireRow
 from stormproof.core.tracking.share import Anchors, overlaid
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, distinct_count, max_, mean, min_, sum_

@@ -22,8 +22,7 @@ from stormproof.core.graph.components import UserFunction
 from stormproof.core.graph.plan import BoltNode, Node, OperationNode, Plan
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.task.account import Observer
-from stormproof.core.task.job import Job, JobKey, StageJob
-from stormproof.core.task.wire import WireRow
+from stormproof.core.task.job import Job, JobKey, StageJob, WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.testing.faults import Chance, FaultKind
 from stormproof.trident.driver.jobs import LeaseKeeper
