@@ -10,24 +10,23 @@ The report of a job is made of those of its tasks.
 
 from __future__ import annotations
 
-import base64
-import json
 import math
+import pickle
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from stormproof.core.base.arrow import Rows, Words, pc
-from stormproof.core.base.errors import JobFailed, Json
+from stormproof.core.base.errors import JobFailed
 from stormproof.core.base.machine_faults import OUTSIDE
-from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
-from stormproof.core.contract.sink import PreparedFile, SinkWriter, TaskContext, files_to_json
+from stormproof.core.base.message import MessageFailure
+from stormproof.core.contract.sink import PreparedFile, SinkWriter, TaskContext
 from stormproof.core.contract.source import Decoder, ShownIds, SliceReader
 from stormproof.core.graph.plan import CombineNode, Plan, SendNode, StagePlan, WriteNode
 from stormproof.core.heartbeat.wire import Place
@@ -332,56 +331,10 @@ class TaskReport:
         """Add acked shares, by their XOR."""
         self.ack_xor = signed(self.ack_xor ^ xor)
 
-    def to_json(self) -> dict[str, Json]:
-        """The report as it travels; `from_json` reads it."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        return plain | {
-            "failures": _failures_to_json(self.failures),
-            "late": _failures_to_json(self.late),
-            "lost": _failures_to_json(self.lost),
-            "files": files_to_json(self.files),
-            "counts": self.counts.to_json(),
-            "together": _pairs_to_json(self.together),
-            "met": _pairs_to_json(self.met),
-        }
-
-    @classmethod
-    def from_json(cls, parts: dict[str, Any]) -> TaskReport:
-        """The report that was sent."""
-        read: dict[str, Any] = {
-            "failures": _failures_from_json(parts["failures"]),
-            "late": _failures_from_json(parts["late"]),
-            "lost": _failures_from_json(parts["lost"]),
-            "files": [PreparedFile(**file) for file in parts["files"]],
-            "counts": Counts.from_json(parts["counts"]),
-            "together": _pairs_from_json(parts["together"]),
-            "met": _pairs_from_json(parts["met"]),
-        }
-        return cls(**(parts | read))
-
-
-def _pairs_to_json(pairs: npt.NDArray[np.int64]) -> str:
-    return base64.b64encode(np.ascontiguousarray(pairs).tobytes()).decode()
-
-
-def _pairs_from_json(text: str) -> npt.NDArray[np.int64]:
-    return np.frombuffer(base64.b64decode(text), np.int64).reshape(-1, 2)
-
-
-def _failures_to_json(failures: Sequence[MessageFailure]) -> list[Json]:
-    return [[f.id, f.origin, f.token, f.reason.value, f.component, f.error, f.input] for f in failures]
-
-
-def _failures_from_json(parts: Any) -> list[MessageFailure]:
-    return [
-        MessageFailure(MessageId(id_), origin, Token(token), FailureReason(reason), component, error, input_)
-        for id_, origin, token, reason, component, error, input_ in parts
-    ]
-
 
 def summary(stage: int, task: int, reports: Sequence[TaskReport]) -> WireRow:
     """The one row that a task of the last stage sends to the driver."""
-    return WireRow(0, task, SUMMARY, stage, json.dumps([r.to_json() for r in reports]).encode())
+    return WireRow(0, task, SUMMARY, stage, pickle.dumps([*reports]))
 
 
 def job_report(summaries: Iterable[WireRow], tasks: Sequence[int], steps_ms: dict[str, float]) -> JobReport:
@@ -393,8 +346,7 @@ def job_report(summaries: Iterable[WireRow], tasks: Sequence[int], steps_ms: dic
     heard: dict[tuple[int, int], TaskReport] = {}
     violations: list[str] = []
     for row in summaries:
-        for parts in json.loads(bytes(row.payload)):
-            report = TaskReport.from_json(parts)
+        for report in pickle.loads(row.payload):  # noqa: S301 - what a task of ours packed, as Spark does with its results
             if (report.stage, report.task) in heard:
                 violations.append(f"task {report.task} of stage {report.stage} reported twice")
             heard[report.stage, report.task] = report

@@ -31,17 +31,17 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from functools import reduce
 from operator import xor
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from stormproof.core.base.arrow import Rows, Words
-from stormproof.core.base.errors import Json, TasksBroken
+from stormproof.core.base.errors import TasksBroken
 from stormproof.core.base.message import MessageFailure
 from stormproof.core.contract.sink import PreparedFile
 from stormproof.core.contract.source import Expectation
@@ -114,20 +114,8 @@ class Counts:
         for edge, tuples in other.edges.items():
             self.edges[edge] = self.edges.get(edge, 0) + tuples
 
-    def to_json(self) -> dict[str, Json]:
-        """The counts as they travel; `from_json` reads them."""
-        return {
-            "components": {name: [*astuple(counts)] for name, counts in self.components.items()},
-            "edges": [[*edge, tuples] for edge, tuples in self.edges.items()],
-        }
-
-    @classmethod
-    def from_json(cls, parts: dict[str, Any]) -> Counts:
-        """The counts that were sent."""
-        return cls(
-            {name: ComponentCounts(*numbers) for name, numbers in parts["components"].items()},
-            {(origin, stream, to): tuples for origin, stream, to, tuples in parts["edges"]},
-        )
+    def __reduce__(self) -> tuple[type[Counts], tuple[dict[str, ComponentCounts], dict[Edge, int]]]:
+        return Counts, (self.components, self.edges)
 
 
 def total(parts: Iterable[Counts]) -> Counts:
