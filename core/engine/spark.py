@@ -361,7 +361,10 @@ class SparkEngine:
             )
         started_s = self._clock.monotonic_s()
         parts = stage_jobs(job, self._parallelism)
-        plan = self._plan_of_small if self._small.is_small(job, parts) else self._plan
+        plan = self._plan
+        if self._small.is_small(job, parts):
+            plan = self._plan_of_small
+            parts = stage_jobs(job, 1) if job.plan.hides_tasks else parts
         running = _Running(f"stormproof-{uuid.uuid4().hex}")
         with self._lock:
             self._running[job.key] = running

@@ -238,6 +238,14 @@ class Plan:
     shown_ids: ShownIds | None = None
     meetings: Meetings | None = None
 
+    @property
+    def hides_tasks(self) -> bool:
+        """Whether no function can tell how many tasks there are: no bolt is an object, and rows cross by keys of aggregates
+        alone.
+        """
+        nodes = [node for stage in self.stages for node in stage.nodes.values()]
+        return all(isinstance(node, OperationNode | CombineNode | WriteNode) for node in nodes)
+
 
 FUSED_MAX: Final = 200
 """The largest number of components that may follow each other without an exchange."""

@@ -97,6 +97,11 @@ class Connection:
         with self._lock:
             self._tell_within(self._wait_s)
 
+    def enter(self, stage: int) -> None:
+        """The task goes on with another stage's work."""
+        with self._lock:
+            self._record[STAGE] = stage
+
     def publish(self, report: Report) -> None:
         """Send the report, where it has changed or is due; or try once to connect again."""
         with self._lock:
@@ -227,7 +232,8 @@ class Heartbeat:
 
     A task calls `begin` for each record batch that it takes through its steps, and `enter` at each step; one without a loop
     calls `beat`. Loops over rows go through `each`. In careful mode the task calls `at` with the rows' message numbers
-    before it hands rows to a row-wise function. `steps` has the number of each component of the stage.
+    before it hands rows to a row-wise function. `steps` has the number of each component of the stage. Where one task does
+    the work of several, it calls `take` before each.
     """
 
     def __init__(
@@ -247,6 +253,12 @@ class Heartbeat:
         self._thread.start()
 
     # What a task calls.
+
+    def take(self, stage: int, steps: Mapping[str, int]) -> None:
+        """Begin the work of a task of this stage."""
+        self.beat()
+        self._steps, self._where, self._total = steps, (0, 0, 0, 0, 0), 0
+        self._connection.enter(stage)
 
     def expect(self, rows: int) -> None:
         """Say how many rows the task was sent."""

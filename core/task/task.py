@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -383,10 +384,13 @@ def run_task(
     incoming: Iterable[WireRow],
     observe: Observer | None = None,
     go_on: Callable[[], None] = lambda: None,
+    *,
+    shared: Heartbeat | None = None,
 ) -> Iterator[WireRow]:
     """Run one task: takes wire rows (none for the first stage), yields wire rows. `observe` is called with all tuples.
 
-    `go_on` is called now and then while calls of functions are waited for, and raises where the job is cancelled.
+    `go_on` is called now and then while calls of functions are waited for, and raises where the job is cancelled. `shared`
+    is the heartbeat of several tasks that one process runs in turn; None: the task has its own.
 
     Guarantee:
         The files that it wrote are closed and synced before it yields the row that names them. Where it does not get that
@@ -398,7 +402,10 @@ def run_task(
     if part.plan is None:
         yield judged(part, task, incoming)
         return
-    with running(part.heartbeat, part.stage, task, careful=part.careful, steps=part.plan.steps) as heartbeat:
+    own = running(part.heartbeat, part.stage, task, careful=part.careful, steps=part.plan.steps)
+    if shared is not None:
+        shared.take(part.stage, part.plan.steps)
+    with own if shared is None else nullcontext(shared) as heartbeat:
         task_ = _Task(part, part.plan, task, heartbeat, observe, go_on)
         try:
             with kept_from_forks():

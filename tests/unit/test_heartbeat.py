@@ -23,6 +23,7 @@ from stormproof.core.heartbeat.wire import (
     STATE,
     STEP,
     SUSPECTS_MAX,
+    TOTAL,
     Progress,
     Record,
 )
@@ -84,6 +85,20 @@ def test_each_row_taken_from_a_loop_is_a_sign_of_life(heard: Heard) -> None:
     assert [p.rows for p in seen] == [0, 1, 2, 3, 13]
     assert {(p.started, p.running) for p in seen} == {(1, 1)}
     assert heard.progress() == Progress(13, 1, 0)
+
+
+def test_tasks_that_one_process_runs_in_turn_are_one_task_and_each_begin_is_a_sign_of_life(heard: Heard) -> None:
+    with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
+        heartbeat.take(0, {"split": 1})
+        heartbeat.begin(10)
+        heartbeat.enter("split", 10)
+        heartbeat.take(1, {"count": 1})
+        heartbeat.expect(7)
+        published(heartbeat)
+        (record,) = heard.progress().tasks
+        assert (record[STAGE], record[STEP], record[TOTAL], record[PASSAGE]) == (1, 0, 7, 0)
+        assert heard.progress() == Progress(12, 1, 1)
+    assert heard.progress() == Progress(12, 1, 0)
 
 
 def test_rows_that_are_through_a_step_are_told_apart_from_the_one_in_hand(heard: Heard) -> None:
