@@ -230,9 +230,10 @@ class TableHold(TableRecord):
                 f"{where}: the table's features changed meanwhile, and nothing was written; try again"
             )
         if whole is not None:
-            seen = whole.transaction_version(self._application)
+            read_version = whole.version()
             table = whole = self.narrowed(self._evolved(whole, transaction, where), committer, where)
-            if whole.transaction_version(self._application) != seen:  # another driver has committed meanwhile
+            if whole.version() != read_version and self.position(whole, same_table=checked) != position:
+                # Another driver has committed meanwhile.
                 return self._commit(transaction, committer, checked=checked, here=here)
         self.check_rows(table, transaction, where)
         spark = self.committers.spark if committer is Committer.SPARK else None
