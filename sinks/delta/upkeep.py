@@ -38,6 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError
+from deltalake.table import SUPPORTED_READER_FEATURES
 
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import Fenced, SinkRefused, StoreUnavailable
@@ -98,8 +99,9 @@ def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
 
 
 def _committer(hold: TableHold, table: DeltaTable) -> Committer:
-    """Who is to write: Spark, too, where delta-rs writes rows, but does not say in which file a row is."""
-    if hold.input.is_by_key and "v2Checkpoint" in (table.protocol().reader_features or ()):
+    """Who is to write: Spark, too, where delta-rs writes rows, but makes no dataset that says in which file a row is."""
+    features = table.protocol().reader_features or ()
+    if hold.input.is_by_key and not SUPPORTED_READER_FEATURES.issuperset(features):
         return hold.committers.require_served(Committer.SPARK)
     return hold.committers.of_files(table)
 
