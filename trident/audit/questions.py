@@ -168,7 +168,9 @@ def _grouped(question: Question, name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Decimal) else value
+    if not isinstance(value, Decimal):
+        return value
+    return int(value) if value == value.to_integral_value() else float(value)
 
 
 def _with_server_ids(snapshot: LedgerSnapshot, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
