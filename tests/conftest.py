@@ -126,8 +126,7 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = set[pytest.Item]()
     for (_, share), some in marked.items():
         left_out.update(rng.sample(some, len(some) - math.floor(len(some) * share + rng.random())))
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
+    _leave_out(config, items, left_out)
 
 
 def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -136,9 +135,13 @@ def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
     if number is None:
         return
     short = [item for item in items if not any("pool" in mark.kwargs for mark in item.iter_markers("sampled"))]
-    drawn = set(random.Random(config.stash[_SEED]).sample(short, min(number, len(short))))
-    config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
-    items[:] = [item for item in items if item in drawn]
+    drawn = random.Random(config.stash[_SEED]).sample(short, min(number, len(short)))
+    _leave_out(config, items, set(items).difference(drawn))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: set[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
