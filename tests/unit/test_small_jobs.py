@@ -20,8 +20,7 @@ from stormproof.core.engine.spark import TASKS_MAX, SmallJobs
 from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.heartbeat.listener import Heard
-from stormproof.core.task.job import Job, StageJob, stage_jobs
-from stormproof.core.task.wire import job_report
+from stormproof.core.task.job import Job, StageJob, job_report, stage_jobs
 from stormproof.core.tracking.verdict import ComponentCounts, Counts, JobReport
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count
