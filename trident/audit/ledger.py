@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.sink import PreparedFile
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.bindings import Loss, Missing, Shape, missing_txids
+from stormproof.trident.ledger.bindings import Loss, Missing, Shape, SinkBinding, bindings_of, missing_txids
 from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.other_lives import forgotten_by
@@ -60,17 +60,6 @@ class TopologyRow:
     driver_pid: int
     driver_started: float
     stopped_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class SinkBinding:
-    """The table behind a sink; `description` says how to open it, None where that was not recorded."""
-
-    sink: str
-    target: str
-    table_id: str
-    description: dict[str, Json] | None
-    first_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +147,7 @@ class LedgerSnapshot:
 
     def sinks(self, incarnation: str) -> tuple[SinkBinding, ...]:
         """The tables behind a topology's sinks, by the sinks' names."""
-        c = t.topology_sink.c
-        rows = self.connection.execute(sa.select(t.topology_sink).where(c.incarnation == incarnation).order_by(c.sink))
-        return tuple(record_of(SinkBinding, row) for row in rows)
+        return bindings_of(self.connection, incarnation)
 
     def txns(self, incarnation: str, first: int = 1, last: int | None = None) -> list[Txn]:
         """Batches from `first` to `last`, in txid order."""

@@ -18,9 +18,9 @@ from stormproof.core.contract.source import Backlog
 from stormproof.core.pending.journal import JournalCounts
 from stormproof.trident.audit.evidence import SourceEvidence, StreamPlace, place_of
 from stormproof.trident.audit.inspect import Has, Holding, Holdings, SinkOpener
-from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.source import SourceReader, open_losses, stored_source
-from stormproof.trident.ledger.bindings import Missing
+from stormproof.trident.ledger.bindings import Missing, SinkBinding
 from stormproof.trident.ledger.control import Control, JobProgress, SignOfLife, control_of, signs_of_life
 from stormproof.trident.ledger.handed_in import JobKeys, summary
 from stormproof.trident.ledger.tables import Txn, record_of

@@ -10,10 +10,10 @@ from stormproof.core.contract.dead_letter import Disposal
 from stormproof.core.contract.sink import transaction_digest
 from stormproof.core.pending.connector import Finding, Kept
 from stormproof.trident.audit.evidence import SourceEvidence
-from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, SinkBinding, TopologyRow, Work
+from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, TopologyRow, Work
 from stormproof.trident.audit.message import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
-from stormproof.trident.ledger.bindings import Loss, Shape
+from stormproof.trident.ledger.bindings import Loss, Shape, SinkBinding
 from stormproof.trident.ledger.tables import Event, Reject, SinkWork, Txn
 from stormproof.trident.terms.transaction_states import (
     AttemptOutcome,

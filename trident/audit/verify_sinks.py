@@ -15,7 +15,7 @@ from stormproof.core.contract.sink import SinkMode
 from stormproof.sinks.contract.protocol import Evidence, EvidenceReport, SinkIdentity, least_rows
 from stormproof.sinks.rows.comparison import Comparison, RowsOnRecord, SupportsCompareRows
 from stormproof.trident.audit.inspect import SinkOpener
-from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot
 from stormproof.trident.audit.report import (
     Deep,
     Findings,
@@ -27,6 +27,7 @@ from stormproof.trident.audit.report import (
     ranges,
 )
 from stormproof.trident.audit.verify_ledger import LedgerRows
+from stormproof.trident.ledger.bindings import SinkBinding
 from stormproof.trident.ledger.tables import Event, SinkWork, Txn
 from stormproof.trident.terms.transaction_states import OperatorAction, SinkOutcome, TxnState
 

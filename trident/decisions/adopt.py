@@ -37,7 +37,7 @@ from stormproof.sinks.contract.protocol import (
 )
 from stormproof.trident.audit import opener_for, verify
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
-from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding, TopologyRow
+from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind, ranges
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state, may_be_running
@@ -45,7 +45,7 @@ from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import bindings as kept
 from stormproof.trident.ledger import txns
-from stormproof.trident.ledger.bindings import Loss
+from stormproof.trident.ledger.bindings import Loss, SinkBinding
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.transaction_states import OperatorAction

@@ -29,7 +29,7 @@ from stormproof.core.pending.rows import Subscriber
 from stormproof.core.source.files import FileSource, entries
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.trident.audit.evidence import SourceEvidence, place_of
-from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, SinkBinding, TopologyRow
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.message import MESSAGE_EVENTS, EndKind, Records, end_of, traces
 from stormproof.trident.audit.source import PendingEvidence, SourceReader, recorded_source, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state, sign_of
@@ -38,6 +38,7 @@ from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import handed_in, other_lives, rejects
 from stormproof.trident.ledger import tables as t
+from stormproof.trident.ledger.bindings import SinkBinding
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.handed_in import Forgettable
 from stormproof.trident.ledger.ledger import Ledger

@@ -34,7 +34,8 @@ from stormproof.trident.terms.transaction_states import OperatorAction, TxnState
 from stormproof.trident.terms.wording import counted
 
 if TYPE_CHECKING:
-    from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+    from stormproof.trident.audit.ledger import TopologyRow
+    from stormproof.trident.ledger.bindings import SinkBinding
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from stormproof.core.postgres.database import Database
     from stormproof.core.start.settings import Settings
     from stormproof.trident.audit import AuditLedger
-    from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+    from stormproof.trident.audit.ledger import TopologyRow
+    from stormproof.trident.ledger.bindings import SinkBinding
     from stormproof.trident.ledger.database import Confirmation, Tx
     from stormproof.trident.ledger.ledger import Ledger
 

@@ -14,8 +14,9 @@ from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StoreUnav
 from stormproof.core.storage.protocol import is_url
 from stormproof.sinks.contract.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection
-from stormproof.trident.audit.ledger import SinkBinding, TopologyRow
+from stormproof.trident.audit.ledger import TopologyRow
 from stormproof.trident.decisions.stores import Stores
+from stormproof.trident.ledger.bindings import SinkBinding
 from stormproof.trident.terms.transaction_states import OperatorAction
 from stormproof.trident.terms.wording import counted
 

@@ -46,9 +46,8 @@ from stormproof.core.storage.protocol import default_storage
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession, describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
-from stormproof.trident.audit.ledger import LedgerSnapshot, SinkBinding
-from stormproof.trident.ledger import bindings, other_lives
-from stormproof.trident.ledger.bindings import Bound
+from stormproof.trident.ledger import bindings, other_lives, txns
+from stormproof.trident.ledger.bindings import Bound, SinkBinding
 from stormproof.trident.ledger.control import signs_of_life
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.graphs import graph_of
@@ -244,10 +243,9 @@ def _open_stores(
 ) -> Sessions:
     sessions = stack.enter_context(closing(Sessions()))
     with ledger.transaction(run) as tx:
-        known = LedgerSnapshot(tx.connection)
-        before = {binding.sink: binding for binding in known.sinks(run.incarnation)}
+        before = {binding.sink: binding for binding in bindings.bindings_of(tx.connection, run.incarnation)}
         # Of earlier starts each stopped before its driver was up.
-        is_first = known.last_txid(run.incarnation) is None and run.incarnation not in signs_of_life(tx.connection)
+        is_first = txns.next_txid(tx) == 1 and run.incarnation not in signs_of_life(tx.connection)
     try:
         if not is_first:
             source.subscribe(run.incarnation, run.epoch)

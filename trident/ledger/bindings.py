@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -16,7 +17,12 @@ from pydantic import StrictInt, TypeAdapter, ValidationError
 from stormproof.core.base.errors import Json, PositionMismatch
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, TxnState
+from stormproof.trident.ledger.tables import record_of
+from stormproof.trident.terms.transaction_states import (
+    EventKind,
+    OperatorAction,
+    TxnState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,3 +378,21 @@ def _recorded(connection: sa.Connection, incarnation: str) -> dict[tuple[str, in
         if isinstance(epoch, int) and missing is not None:
             found[str(sink), epoch] = missing
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class SinkBinding:
+    """The table behind a sink; `description` says how to open it, None where that was not recorded."""
+
+    sink: str
+    target: str
+    table_id: str
+    description: dict[str, Json] | None
+    first_at: datetime
+
+
+def bindings_of(connection: sa.Connection, incarnation: str) -> tuple[SinkBinding, ...]:
+    """The tables behind a topology's sinks, by the sinks' names."""
+    c = t.topology_sink.c
+    rows = connection.execute(sa.select(t.topology_sink).where(c.incarnation == incarnation).order_by(c.sink))
+    return tuple(record_of(SinkBinding, row) for row in rows)
