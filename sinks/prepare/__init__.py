@@ -5,7 +5,6 @@ How each store finds the rows that it refuses is in `delta` and `postgres`.
 | module | question that it answers |
 | --- | --- |
 | `writer` | how does a task write a prepared file, for which partition |
-| `statistics` | which statistics has it |
-| `staging` | how are prepared files named, checked, read and removed |
+| `staging` | how are prepared files named, checked, read and removed; which statistics have they |
 | `rejected_messages` | which messages does a commit reject; which rows does a task leave out |
 """

@@ -36,8 +36,7 @@ from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import NewFile, StorageOptions, options_to_send, use_storage
 from stormproof.sinks.contract.preview import EXAMPLES_MAX, example_of
 from stormproof.sinks.prepare.rejected_messages import LeavingOutWriter
-from stormproof.sinks.prepare.staging import guard_of, prepared_name
-from stormproof.sinks.prepare.statistics import FileStatistics
+from stormproof.sinks.prepare.staging import FileStatistics, guard_of, prepared_name
 from stormproof.sinks.rows.by_key import FileTaskWriter, LatestWriter
 from stormproof.sinks.rows.content import ContentSum, Sum, Totals, added_up, kinds_of, summed_columns, sums_of
 from stormproof.sinks.rows.limits import DiscardingWriter, Limits

@@ -20,6 +20,7 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import PreparedFile, TaskContext
 from stormproof.sinks.prepare import writer as writer_module
 from stormproof.sinks.prepare.staging import (
+    FileStatistics,
     PreparedName,
     file_digest,
     parse_prepared_name,
@@ -28,7 +29,6 @@ from stormproof.sinks.prepare.staging import (
     require_files,
     sweep_folder,
 )
-from stormproof.sinks.prepare.statistics import FileStatistics
 from stormproof.sinks.prepare.writer import FileWriter
 
 CONTEXT = TaskContext("inc-1", 7, 2, 3)
