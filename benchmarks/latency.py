@@ -50,7 +50,6 @@ def micro_batches(bench: Workbench, lines: pa.Array, place: Place) -> Generator[
         ).encode()
 
         def write(batch: DataFrame, number: int) -> None:
-            del number
             words = batch.select(F.explode(F.split("line", " ")).alias("word"))
             counted = words.groupBy("word").agg(F.count("*").alias("n")).persist()
             counted.createOrReplaceTempView("micro")

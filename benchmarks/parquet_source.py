@@ -75,12 +75,10 @@ class RepeatedParquet(Source):
 
     def serves(self, guarantee: Guarantee) -> str | None:
         """All of them, in one process."""
-        del guarantee
         return None
 
     def shown_id(self, message: int, origin: int) -> str:
         """The message's number."""
-        del origin
         return str(message)
 
     def subscribe(self, subscription: str, epoch: int) -> None:
@@ -88,7 +86,6 @@ class RepeatedParquet(Source):
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
         """Hand out the next round, or the one that was returned."""
-        del tx
         if limit.messages < self._corpus.messages:
             raise UsageError(f"source {self.name} hands out {self._corpus.messages} messages at once")
         self._lease = lease
@@ -100,7 +97,6 @@ class RepeatedParquet(Source):
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
         """The expectation for another seed."""
-        del tx
         if excluded:
             raise UsageError("a measurement excludes no messages")
         return self._expected(_round_of(slice_), seed)
@@ -114,20 +110,17 @@ class RepeatedParquet(Source):
 
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
         """One a file."""
-        del parallelism
         first = _round_of(slice_) * self._corpus.messages
         starts = [first + sum(self._corpus.rows[:i]) for i in range(len(self._corpus.files))]
         return tuple(_reader(path, start) for path, start in zip(self._corpus.files, starts, strict=True))
 
     def hold(self, lease: Lease, tx: object | None = None) -> None:
         """Fenced where the lease was resolved."""
-        del tx
         if self._lease != lease:
             raise Fenced(f"source {self.name}: the lease of {lease.owner} was returned")
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
         """The next round is next."""
-        del tx
         if failed:
             raise UsageError(f"a measurement has no failures, but {failed[0]}")
         if self._lease == lease:
@@ -137,7 +130,6 @@ class RepeatedParquet(Source):
 
     def abort(self, lease: Lease, tx: object | None = None) -> None:
         """The same round is next."""
-        del lease, tx
         self._lease = None
 
     def extend(self, lease: Lease) -> None:
@@ -145,7 +137,6 @@ class RepeatedParquet(Source):
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
         """Nobody else can have held anything."""
-        del epoch, tx
         return ()
 
     def split(

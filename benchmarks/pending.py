@@ -201,7 +201,6 @@ def notices_case(key: str, goal: Goal, *, rising: bool) -> Generator[Case]:
 
 def p8(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
     """The cases of P8; they need nothing of the workbench."""
-    del bench
     yield bytes_case("P8", "a dict of objects", dict_bytes)
     yield bytes_case("P8-storm", "Storm 2 (quoted)", STORM_BYTES)
     yield notices_case("P8-notices", Goal(own=2_000_000), rising=False)

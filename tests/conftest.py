@@ -147,7 +147,6 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: set[py
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     # A session of Spark that a test started by itself leaves this process's id here: a child of a later test that a
     # failpoint kills would kill the tests.
-    del item
     os.environ.pop(ENV_DRIVER_PID, None)
 
 

@@ -56,7 +56,6 @@ def first_line(path: Path) -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links that leave docs/, or enter it from outside, to the site's own pages."""
-    del config, files
     outside = page.file.src_uri in PAGES.values()
     depth = page.file.src_uri.count("/")
     return _LINK.sub(lambda found: _led(found, depth, outside=outside), markdown)

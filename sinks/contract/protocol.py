@@ -15,13 +15,7 @@ from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
 from stormproof.core.base.errors import CannotTell, Json, PositionMismatch
-from stormproof.core.contract.sink import (
-    PreparedFile,
-    SinkInput,
-    SinkSpec,
-    SinkWriter,
-    TableKey,
-)
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkSpec, SinkWriter, TableKey
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 

@@ -477,7 +477,7 @@ class WritesNothing:
 
 class _NoFile:
     def write(self, rows: pa.RecordBatch) -> None:
-        del rows
+        pass
 
     def close(self) -> Sequence[PreparedFile]:
         return ()

@@ -224,7 +224,6 @@ def test_control_a_column_that_is_folded_otherwise_is_seen(harness: FoldHarness,
 
 
 def plainly_folded(name: str, schema: pa.Schema, fold: Fold, dialect: Dialect, *, tried: bool = False) -> str:
-    del schema, tried
     functions = {Fold.MIN: "least", Fold.MAX: "greatest"}
     return f"{functions[fold]}({', '.join(dialect.both(name))})"
 

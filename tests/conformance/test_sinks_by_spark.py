@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.sampled(0.1)]
 class TestDeltaBySpark(SinkConformance):
     @pytest.fixture(params=["delta-append", "delta-upsert", "delta-fold"])
     def harness(self, spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path) -> SinkHarness:
-        del spark  # the sink finds it: it is the process's
         harness = SinkHarness(request.param, tmp_path, None, committer="spark")
         harness.private = True  # no prepared file becomes the table's: Spark copies its rows
         return harness

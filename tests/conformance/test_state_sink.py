@@ -48,7 +48,6 @@ class Ledgerless:
         self.error: Exception | None = None
 
     def make(self, context: StateContext) -> State:
-        del context
         self.opened += 1
         return (Telling if self.tells else Mute)(self)
 

@@ -222,7 +222,6 @@ class Tables(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        del attrs
         if tag == "table":
             self.found.append([])
         elif tag == "tr":

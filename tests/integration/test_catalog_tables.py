@@ -177,7 +177,6 @@ def test_what_is_no_delta_table_is_refused(lake: Lake, made: str | None, said: s
 
 
 def test_a_schema_that_is_missing_is_named(spark: SparkSession) -> None:
-    del spark  # the sink finds it: it is the process's
     with pytest.raises(
         SinkRefused, match=r"table spark_catalog\.nowhere\.orders is not there, .* CREATE SCHEMA nowhere"
     ):

@@ -136,7 +136,6 @@ def test_spark_fills_what_the_rows_do_not_have(
 
 def test_readers_find_the_first_and_the_last_timestamp_that_spark_writes(spark: SparkSession, tmp_path: Path) -> None:
     """As microseconds: Arrow takes Spark's older form, of 96 bits, for nanoseconds, which reach from 1677 to 2262."""
-    del spark
     edges = [dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=dt.UTC)]
     kind = pa.timestamp("us", "UTC")
     rows = pa.table({"moment": pa.array(edges, kind), "all": pa.array([edges, edges[:1]], pa.list_(kind))})

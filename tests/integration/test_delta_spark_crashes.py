@@ -63,13 +63,11 @@ def take_over(folder: Path, kind: str) -> CommitOutcome:
 @pytest.mark.parametrize("kind", ["delta-append", "delta-fold"])
 @pytest.mark.parametrize("at", HELD)
 def test_a_driver_that_dies_in_a_commit(spark: SparkSession, at: str, kind: str, tmp_path: Path) -> None:
-    del spark
     die(tmp_path, kind, at=at)
     assert take_over(tmp_path, kind) is (CommitOutcome.ALREADY_HELD if HELD[at] else CommitOutcome.APPLIED)
 
 
 @pytest.mark.parametrize("kind", ["delta-append", "delta-fold"])
 def test_a_driver_that_dies_while_its_jvm_commits(spark: SparkSession, seed: int, kind: str, tmp_path: Path) -> None:
-    del spark
     die(tmp_path, kind, at=None, after_s=random.Random(seed).uniform(0, 2.5))
     take_over(tmp_path, kind)

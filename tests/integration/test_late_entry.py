@@ -140,7 +140,6 @@ def test_other_writers_may_come_in_between(harness: SinkHarness) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", ["delta-append", "delta-fold"])
 def test_a_table_that_spark_commits_to(spark: SparkSession, kind: str, tmp_path: Path) -> None:
-    del spark  # the sink finds it: it is the process's
     harness = SinkHarness(kind, tmp_path, None, committer="spark")
     session = harness.open()
     commit(harness, session, 1, None, A)

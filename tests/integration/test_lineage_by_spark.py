@@ -49,7 +49,6 @@ def test_both_engines_store_the_same_lineage(spark: SparkSession, tmp_path: Path
 
 
 def test_spark_commits_the_lineage_that_delta_rs_commits(spark: SparkSession, operated: Operated) -> None:
-    del spark  # the sinks find it: it is the process's
     operated = replace(operated, cell=replace(operated.cell, batch_messages=20))  # each commit by Spark takes seconds
     folder = operated.cell.folder / "lake"
     upsert: dict[str, Any] = {"mode": "upsert", "key": "word", "order_by": "at"}

@@ -148,7 +148,6 @@ def test_rows_of_a_shallow_clone_are_replaced_and_its_source_is_left(
 @pytest.mark.sampled(0.3)
 @pytest.mark.parametrize("name", ["__delta_rs_source", "__delta_rs_target", "__delta_rs_operation"])
 def test_a_column_may_have_a_name_that_delta_rs_uses_itself(spark: SparkSession, name: str, tmp_path: Path) -> None:
-    del spark  # it is the process's, and commits
     sink = DeltaSink(tmp_path / "t", mode="upsert", key="word", order_by="n", partition_by=name)
     rows = pa.schema([("word", pa.string()), ("n", pa.int64()), (name, pa.string())])
     session = sink.open(IDENTITY, sink.input_of(SinkInput(rows)), 1)

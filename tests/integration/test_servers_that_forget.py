@@ -33,17 +33,14 @@ def test_nothing_is_lost_or_doubled_without_its_record(
 
 
 def _blind_nats(self: NatsSource, pulled: Sequence[Any], facts: Any, upto: int) -> tuple[Any, Sequences]:
-    del pulled, facts, upto
     return CONTINUOUS, self._sequences  # pyright: ignore[reportPrivateUsage]
 
 
 def _blind_redis(self: Counted, facts: Any, ids: Any, *, is_all: bool) -> tuple[Any, Counted]:
-    del facts, is_all
     return CONTINUOUS, self.given(ids or ())
 
 
 def _blind_kafka(self: Partitions, marked: Any) -> list[Any]:
-    del self, marked
     return []
 
 

@@ -97,14 +97,12 @@ def of_queue(settings: Settings, folder: Path) -> Source:
 
 
 def of_files(settings: Settings, folder: Path) -> Source:
-    del settings
     for part in range(3):
         (folder / f"{part}.txt").write_text("".join(f"{line}\n" for line in LINES[part::3]))
     return FileSource(folder / "*.txt", "text")
 
 
 def in_memory(settings: Settings, folder: Path) -> Source:
-    del settings, folder
     return MemorySource("lines", [line.encode() for line in LINES])
 
 

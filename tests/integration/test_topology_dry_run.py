@@ -233,7 +233,6 @@ def test_files_are_read_and_not_registered(operated: Operated) -> None:
 
 
 def iterated(cell: Cell) -> Source:
-    del cell
     return IteratorSource("lines", [b"a"], confirm=lambda ids: None)
 
 

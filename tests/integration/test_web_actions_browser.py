@@ -72,7 +72,6 @@ def run(
 @pytest.fixture
 def person(run: Driven, tmp_path: Path) -> Generator[Person]:
     """The page in a child process, and a browser with an operator's session."""
-    del run
     with browsing(tmp_path / "browser") as screen:
         screen.show(1280, 1000, "light")
         yield Person(screen)

@@ -29,7 +29,6 @@ def command(
 @pytest.fixture
 def screen(command: CommandLine, tmp_path: Path) -> Generator[Screen]:
     """The page of that ledger, in a browser with an operator's session."""
-    del command
     with browsing(tmp_path / "browser") as found:
         yield found
 

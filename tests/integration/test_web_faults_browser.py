@@ -52,7 +52,6 @@ def orders(
 @pytest.fixture
 def screen(orders: Driven, tmp_path: Path) -> Generator[Screen]:
     """The page of that ledger, in a browser with an operator's session."""
-    del orders
     with browsing(tmp_path / "browser") as found:
         yield found
 

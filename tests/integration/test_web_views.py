@@ -58,7 +58,6 @@ class Page:
 @pytest.fixture
 def page(command: CommandLine, database: Database) -> Iterator[Page]:
     """The page of the ledger of that run."""
-    del command
     found = Page(database)
     yield found
     found.close()

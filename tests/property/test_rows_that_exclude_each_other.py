@@ -157,7 +157,6 @@ def test_the_table_is_as_if_rows_came_one_by_one(
 
 
 def in_order_of_files(messages: rejects.RowMessages, *, apart: bool) -> rejects.Order:
-    del apart
     return rejects.Order(np.arange(messages.rows), np.arange(messages.rows + 1))
 
 
@@ -170,7 +169,6 @@ def without_superseded(found: rejects.Rejects) -> Iterator[tuple[rejects.Part, R
 
 
 def nothing_in_common(rows: RowsInOrder, keys: Sequence[str], columns: Sequence[str]) -> sql.SQL:
-    del rows, keys, columns
     return sql.SQL("select null::bigint")
 
 

@@ -155,7 +155,6 @@ class _NoIds(Journal):
     """Takes whatever comes for new."""
 
     def _known(self, payloads: Mapping[str, bytes]) -> dict[str, int]:
-        del payloads
         return {}
 
 
@@ -356,7 +355,6 @@ class RedisStand(DeliveringStand):
 
     def send_again(self, messages: Sequence[tuple[int, bytes]]) -> None:
         """The server gives the ids, so no message can be put twice: the group is set back to the stream's beginning."""
-        del messages
         self.broker.deliver_again(self.queue)
 
     def is_free(self) -> bool:
@@ -382,7 +380,6 @@ class NatsStand(DeliveringStand):
 
     def send_again(self, messages: Sequence[tuple[int, bytes]]) -> None:
         """The server gives the sequences, so no message can be put twice: the consumer begins again."""
-        del messages
         self.broker.deliver_again(self.queue)
 
     def is_free(self) -> bool:

@@ -899,7 +899,6 @@ class FailsHeld(Bolt):
 
 def fails_held(tmp: Path) -> TopologyGraph:
     """A topology whose only end is a bolt without output streams."""
-    del tmp
     t = Topology("fails-held")
     t.bolt("held", FailsHeld(), words(t).global_())
     return t

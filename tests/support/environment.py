@@ -277,13 +277,11 @@ def no_right(folder: Path) -> None:
 
 def small_files(site: Site) -> None:
     """No file may grow above a bound (ulimit -f); the kernel says so where one is written, as with a quota."""
-    del site
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, resource.RLIM_INFINITY))
 
 
 def few_handles(site: Site) -> None:
     """Not one more file may be opened (ulimit -n)."""
-    del site
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 

@@ -406,7 +406,6 @@ class ForgetfulStream(ForgetfulLog):
 
     def remove(self, unread: Sequence[bytes]) -> set[bytes]:
         """The oldest, for many large ones."""
-        del unread
         many = [b"%d" % next(self._numbers) + b" " * 500 for _ in range(self.rng.randint(40, 60))]
         self.there += many
         self.server.until_up(self.harness.name)

@@ -84,10 +84,10 @@ class ArrowFrames:
         self.computed = 0
 
     def require(self, frame: Handout) -> None:
-        del frame
+        pass
 
     def require_batch(self, frame: Handout) -> None:
-        del frame
+        pass
 
     def query_id(self, frame: Handout) -> str:
         return frame.query
@@ -131,7 +131,6 @@ class ArrowFrames:
         frame.compute()
 
     def engine(self, frame: Handout, parallelism: int | None, worker_memory_mb: int | None) -> Engine:
-        del frame, worker_memory_mb
         return InlineEngine(parallelism or 2)
 
 

@@ -61,7 +61,6 @@ class Case:
         return inspected(sink, identity)
 
     def source(self, ledger: LedgerSnapshot, topology: TopologyRow) -> PendingEvidence:
-        del ledger, topology
         return evidence_of(self.world.source)
 
     def verify(self, first: int = 1, last: int | None = None) -> VerifyReport:

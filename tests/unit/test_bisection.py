@@ -119,7 +119,6 @@ def test_a_source_that_counts_the_innocents_is_caught(tmp_path: Path, monkeypatc
         tx: object | None = None,
         parts: int = 2,
     ) -> None:
-        del alone, tx, parts
         failures: list[MessageFailure] = []
         for reader in source.readers(slice_, 1):
             for rows in reader.read(0, frozenset(), MESSAGES):

@@ -43,7 +43,6 @@ def held(log: DeltaLog) -> Iterator[Child]:
 
 
 def test_who_comes_second_is_told_by_name_and_writes_nothing(log: DeltaLog, held: Child) -> None:
-    del held
     with pytest.raises(StoreUnavailable, match=f"fuser -v .*{LOCK_NAME}"), alone(log, "sink 'x'", ManualClock()):
         pytest.fail("the lock is another's")
 

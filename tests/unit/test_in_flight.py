@@ -461,7 +461,6 @@ def test_at_most_once_has_no_lease_to_keep(tmp_path: Path, in_flight: int) -> No
             return super().monotonic_s()
 
     def wait_for_looks(job: Job) -> None:
-        del job
         for _ in range(2):
             assert looks.acquire(timeout=WAIT_S)
 

@@ -102,7 +102,6 @@ def test_a_job_that_stands_still_is_given_up_after_the_message_timeout(world: Wo
 
 def test_a_keeper_that_does_not_look_lets_a_hanging_job_go_on(world: World, heartbeat: Heartbeat) -> None:
     """The negative control: with a heartbeat that always beats, as if nobody read it, a hang is never found."""
-    del heartbeat
     with Heartbeat(world.heard.place, 0, 1, careful=False) as always:
         assert world.looks(1_000, always) == 1_000
 

@@ -222,7 +222,6 @@ def context(topology: str, sink: str) -> StateContext:
 
 def adopt(factory: StateFactory, topology: str, store: KeyValueStore) -> None:
     """One commit, of a map that was opened before the other one's."""
-    del store
     with closing(factory.make(context(topology, "s"))) as state:
         transaction = PreparedTransaction(1, None, "digest", 0, ())
         state.adopts(transaction, checked=True)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]

@@ -27,7 +27,6 @@ from stormproof.trident.terms.observers import Figures
 
 def status_of(world: World) -> TopologyStatus:
     def source(ledger: LedgerSnapshot, topology: TopologyRow) -> PendingEvidence:
-        del ledger, topology
         return evidence_of(world.source)
 
     (found,) = status(AuditLedger(world.ledger_engine), source=source).topologies

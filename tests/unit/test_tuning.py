@@ -142,7 +142,6 @@ class Latches(LatencyTuner):
     """Gives no batch in flight up, and asks of nothing whether it is within reach."""
 
     def _is_futile(self, seen: object) -> bool:
-        del seen
         return False
 
 

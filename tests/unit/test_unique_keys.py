@@ -57,7 +57,6 @@ def test_a_key_that_comes_twice_is_refused(data: st.DataObject, kinds: Sequence[
 @pytest.mark.parametrize("keys", [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 1]])
 def test_keys_of_one_hash_are_compared(monkeypatch: pytest.MonkeyPatch, keys: list[int]) -> None:
     def alike(rows: pa.RecordBatch, names: Sequence[str]) -> np.ndarray:
-        del names
         return np.zeros(rows.num_rows, np.uint64)
 
     monkeypatch.setattr(by_key, "hash_keys", alike)

@@ -58,7 +58,6 @@ class SourceEvidence(Protocol):
         """Dead letters, or those of one message, oldest first, including those that an operator decided about. Payloads may
         be left out.
         """
-        del message
         return ()
 
     def altered(self) -> Sequence[str]:
@@ -67,7 +66,6 @@ class SourceEvidence(Protocol):
 
     def kept(self, txns: Sequence[Txn]) -> Kept:
         """Compare the messages of these batches, as the source still keeps them, with what is on record of them."""
-        del txns
         return Kept()
 
     def dead_classes(self) -> Mapping[tuple[str, str], int]:
@@ -85,19 +83,16 @@ class SourceEvidence(Protocol):
 
     def server_ids(self, messages: Collection[str]) -> Mapping[str, str]:
         """What their server calls messages, by their shown ids; those of which that is not on record are left out."""
-        del messages
         return {}
 
     def has(self, message: str) -> bool:
         """Whether the source still has the message. True where that is not known, too."""
-        del message
         return True
 
     def never_had(self, txn: Txn, message: str) -> bool:
         """Whether there was no such message, although its id lies in the slice of a batch: the source still has all of the
         slice's messages, and it is none of them. False where that cannot be told.
         """
-        del txn, message
         return False
 
     @abstractmethod
@@ -110,19 +105,16 @@ class SourceEvidence(Protocol):
 
     def number_of(self, message: str) -> int | None:
         """The message's number, where slices are ranges of such numbers; None where they may be anything else."""
-        del message
         return None
 
     def is_waiting_to_be_opened(self, message: str, *, certainly: bool = False) -> bool:
         """Whether the source has the message and no lease holds it: it was never opened, or was returned. Of a message that
         was never opened it may be that only a server can tell whether it exists: then `certainly` it is not waiting.
         """
-        del message, certainly
         return False
 
     def furthest(self, txns: Sequence[Txn]) -> tuple[int, ...]:
         """The txids of those batches whose slices reach furthest into the source."""
-        del txns
         return ()
 
     def continues(self, anchors: Sequence[Txn], txn: Txn) -> bool:
@@ -396,7 +388,6 @@ class HandedInEvidence(SourceEvidence):
 
         After a prune, the first micro-batch that is left must follow the last one that was pruned.
         """
-        del forgotten
         if not txns:
             return []
         return [*self._of_batches(txns), *self._of_keys(txns), *self._of_order(min(txn.txid for txn in txns))]

@@ -31,12 +31,7 @@ from stormproof.trident.ledger.tables import (
     to_txn,
     to_work,
 )
-from stormproof.trident.terms.transaction_states import (
-    EventKind,
-    OperatorAction,
-    SinkOutcome,
-    TxnState,
-)
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 T = TypeVar("T")
 

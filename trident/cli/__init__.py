@@ -50,7 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _hung_up(number: int, frame: object) -> None:
     """The terminal was closed: end as at a SIGTERM, for which what runs may have a handler of its own."""
-    del number, frame
     signal.raise_signal(signal.SIGTERM)
 
 

@@ -23,13 +23,7 @@ from stormproof.core.base.errors import (
     UsageError,
 )
 from stormproof.core.engine.executor_look import PACKAGES
-from stormproof.core.engine.executors import (
-    SKEW_MAX_S,
-    ExecutorAnswer,
-    ExecutorAnswers,
-    ask_executors,
-    own_answer,
-)
+from stormproof.core.engine.executors import SKEW_MAX_S, ExecutorAnswer, ExecutorAnswers, ask_executors, own_answer
 from stormproof.core.engine.spark import spark_session
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.postgres.database import connect

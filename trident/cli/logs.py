@@ -261,4 +261,4 @@ class _ConsoleHandler(logging.Handler):
 
 
 def _nothing(text: str) -> None:
-    del text
+    pass

@@ -296,7 +296,6 @@ class Stopping:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
         now_s = self._now_s()
         if self._asked_at_s is not None:
             if now_s - self._asked_at_s >= ONE_SIGNAL_S:

@@ -43,15 +43,7 @@ from stormproof.core.tracking.verdict import (
 from stormproof.sinks.prepare.writer import WritesNothing
 from stormproof.trident.driver.batch_records import Accounts, CountedGraph, Prepared, SinkAnswers
 from stormproof.trident.driver.control_line import BY_SIGNAL, Orders
-from stormproof.trident.driver.jobs import (
-    Flight,
-    Jobs,
-    JobsInTurn,
-    JobsOnThreads,
-    WaitingLeases,
-    Watch,
-    run_watched,
-)
+from stormproof.trident.driver.jobs import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases, Watch, run_watched
 from stormproof.trident.driver.opening import Sessions
 from stormproof.trident.driver.options import (
     AsSet,

@@ -370,7 +370,6 @@ class JobsInTurn:
 
     def wait(self, timeout_s: float | None) -> Ended | None:
         """Run one piece to its end. What it raises is raised."""
-        del timeout_s
         if not self._waiting:
             return None
         txid, work = self._waiting.pop(0 if self._rng is None else self._rng.randrange(len(self._waiting)))

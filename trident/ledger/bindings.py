@@ -18,11 +18,7 @@ from stormproof.core.base.errors import Json, PositionMismatch
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.tables import record_of
-from stormproof.trident.terms.transaction_states import (
-    EventKind,
-    OperatorAction,
-    TxnState,
-)
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, TxnState
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,18 +154,15 @@ class MapHold(TableHold):
 
     def check_rows(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         """Check that the table can hold them; the transaction's files have been checked already."""
-        del transaction
         require_table(table, self.input, where, "delta-rs")
         require_plain_files(table, where)
 
     def change(self, table: DeltaTable, transaction: PreparedTransaction) -> Content:
         """By what was read of the keys that the rows are of."""
-        del table, transaction
         return self.changed
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Merge them; without rows the version holds its transaction identifier alone."""
-        del transaction
         if self.gathered:
             merge_rows(table, pa.Table.from_batches(self.gathered), self.input, properties)
         else:
@@ -211,12 +208,10 @@ class DeltaMap:
 
     def table_key(self, database: Database | None) -> TableKey:
         """The folder's path."""
-        del database
         return key_of_path(self._path)
 
     def find_table(self, database: Database | None) -> TableKey:
         """The folder itself, or the place where it would be made."""
-        del database
         return locate(self._path, f"DeltaMap({self._path!r})")
 
     def check(self, schema: pa.Schema, where: str) -> None:
@@ -227,7 +222,6 @@ class DeltaMap:
 
     def description(self, database: Database | None) -> dict[str, Json]:
         """What the ledger keeps of it."""
-        del database
         return {"kind": "delta-map", "path": self._path, "state": self._kind.value}
 
     def make(self, context: StateContext) -> StoredMap:

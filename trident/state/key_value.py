@@ -293,7 +293,6 @@ class KeyValueBacking(Backing, StoreRecord):
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
         """Store these rows, in chunks."""
-        del held
         named = self._names(keys)
         columns = [(name, converted(stored.column(name).to_pylist(), to_json)) for name, to_json, _ in self._columns]
         values = [
@@ -514,7 +513,6 @@ class MemoryMap:
 
     def table_key(self, database: Database | None) -> TableKey:
         """The store, which is an object of this process."""
-        del database
         return "memory map", id(self.store)
 
     def find_table(self, database: Database | None) -> TableKey:
@@ -523,7 +521,6 @@ class MemoryMap:
 
     def description(self, database: Database | None) -> dict[str, Json]:
         """Nothing: it is lost with the process."""
-        del database
         return {}
 
     def make(self, context: StateContext) -> StoredMap:

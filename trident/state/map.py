@@ -44,7 +44,6 @@ def maximum(held: pa.Array, added: pa.Array) -> pa.Array:
 
 def newest(held: pa.Array, added: pa.Array) -> pa.Array:
     """The added one, also where it is NULL."""
-    del held
     return added
 
 

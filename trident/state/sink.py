@@ -193,7 +193,6 @@ class StateSink(Sink):
 
     def files_in(self, input_: SinkInput) -> str:
         """The staging folder."""
-        del input_
         return absolute(STAGING_FOLDER / self._name) if self._staging is None else self._staging
 
     def placed(self, database: Database, staging: str) -> StateSink:

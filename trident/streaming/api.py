@@ -69,7 +69,6 @@ class TopologyStream(ForeachBatch):
         self._source = source
 
     def _plan(self, frame: Frame, query: str | None) -> tuple[Plan, Source]:
-        del query
         there = self._frames.schema(frame).names
         missing = [column for column in self._source.columns if column not in there]
         if missing:

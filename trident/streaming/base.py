@@ -237,7 +237,6 @@ class ForeachBatch(ABC):
 
     def _takes(self, frame: Frame) -> bool:
         """Whether the frame has the columns for which everything is open."""
-        del frame
         return True
 
     _times_transactions = True

@@ -98,7 +98,6 @@ class OneMessageSource(Source):
 
     def shown_id(self, message: int, origin: int) -> str:
         """The txid."""
-        del origin
         return str(message)
 
     def shown_ids(self) -> ShownIds:
@@ -110,7 +109,6 @@ class OneMessageSource(Source):
 
     def open(self, lease: Lease, limit: Limit, seed: int, tx: object | None = None) -> Slice | None:
         """Nothing: micro-batches are handed in."""
-        del lease, limit, seed, tx
         return None
 
     def attach(self, position: dict[str, Json], expected: Expectation) -> Slice:
@@ -119,14 +117,12 @@ class OneMessageSource(Source):
 
     def expect(self, slice_: Slice, seed: int, excluded: frozenset[int], tx: object | None = None) -> Expectation:
         """One message."""
-        del excluded, tx
         number = slice_.position["number"]
         assert isinstance(number, int)
         return one_message(number, seed)
 
     def readers(self, slice_: Slice, parallelism: int) -> tuple[SliceReader, ...]:
         """None: Spark computes the rows."""
-        del slice_, parallelism
         return ()
 
     def hold(self, lease: Lease, tx: object | None = None) -> None:
@@ -134,7 +130,6 @@ class OneMessageSource(Source):
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
         """Nothing to do: the committed txid is the confirmation."""
-        del lease, failed, tx
         return Resolution()
 
     def abort(self, lease: Lease, tx: object | None = None) -> None:
@@ -145,7 +140,6 @@ class OneMessageSource(Source):
 
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
         """No leases."""
-        del epoch, tx
         return ()
 
     def split(
@@ -160,7 +154,6 @@ class OneMessageSource(Source):
 
     def joins(self, tx: object) -> bool:
         """Always: its whole state is in the ledger."""
-        del tx
         return True
 
 
@@ -199,7 +192,6 @@ class OneMessageSteps(Steps):
 
     def rejects_max(self, messages: int, sinks: frozenset[str] | None) -> int:
         """None; but a sink is to find the row."""
-        del messages, sinks
         return 0
 
 

@@ -190,14 +190,12 @@ class LineageReporter(Observer):
 
     def opened(self, txid: int, guarantee: Guarantee, slice_: Slice) -> None:
         """See `Observer.opened`."""
-        del guarantee, slice_
         self._opened[txid] = self.clock.now()
         if self._is_due():
             self._begin(txid)
 
     def attempt_ended(self, txid: int, attempt: int, outcome: AttemptOutcome) -> None:
         """See `Observer.attempt_ended`."""
-        del outcome
         self._attempts[txid] = attempt + 1
 
     def committed(self, batch: CommittedBatch) -> None:
@@ -217,13 +215,11 @@ class LineageReporter(Observer):
 
     def given_up(self, txid: int, state: TxnState, cause: TxnCause, reason: str) -> None:
         """See `Observer.given_up`. The reason may quote a message: it is told where that was asked for."""
-        del state
         self._fail(Batch(txid, self._attempts.get(txid, 1), error=self._said(cause, reason)), RunState.ABORT)
         self._forget(txid)
 
     def blocked(self, txid: int, sink: str, cause: TxnCause, reason: str) -> None:
         """See `Observer.blocked`."""
-        del sink
         self._fail(Batch(txid, self._attempts.get(txid, 1), error=self._said(cause, reason)), RunState.FAIL)
 
     def close(self) -> None:

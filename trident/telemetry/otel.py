@@ -130,7 +130,6 @@ class BatchSpans(Observer):
 
     def given_up(self, txid: int, state: TxnState, cause: TxnCause, reason: str) -> None:
         """See `Observer.given_up`. The reason's words may quote a message, and stay here."""
-        del reason
         span = self._of(txid)
         span.set_attribute("stormproof.state", state.value)
         span.set_attribute("stormproof.cause", cause.value)
@@ -141,7 +140,6 @@ class BatchSpans(Observer):
 
     def blocked(self, txid: int, sink: str, cause: TxnCause, reason: str) -> None:
         """See `Observer.blocked`."""
-        del reason
         span = self._of(txid)
         span.set_attribute("stormproof.state", TxnState.BLOCKED.value)
         span.set_attribute("stormproof.cause", cause.value)
@@ -150,7 +148,6 @@ class BatchSpans(Observer):
 
     def recovered(self, report: RecoveryReport) -> None:
         """See `Observer.recovered`."""
-        del report
         for span in self._spans.values():
             span.set_attribute("stormproof.recovered", True)
         self.close()

@@ -84,7 +84,6 @@ class Recorder(Observer):
 
     def opened(self, txid: int, guarantee: Guarantee, slice_: Slice) -> None:
         """See `Observer.opened`."""
-        del guarantee
         self._opened_s[txid] = self._clock.monotonic_s()
         self.book.add(m.OPENED)
         self.book.add(m.MESSAGES_OPENED, slice_.expected.messages)
@@ -93,7 +92,6 @@ class Recorder(Observer):
 
     def attempt_ended(self, txid: int, attempt: int, outcome: AttemptOutcome) -> None:
         """See `Observer.attempt_ended`."""
-        del txid, attempt
         self.book.add(m.ATTEMPTS_FAILED, outcome=outcome.value)
 
     def committed(self, batch: CommittedBatch) -> None:
@@ -115,18 +113,15 @@ class Recorder(Observer):
 
     def given_up(self, txid: int, state: TxnState, cause: TxnCause, reason: str) -> None:
         """See `Observer.given_up`."""
-        del reason
         self._opened_s.pop(txid, None)
         self.book.add(m.ENDED, state=state.value, cause=cause.value)
 
     def failed(self, txid: int, failed: Mapping[str, int], returned: int) -> None:
         """See `Observer.failed`."""
-        del txid
         self._count_failed(failed, returned)
 
     def dead_letters(self, txid: int, number: int) -> None:
         """See `Observer.dead_letters`."""
-        del txid
         self.book.add(m.DEAD_LETTERS, number)
 
     def suppressed(self, sinks: Sequence[str]) -> None:
@@ -136,7 +131,6 @@ class Recorder(Observer):
 
     def blocked(self, txid: int, sink: str, cause: TxnCause, reason: str) -> None:
         """See `Observer.blocked`."""
-        del txid, reason
         self.book.add(m.BLOCKED, sink=sink, cause=cause.value)
 
     def recovered(self, report: RecoveryReport) -> None:

@@ -150,5 +150,4 @@ async def _missing(visit: Visit) -> Response:
 
 
 def _unexpected(scope: Scope, number: str) -> Response:
-    del scope
     return HTMLResponse(rendered("unexpected.html", {"number": number}), 500)

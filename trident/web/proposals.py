@@ -330,7 +330,6 @@ def drop(
     **filters: object,
 ) -> Done:
     """Drop, or requeue, those that were shown; what changed since is told."""
-    del all
     told = changes(chosen.keys, _found(stores, topology, filter_of(**filters), id).keys)
     with letters_of(stores, topology) as letters:
         done = dead_letters.dispose(stores, letters, chosen, requeue=requeue, by=by, why=why)

@@ -29,12 +29,7 @@ from stormproof.sinks.contract.protocol import Held, PreparedTransaction, SinkId
 from stormproof.trident.state.key_value import POSITION_KEY, KeyValueMap, KeyValueStore, OpenStore
 from stormproof.trident.state.map import maximum, minimum, total
 from stormproof.trident.state.matrix import SupportsEvidence, SupportsLastTxid
-from stormproof.trident.state.protocol import (
-    MapState,
-    StateContext,
-    StateFactory,
-    StateKind,
-)
+from stormproof.trident.state.protocol import MapState, StateContext, StateFactory, StateKind
 
 M = TypeVar("M", bound=KeyValueMap)
 

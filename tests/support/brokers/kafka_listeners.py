@@ -25,7 +25,6 @@ class Frayed(Cutter):
         self.share = 0.0
 
     def _taken(self, data: bytes) -> Loses | None:
-        del data
         with self._lock:
             if self.rng.random() >= self.share:
                 return None

@@ -116,7 +116,7 @@ class NatsServer(Broker):
 
 
 async def _quiet(error: Exception) -> None:
-    del error
+    pass
 
 
 def _program() -> str | None:
