@@ -30,8 +30,8 @@ from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, 
 from stormproof.core.postgres import embedded
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 
 JDBC: Final = "org.postgresql:postgresql:42.7.8"
 """Postgres's driver for Spark's JDBC writer, by its Maven name."""

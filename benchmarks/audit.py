@@ -12,8 +12,9 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench, timed
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident import audit
+from stormproof.trident.audit.batches import txn
 from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.audit.message import message
 from stormproof.trident.audit.questions import Asked, ask
 from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.ledger.database import ledger_engine
@@ -32,8 +33,8 @@ def p11(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
             yield _case(question.name, partial(ask, ledger, question, Asked(TOPOLOGY)))
         for name, group in GROUPS.items():
             yield _case(f"{name}-grouped", partial(ask, ledger, QUESTIONS[name], Asked(TOPOLOGY, group=group)))
-        yield _case("txn", partial(audit.txn, ledger, TOPOLOGY, A_TXID))
-        yield _case("message", partial(audit.message, ledger, TOPOLOGY, A_MESSAGE))
+        yield _case("txn", partial(txn, ledger, TOPOLOGY, A_TXID))
+        yield _case("message", partial(message, ledger, TOPOLOGY, A_MESSAGE))
         for view in ("txn", "message"):
             yield _case(f"{view}-view", partial(_read, bench.database, view))
     finally:

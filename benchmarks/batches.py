@@ -19,7 +19,7 @@ from benchmarks.workbench import Stepper, Workbench, delta_total, require_total,
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.protocol import Engine
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.trident.topology.stream import Stream
 
 SMALL, LARGE = 200_000, 1_000_000

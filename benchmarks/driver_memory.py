@@ -28,8 +28,8 @@ from stormproof.core.contract.sink import (
 )
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import PreparedTransaction, Sink, SinkIdentity
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 
 ROWS: Final = 10_000_000
 ROWS_AT_ONCE: Final = 64 * 1024

@@ -21,7 +21,7 @@ from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.core.start.preflight import Probe
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.run import driver
 from stormproof.trident.topology.stream import Stream

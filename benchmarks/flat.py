@@ -15,7 +15,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.run import driver
 from stormproof.trident.topology.stream import Topology

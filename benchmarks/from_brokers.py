@@ -23,7 +23,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.source.nats import NatsSource
 from stormproof.core.source.rabbitmq import RabbitMQSource
 from stormproof.core.source.redis_streams import RedisStreamSource
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.trident.topology.stream import Topology
 
 if TYPE_CHECKING:

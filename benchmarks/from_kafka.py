@@ -20,7 +20,7 @@ from benchmarks.maven_jars import ROOT, kafka_jars
 from benchmarks.workbench import Workbench, require_total
 from stormproof.core.base.message import Guarantee
 from stormproof.core.source.kafka import KafkaSource
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.trident.topology.stream import Topology
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from benchmarks.word_count import word_count
 from benchmarks.workbench import Workbench, delta_total, require_total, timed
 from stormproof.core.base.message import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 
 
 def lines_of(

@@ -24,7 +24,7 @@ from stormproof.core.base.arrow import pc
 from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import ArrowBolt
 from stormproof.core.graph.components import OutputStream, Subscription
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.trident.topology.stream import Topology
 
 

@@ -18,8 +18,8 @@ from stormproof.core.contract.sink import SinkInput, SinkSpec
 from stormproof.core.contract.source import Limit
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.sinks.contract.protocol import CommitResult, PreparedTransaction, SinkIdentity
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.stores.memory import MemorySession, MemorySink
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.run import driver

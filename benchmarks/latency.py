@@ -20,8 +20,8 @@ from benchmarks.word_count import row_wise, word_count
 from benchmarks.workbench import Workbench, delta_total, require_total
 from stormproof.core.base.message import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 
 MESSAGES = 1_000
 PAIRS_FACTOR = 4

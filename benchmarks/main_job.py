@@ -22,8 +22,8 @@ from benchmarks.word_count import row_wise, vectorised, word_count, words_as_row
 from benchmarks.workbench import Workbench, delta_total, require_total
 from stormproof.core.base.message import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.trident.topology.stream import Stream, Topology
 
 COUNTED, APPENDED, LARGE = 200_000, 50_000, 1_000_000

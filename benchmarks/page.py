@@ -27,7 +27,7 @@ from benchmarks.word_count import word_count
 from benchmarks.workbench import Workbench
 from stormproof.core.base.message import Guarantee
 from stormproof.core.source.postgres_queue import PostgresQueue
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 
 TABS: Final = 20
 TOPOLOGIES: Final = 100

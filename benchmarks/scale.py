@@ -27,7 +27,7 @@ from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import connect
 from stormproof.core.storage.object_files import ObjectFiles, root_of
 from stormproof.core.storage.protocol import use_storage
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 
 MESSAGES: Final = 1_000_000
 """Of a batch, and of a file."""

@@ -14,8 +14,8 @@ from stormproof.core.engine.spark import SparkEngine, spark_session
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import FileSource
 from stormproof.core.start.settings import Settings
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.run import driver
 

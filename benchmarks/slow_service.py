@@ -20,7 +20,7 @@ from benchmarks.workbench import Workbench, require_total, timed
 from stormproof import Topology
 from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.spark import SparkEngine
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 
 MESSAGES: Final = 600
 WAIT_S: Final = 0.05

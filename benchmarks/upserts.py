@@ -20,8 +20,8 @@ from benchmarks.harness import Case
 from benchmarks.workbench import Workbench, require_total, timed
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract.protocol import PreparedTransaction, Sink, SinkIdentity, SinkSession
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("word", pa.string()), ("x", pa.float64())])
 INPUT: Final = SinkInput.for_upsert(SCHEMA, ("id",), ("v",))

@@ -72,8 +72,8 @@ _OF_TASKS: Final = (
     "stormproof.core.engine.executors",
     "stormproof.core.source.postgres_queue",
     "stormproof.core.source.files",
-    "stormproof.sinks.delta",
-    "stormproof.sinks.postgres",
+    "stormproof.sinks.delta.sink",
+    "stormproof.sinks.postgres.sink",
     "stormproof.core.start.preflight",
     "stormproof.trident.streaming",
 )

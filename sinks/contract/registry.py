@@ -103,7 +103,7 @@ def described_sink(
         of_kind = "" if kind in (None, OTHER) else f" of kind {kind!r}, which is not registered,"
         raise CannotTell(
             f"sink {name!r} ({target}){of_kind} cannot be opened by its name alone; name the module that registers it in "
-            "STORMPROOF_PLUGINS, or call stormproof.trident.audit.verify with an opener of your own",
+            "STORMPROOF_PLUGINS, or call `verify` of stormproof.trident.audit.verify with an opener of your own",
             sink=name,
         )
     input_ = _input_of(name, description)

@@ -21,10 +21,3 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `power_loss` | what is synced, and what did a power loss leave: see above |
 | `delta_rs` | how does it get rows into the table; is its error the machine's, or the table's; which stores will do |
 """
-
-from __future__ import annotations
-
-from stormproof.sinks.delta.catalog import CatalogTable
-from stormproof.sinks.delta.sink import DeltaSink
-
-__all__ = ["CatalogTable", "DeltaSink"]

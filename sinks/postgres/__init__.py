@@ -12,9 +12,3 @@
 | `columns` | which columns take which text, and give values back as they came; how does a column of Arrow get into one |
 | `table` | what can each column hold; which text is a key that a map's table compares as another type |
 """
-
-from __future__ import annotations
-
-from stormproof.sinks.postgres.sink import PostgresSink
-
-__all__ = ["PostgresSink"]

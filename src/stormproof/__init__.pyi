@@ -43,12 +43,10 @@ from .core.source.rabbitmq import (
     RabbitMQStreamSource as RabbitMQStreamSource,
 )
 from .core.source.redis_streams import RedisStreamSource as RedisStreamSource
-from .sinks.delta import (
-    CatalogTable as CatalogTable,
-    DeltaSink as DeltaSink,
-)
+from .sinks.delta.catalog import CatalogTable as CatalogTable
+from .sinks.delta.sink import DeltaSink as DeltaSink
 from .sinks.stores.memory import MemorySink as MemorySink
-from .sinks.postgres import PostgresSink as PostgresSink
+from .sinks.postgres.sink import PostgresSink as PostgresSink
 from .trident.topology.aggregate import (
     collect_set as collect_set,
     count as count,

@@ -17,9 +17,9 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.postgres.columns import column_type, json_text
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.stores.memory import MemorySink
 
 ROWS = edge_table()

@@ -23,7 +23,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.contract.protocol import describe_sink
 from stormproof.sinks.delta.sink import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.rows.merge_sql import Dialect
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.audit.inspect import open_for_inspection

@@ -19,7 +19,7 @@ from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.rows import Subscriber
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
-from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.status import TopologyStatus, status
 
 pytestmark = pytest.mark.postgres

@@ -14,8 +14,9 @@ import pytest
 from support.command_line import CommandLine, command_line_in
 
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.audit import opener_for, verify
+from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.report_file import Wanted, file_bytes, record
+from stormproof.trident.audit.verify import verify
 from stormproof.trident.cli.options import opened
 
 pytestmark = pytest.mark.postgres

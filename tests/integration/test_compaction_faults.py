@@ -26,10 +26,11 @@ from support.sink_harness import SCHEMA, ObjectStoreHarness, SinkHarness
 
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.sinks.contract.protocol import Compaction
-from stormproof.sinks.delta import DeltaSink, rewrite
+from stormproof.sinks.delta import rewrite
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rewrite import COMPACTED
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.sink import DeltaSink
 
 MODULES: Final = ("rewrite.py", "upkeep.py", "power_loss.py", "storage/files.py", "newest_version.py")
 

@@ -25,7 +25,7 @@ from support.typed_rows import EDGES, IDENTITY, decimals, put
 
 from stormproof.core.contract.sink import ByOrder, End, SinkInput
 from stormproof.sinks.contract.protocol import SinkIdentity
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,10 +30,10 @@ from stormproof.core.base.errors import SinkRefused, StormproofError
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.sinks.contract.protocol import ALREADY_HELD, APPLIED, Held, SinkIdentity
-from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import FEATURES, Committer
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.sink import DeltaSink
 
 if TYPE_CHECKING:
     pass

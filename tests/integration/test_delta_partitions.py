@@ -25,8 +25,9 @@ from stormproof.core.base.errors import SinkRefused, TopologyError, UsageError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity, SinkSession
-from stormproof.sinks.delta import DeltaSink, judge
+from stormproof.sinks.delta import judge
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.prepare import writer
 
 IDENTITY = SinkIdentity("topology", "inc-1", "t")

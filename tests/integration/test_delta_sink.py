@@ -29,9 +29,9 @@ from stormproof.core.base.failpoint import watched
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import Fold, SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
-from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.hold import CONFLICT_TRIES_MAX
 from stormproof.sinks.delta.log import Label
+from stormproof.sinks.delta.sink import DeltaSink
 
 A, B, C = {"a": 1}, {"a": 10, "b": 2}, {"c": 3}
 

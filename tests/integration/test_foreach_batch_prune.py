@@ -32,7 +32,7 @@ from stormproof.core.pending.rows import Subscriber
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.files import entries
 from stormproof.errors import PositionMismatch
-from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.decisions.pruning import prune
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.streaming.base import StreamOutcome, StreamResult

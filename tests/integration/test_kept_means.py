@@ -13,7 +13,7 @@ from stormproof import MemorySink, MemorySource, Topology, mean
 from stormproof.core.contract.sink import Fold, SinkInput
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.testing import simulate
 
 

@@ -20,9 +20,9 @@ from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import APPLIED, PreparedTransaction, SinkIdentity
-from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres import session as session_module
 from stormproof.sinks.postgres.session import PostgresSession
+from stormproof.sinks.postgres.sink import PostgresSink
 
 pytestmark = pytest.mark.postgres
 

@@ -20,8 +20,9 @@ from support.queues import prepared_database
 
 from stormproof.core.contract.source import Lease
 from stormproof.core.postgres.database import Database, connect
-from stormproof.trident.audit import AuditLedger, status
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.source import evidence_of
+from stormproof.trident.audit.status import status
 from stormproof.trident.cli.reports import _topology_text  # pyright: ignore[reportPrivateUsage]
 from stormproof.trident.telemetry import catalogue as m
 from stormproof.trident.telemetry.exposition import ledger_figures

@@ -17,7 +17,7 @@ from support.topologies import SinkMode, messages
 
 from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger.database import ledger_engine
 from stormproof.trident.telemetry import catalogue as m
 from stormproof.trident.telemetry.exposition import ledger_figures

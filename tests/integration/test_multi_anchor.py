@@ -34,7 +34,7 @@ from stormproof.core.start.settings import Settings
 from stormproof.core.task.job import Job
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger import tables as t
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE

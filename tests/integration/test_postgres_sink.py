@@ -29,10 +29,10 @@ from stormproof.core.contract.sink import Fold, SinkInput, TaskContext, transact
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.contract.protocol import CommitOutcome, Held, PreparedTransaction
-from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres import connection as connection_module
 from stormproof.sinks.postgres import session as session_module
 from stormproof.sinks.postgres.connection import Fence
+from stormproof.sinks.postgres.sink import PostgresSink
 
 pytestmark = pytest.mark.postgres
 

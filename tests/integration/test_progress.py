@@ -20,7 +20,7 @@ from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
-from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.status import TopologyStatus, status
 from stormproof.trident.cli.reports import show_status
 from stormproof.trident.driver.run import EngineChoice

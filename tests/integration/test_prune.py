@@ -16,7 +16,7 @@ from support.topologies import SinkMode, expected, messages
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.decisions.pruning import PruneReport, prune
 from stormproof.trident.ledger.ledger import Ledger
 

@@ -22,9 +22,9 @@ from support.typed_rows import IDENTITY, put
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import SinkIdentity
-from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.delta.table import WITH_STATISTICS
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from stormproof.core.pending.journal import Delivery, Journal, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.start.settings import Settings
-from stormproof.trident.audit import AuditLedger
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.status import status
 
 pytestmark = pytest.mark.postgres

@@ -31,8 +31,8 @@ from stormproof.core.contract.sink import AnyFold, ByOrder, End, Fold, SetTrunca
 from stormproof.sink import Lineage
 from stormproof.sinks.contract.protocol import Repair, SinkIdentity
 from stormproof.sinks.contract.row_rule import with_lineage
-from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.log import live_adds
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.rows.comparison import RowProblem
 
 

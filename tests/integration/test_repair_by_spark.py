@@ -23,8 +23,8 @@ from support.typed_rows import IDENTITY, put
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.failpoint import FailpointReached, watched
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.rows.comparison import RowProblem
 

@@ -13,7 +13,8 @@ from support.verdicts import traces_of, verified
 from stormproof import PostgresQueue, PostgresSink, Topology
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.start.settings import Settings
-from stormproof.trident.audit import AuditLedger, message
+from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.audit.message import message
 
 pytestmark = pytest.mark.postgres
 

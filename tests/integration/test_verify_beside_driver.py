@@ -23,7 +23,10 @@ from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.sinks.postgres.connection import Link
 from stormproof.state import StateFactory
-from stormproof.trident.audit import AuditLedger, VerifyReport, opener_for, verify
+from stormproof.trident.audit.inspect import opener_for
+from stormproof.trident.audit.ledger import AuditLedger
+from stormproof.trident.audit.report import VerifyReport
+from stormproof.trident.audit.verify import verify
 from stormproof.trident.decisions.pruning import prune
 from stormproof.trident.driver.run import driver
 from stormproof.trident.ledger.database import ledger_engine

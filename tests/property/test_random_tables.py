@@ -25,9 +25,9 @@ from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.postgres.columns import column_type
+from stormproof.sinks.postgres.sink import PostgresSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

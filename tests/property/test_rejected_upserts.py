@@ -20,7 +20,7 @@ from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_di
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.tracking.share import Anchors, MessageTable
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.prepare import rejected_messages as rejects
 from stormproof.sinks.stores.memory import MemorySink
 

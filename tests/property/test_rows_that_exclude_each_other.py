@@ -27,8 +27,8 @@ from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, 
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.tracking.share import Anchors, MessageTable
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkIdentity, SinkSession
-from stormproof.sinks.postgres import PostgresSink
 from stormproof.sinks.postgres.judge import RowsInOrder
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.prepare import rejected_messages as rejects
 
 pytestmark = pytest.mark.postgres

@@ -17,8 +17,8 @@ from support.typed_rows import IDENTITY, put
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.contract.sink import ByOrder, End, SinkInput
 from stormproof.sinks.contract.protocol import Repair, SinkIdentity
-from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.delta.table import check_types
 
 HOW: Final = ("append", "merge", "fold", "compact")

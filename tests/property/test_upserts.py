@@ -22,8 +22,8 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.rows.by_key import LatestWriter
 from stormproof.sinks.stores.memory import MemorySink
 

@@ -18,9 +18,10 @@ from stormproof.core.base.failpoint import ENV
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sink import Lineage
 from stormproof.state import StateFactory
-from stormproof.trident.audit import AuditLedger, opener_for, verify
+from stormproof.trident.audit.inspect import opener_for
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.report import Deep, keep
-from stormproof.trident.audit.verify import LAST, Since
+from stormproof.trident.audit.verify import LAST, Since, verify
 from stormproof.trident.state.delta import DeltaMap
 from stormproof.trident.state.postgres import PostgresMap
 from support.blows import Stand

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stormproof.core.base.failpoint import Failpoint
-from stormproof.trident.audit import SinkOpener
+from stormproof.trident.audit.inspect import SinkOpener
 from support.blows import Action, Blow, Stand
 from support.crashes import KILLED
 from support.shapes import SINKS, Shape

@@ -15,8 +15,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 
 from stormproof.core.contract.sink import Fold, SinkInput
 from stormproof.sinks.contract.protocol import Repair, SinkIdentity
-from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.session import DeltaSession
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.rows.comparison import Comparison, RowProblem, RowsOnRecord
 from support import duck
 from support.typed_rows import IDENTITY

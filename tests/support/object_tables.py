@@ -14,7 +14,7 @@ from stormproof import DeltaSink, Topology, count
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.object_files import NewObject, ObjectFiles, key_of, root_of
 from stormproof.core.storage.protocol import use_storage
-from stormproof.trident.audit import SinkOpener, opener_for
+from stormproof.trident.audit.inspect import SinkOpener, opener_for
 from stormproof.trident.driver.steps import Steps
 from support.brokers.object_store import ObjectStore
 from support.contents import counted

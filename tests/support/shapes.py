@@ -10,7 +10,7 @@ from typing import Final
 from stormproof import Topology
 from stormproof.core.base.failpoint import FAILPOINTS, Failpoint
 from stormproof.core.postgres.database import Database
-from stormproof.trident.audit import SinkOpener, opener_for
+from stormproof.trident.audit.inspect import SinkOpener, opener_for
 from support.contents import content
 from support.crashes import Cell
 from support.topologies import FLAKY, POISON, SinkMode, expected

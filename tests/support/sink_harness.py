@@ -17,9 +17,9 @@ from sqlite_sink import SqliteSink
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.storage.object_files import ObjectFiles, key_of, root_of
 from stormproof.sinks.contract.protocol import Sink
-from stormproof.sinks.delta import DeltaSink
 from stormproof.sinks.delta.features import AskedCommitter
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.testing import SinkHarness as BaseHarness
 from stormproof.testing.sinks.harness import APPEND, FOLD, SCHEMA, UPSERT

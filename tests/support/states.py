@@ -17,7 +17,7 @@ from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkSession
 from stormproof.state import OpaqueMap, StateFactory, StateSink, TransactionalMap
-from stormproof.trident.audit import SinkOpener, opener_for
+from stormproof.trident.audit.inspect import SinkOpener, opener_for
 from stormproof.trident.ledger.bindings import SinkBinding
 from support.blows import Action
 from support.chain import Ordeal

@@ -8,9 +8,11 @@ import sqlalchemy as sa
 
 from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
-from stormproof.trident.audit import AuditLedger, NoticeKind, SinkOpener, VerifyReport, opener_for, verify
+from stormproof.trident.audit.inspect import SinkOpener, opener_for
+from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.message import MESSAGE_EVENTS, Trace, traces
-from stormproof.trident.audit.report import Violation
+from stormproof.trident.audit.report import NoticeKind, VerifyReport, Violation
+from stormproof.trident.audit.verify import verify
 from support.contents import content
 from support.crashes import Cell
 from support.topologies import SinkMode

@@ -19,11 +19,13 @@ from stormproof.core.pending.connector import NumberedAudit
 from stormproof.core.pending.rows import SliceRow, Subscriber
 from stormproof.sinks.contract.protocol import Evidence, EvidenceReport, SinkIdentity, SinkSession
 from stormproof.sinks.stores.memory import MemorySink
-from stormproof.trident.audit import AuditLedger, NoticeKind, VerifyReport, ViolationKind, message, txn, verify
-from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
-from stormproof.trident.audit.message import EndKind
+from stormproof.trident.audit.batches import txn
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.message import EndKind, message
+from stormproof.trident.audit.report import NoticeKind, VerifyReport, ViolationKind
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.status import DriverState, status
+from stormproof.trident.audit.verify import verify
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.bindings import SinkBinding
 

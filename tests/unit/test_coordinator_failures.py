@@ -29,10 +29,11 @@ from stormproof.core.task.job import Job
 from stormproof.core.tracking import attempts, partners
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkSession
-from stormproof.trident.audit import AuditLedger, message, txn, verify
-from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
-from stormproof.trident.audit.message import EndKind
+from stormproof.trident.audit.batches import txn
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.message import EndKind, message
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
+from stormproof.trident.audit.verify import verify
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.bindings import SinkBinding
 from stormproof.trident.ledger.tables import Run

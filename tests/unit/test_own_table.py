@@ -18,8 +18,8 @@ from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
-from stormproof.sinks.delta import DeltaSink
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.stores.memory import MemorySink, MemoryTable
 from stormproof.trident.driver.opening import require_own_stores, require_own_tables
 from stormproof.trident.state.delta import DeltaMap

@@ -15,7 +15,7 @@ from stormproof.core.base.message import FailureReason
 from stormproof.core.bolt import Bolt, Tuple
 from stormproof.core.task import job
 from stormproof.errors import UsageError
-from stormproof.sinks.delta import DeltaSink
+from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.prepare.rejected_messages import Rejects
 from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.stores.memory import MemorySink

@@ -17,8 +17,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.stores.memory import FaultPoint
-from stormproof.trident.audit import AuditLedger
-from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
+from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.status import DriverState, Pace, TopologyStatus, status
 from stormproof.trident.driver.jobs import JobsInTurn

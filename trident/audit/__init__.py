@@ -15,30 +15,3 @@
 | `report_file` | what is an auditor handed: verdict, answers and digests in one file |
 | `inspect` | how is a sink opened from its name in the ledger; which sinks hold a batch, and since when |
 """
-
-from __future__ import annotations
-
-from stormproof.trident.audit.batches import TxnReport, txn
-from stormproof.trident.audit.inspect import SinkOpener, opener_for
-from stormproof.trident.audit.ledger import AuditLedger
-from stormproof.trident.audit.message import MessageReport, message
-from stormproof.trident.audit.report import Deep, NoticeKind, VerifyReport, ViolationKind
-from stormproof.trident.audit.status import StatusReport, status
-from stormproof.trident.audit.verify import verify
-
-__all__ = [
-    "AuditLedger",
-    "Deep",
-    "MessageReport",
-    "NoticeKind",
-    "SinkOpener",
-    "StatusReport",
-    "TxnReport",
-    "VerifyReport",
-    "ViolationKind",
-    "message",
-    "opener_for",
-    "status",
-    "txn",
-    "verify",
-]

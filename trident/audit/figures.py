@@ -17,33 +17,22 @@ from stormproof.core.base.errors import Json
 from stormproof.core.tracking.verdict import ACKER
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.tables import record_of
+from stormproof.trident.ledger.tables import ComponentRow, EdgeRow, record_of
 from stormproof.trident.terms.transaction_states import ComponentKind
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentSums:
+class ComponentSums(ComponentRow):
     """What one component did over some batches; the columns of the view `audit_components` say what is counted."""
 
-    component: str
-    kind: ComponentKind
-    executed: int
-    emitted: int
-    acked: int
-    failed: int
-    busy_ms: float
     latency_ms: float | None
     """Mean time for one tuple that it took in; None: it took none."""
 
 
 @dataclass(frozen=True, slots=True)
-class EdgeSums:
+class EdgeSums(EdgeRow):
     """How many tuples went from a component's stream to another component or a sink."""
 
-    origin: str
-    stream: str
-    target: str
-    tuples: int
     tuples_per_s: float | None
     """For each second of the time that the batches span; None: there is one batch, or none."""
 

@@ -20,7 +20,9 @@ from typing import Final
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.base.message import storable_text
 from stormproof.core.source.files.rows import editable, shown_payload
-from stormproof.trident import audit
+from stormproof.trident.audit.inspect import opener_for
+from stormproof.trident.audit.message import MessageReport
+from stormproof.trident.audit.message import message as message_report
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import Exit, cell_text, confirmed, emit, finish, note, say, table, written
 from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
@@ -207,7 +209,7 @@ def show_letter(topology: str, message: str, *, as_json: bool) -> None:
         if not found:
             letters.require_sources()
             raise not_dead(letters, message)
-        traced = audit.message(stores.audit, topology, message, opener=audit.opener_for(stores.database))
+        traced = message_report(stores.audit, topology, message, opener=opener_for(stores.database))
     at_sinks = [one for one in found if one.sink is not None]
     *earlier, newest = [one for one in found if one.sink is None] or [at_sinks[-1]]
     report = {
@@ -244,7 +246,7 @@ def _event(entry: Mapping[str, Json]) -> dict[str, Json]:
     return {**entry, "txid": int(txid) if txid.isdecimal() else None}
 
 
-def _show_text(one: Letter, earlier: Sequence[Letter], at_sinks: Sequence[Letter], traced: audit.MessageReport) -> None:
+def _show_text(one: Letter, earlier: Sequence[Letter], at_sinks: Sequence[Letter], traced: MessageReport) -> None:
     of_source = "" if one.source is None else f", from {one.source}: {one.state}"
     say(f"message {one.id} of {one.topology}{of_source}; now {end_text(traced.end)}")
     if one.sink is None:

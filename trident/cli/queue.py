@@ -20,7 +20,7 @@ from stormproof.core.source.postgres_queue import PostgresQueue, QueueStats
 from stormproof.core.source.postgres_queue.messages import MessageTable
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
 from stormproof.core.start.settings import Settings
-from stormproof.sinks.postgres import PostgresSink
+from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.trident.cli.loading import load_source
 from stormproof.trident.cli.logs import run_text
 from stormproof.trident.cli.options import opened

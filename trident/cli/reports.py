@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 
 from stormproof.core.base.clock import SystemClock
-from stormproof.trident import audit
-from stormproof.trident.audit.batches import TxnReport
+from stormproof.trident.audit.batches import TxnReport, txn
 from stormproof.trident.audit.figures import ComponentsReport, components
-from stormproof.trident.audit.inspect import Holding, committer_of
+from stormproof.trident.audit.inspect import Holding, committer_of, opener_for
 from stormproof.trident.audit.message import EndState, MessageReport, Opening
-from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusReport, TopologyStatus
+from stormproof.trident.audit.message import message as message_report
+from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusReport, TopologyStatus, status
 from stormproof.trident.cli.logs import recovery_text
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import Exit, cell_text, emit, finish, say, table
@@ -23,7 +23,7 @@ def show_status(topology: str | None, *, as_json: bool) -> None:
     """Show all topologies; or one in detail, with status 1 if something keeps it from going on."""
     with opened() as stores:
         committer = partial(committer_of, ledger_database=stores.database)
-        report = audit.status(stores.audit, topology, committer=committer, opener=audit.opener_for(stores.database))
+        report = status(stores.audit, topology, committer=committer, opener=opener_for(stores.database))
     if topology is None:
         emit(report, as_json=as_json, text=lambda: _status_text(report))
         return
@@ -151,14 +151,14 @@ def _details(topology: TopologyStatus, of: str) -> None:
         say(f"{of}epoch {topology.epoch} did not start: {topology.refused.reason}")
     if topology.pruned_upto:
         say(f"{of}pruned up to txid {topology.pruned_upto}")
-    for txn in topology.unresolved:
-        reason = f": {txn.reason}" if txn.reason else ""
-        since = cell_text(txn.since)
-        stopped = topology.driver in (DriverState.STOPPED, DriverState.DEAD) and txn.state == "prepared"
+    for one in topology.unresolved:
+        reason = f": {one.reason}" if one.reason else ""
+        since = cell_text(one.since)
+        stopped = topology.driver in (DriverState.STOPPED, DriverState.DEAD) and one.state == "prepared"
         then = "; the topology's next start commits it" if stopped and not reason else ""
-        say(f"{of}txid {txn.txid} is {txn.state} since {since}, {counted(txn.messages, 'message')}{reason}{then}")
-        for held in txn.sinks:
-            say(f"{of}txid {txn.txid}: {holding_text(held)}")
+        say(f"{of}txid {one.txid} is {one.state} since {since}, {counted(one.messages, 'message')}{reason}{then}")
+        for held in one.sinks:
+            say(f"{of}txid {one.txid}: {holding_text(held)}")
 
 
 def _asked_text(t: TopologyStatus, of: str, asked: Asked) -> str:
@@ -208,7 +208,7 @@ def end_text(end: EndState) -> str:
 def show_txn(topology: str, txid: int, *, as_json: bool) -> None:
     """Show one batch."""
     with opened() as stores:
-        report = audit.txn(stores.audit, topology, txid, audit.opener_for(stores.database))
+        report = txn(stores.audit, topology, txid, opener_for(stores.database))
     emit(report, as_json=as_json, text=lambda: _txn_text(report))
 
 
@@ -263,7 +263,7 @@ def _txn_text(report: TxnReport) -> None:
 def show_message(topology: str, message: str, *, as_json: bool) -> None:
     """Show one message."""
     with opened() as stores:
-        report = audit.message(stores.audit, topology, message, opener=audit.opener_for(stores.database))
+        report = message_report(stores.audit, topology, message, opener=opener_for(stores.database))
     emit(report, as_json=as_json, text=lambda: _message_text(report))
 
 

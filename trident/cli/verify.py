@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import UsageError
-from stormproof.trident import audit
+from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.report import Deep, RowsProgress, VerifyReport, keep
 from stormproof.trident.audit.report_file import Wanted, file_bytes, record
-from stormproof.trident.audit.verify import Since
+from stormproof.trident.audit.verify import Since, verify
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, finish, note, say
 from stormproof.trident.decisions.stores import Stores
@@ -187,8 +187,8 @@ def _verified(
     clock = SystemClock()
     began_s = clock.monotonic_s()
     with rows_shown() as progress:
-        found = audit.verify(
-            *(stores.audit, topology, audit.opener_for(stores.database)),
+        found = verify(
+            *(stores.audit, topology, opener_for(stores.database)),
             first=first,
             last=last,
             since=_point(since, clock.now()),

@@ -35,12 +35,12 @@ from stormproof.sinks.contract.protocol import (
     SupportsTakeTable,
     least_rows,
 )
-from stormproof.trident.audit import opener_for, verify
-from stormproof.trident.audit.inspect import described_sink, open_for_inspection
+from stormproof.trident.audit.inspect import described_sink, open_for_inspection, opener_for
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.report import ViolationKind, ranges
 from stormproof.trident.audit.source import PendingEvidence, spout_sources, stored_source
 from stormproof.trident.audit.status import DriverState, driver_state, may_be_running
+from stormproof.trident.audit.verify import verify
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
 from stormproof.trident.ledger import bindings as kept

@@ -27,8 +27,7 @@ from stormproof.trident.terms.transaction_states import RejectState
 from stormproof.trident.terms.wording import parse_time
 
 if TYPE_CHECKING:
-    from stormproof.trident.audit import AuditLedger
-    from stormproof.trident.audit.ledger import TopologyRow
+    from stormproof.trident.audit.ledger import AuditLedger, TopologyRow
     from stormproof.trident.decisions.stores import Stores
 
 

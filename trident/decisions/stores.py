@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from stormproof.core.postgres.database import Database
     from stormproof.core.start.settings import Settings
-    from stormproof.trident.audit import AuditLedger
-    from stormproof.trident.audit.ledger import TopologyRow
+    from stormproof.trident.audit.ledger import AuditLedger, TopologyRow
     from stormproof.trident.ledger.bindings import SinkBinding
     from stormproof.trident.ledger.database import Confirmation, Tx
     from stormproof.trident.ledger.ledger import Ledger
@@ -34,7 +33,7 @@ class Stores:
     @property
     def audit(self) -> AuditLedger:
         """The ledger, for reading."""
-        from stormproof.trident.audit import AuditLedger
+        from stormproof.trident.audit.ledger import AuditLedger
 
         return AuditLedger(self.engine)
 
