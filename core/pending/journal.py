@@ -98,13 +98,9 @@ class Journal:
     def _run(self, statement: str, *parameters: object) -> psycopg.Cursor[Any]:
         return query(self._cursor, statement, *parameters)
 
-    @property
-    def _key(self) -> tuple[str, str, str]:
-        return self._who.kind, self._who.source, self._who.subscription
-
     def stop(self) -> int:
         """The number behind the last message."""
-        found = self._run(f"select coalesce(max(number) + 1, 0) from {_TABLE} where {MINE}", *self._key).fetchone()
+        found = self._run(f"select coalesce(max(number) + 1, 0) from {_TABLE} where {MINE}", *self._who).fetchone()
         return 0 if found is None else int(found[0])
 
     def write(self, received: Sequence[Delivery], *, owed: bool = True) -> list[int]:
@@ -136,7 +132,7 @@ class Journal:
                 f" where m.{MINE} and m.number = a.number and m.resolved_at is not null",
                 owed,
                 again,
-                *self._key,
+                *self._who,
             )
         return [numbers[message.stable_id] for message in received]
 
@@ -157,7 +153,7 @@ class Journal:
             return
         found = self._run(
             f"select id from {SCHEMA}.pending_subscription where kind = %s and source = %s and subscription = %s",
-            *self._key,
+            *self._who,
         ).fetchone()
         assert found is not None
         rows = pa.record_batch(
@@ -186,7 +182,7 @@ class Journal:
         known: dict[str, int] = {}
         found = self._run(
             f"select stable_id, number, digest from {_TABLE} where {MINE} and stable_id = any(%s)",
-            *self._key,
+            *self._who,
             list(payloads),
         )
         for id_, number, digest in found:
@@ -198,19 +194,19 @@ class Journal:
     def digests(self, ids: Iterable[str]) -> dict[str, bytes]:
         """The SHA-256 of the payloads of those of these stable ids that were written down."""
         found = self._run(
-            f"select stable_id, digest from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids)
+            f"select stable_id, digest from {_TABLE} where {MINE} and stable_id = any(%s)", *self._who, list(ids)
         )
         return {id_: bytes(digest) for id_, digest in found}
 
     def known(self, ids: Iterable[str]) -> set[str]:
         """Those of these stable ids that were written down."""
-        found = self._run(f"select stable_id from {_TABLE} where {MINE} and stable_id = any(%s)", *self._key, list(ids))
+        found = self._run(f"select stable_id from {_TABLE} where {MINE} and stable_id = any(%s)", *self._who, list(ids))
         return {id_ for (id_,) in found}
 
     def server_ids(self, numbers: Sequence[int], before: str) -> dict[int, str]:
         """What the server calls messages: what their stable ids have behind `before` (see `Connector.BEFORE_ID`)."""
         query = f"select number, stable_id from {_TABLE} where {MINE} and number = any(%s)"
-        found = self._run(query, *self._key, list(numbers)).fetchall()
+        found = self._run(query, *self._who, list(numbers)).fetchall()
         if before == "/":
             return {number: id_.rpartition("/")[2] for number, id_ in found}
         return {number: id_.removeprefix(before) for number, id_ in found if id_.startswith(before)}
@@ -219,14 +215,14 @@ class Journal:
         """The number of a message by its server's id, or by its stable id; of several, the newest. None: it is not known."""
         query = f"select max(number) from {_TABLE} where {MINE} and "
         whole = [id_] if before == "/" else [id_, indexed_id(before + id_)]
-        found = self._run(query + "stable_id = any(%s)", *self._key, whole).fetchone()
+        found = self._run(query + "stable_id = any(%s)", *self._who, whole).fetchone()
         if before == "/" and (found is None or found[0] is None):
-            found = self._run(query + "right(stable_id, %s) = %s", *self._key, len(id_) + 1, f"/{id_}").fetchone()
+            found = self._run(query + "right(stable_id, %s) = %s", *self._who, len(id_) + 1, f"/{id_}").fetchone()
         return None if found is None or found[0] is None else int(found[0])
 
     def last(self) -> int | None:
         """The highest number; None where nothing is written down."""
-        found = self._run(f"select max(number) from {_TABLE} where {MINE}", *self._key).fetchone()
+        found = self._run(f"select max(number) from {_TABLE} where {MINE}", *self._who).fetchone()
         return None if found is None or found[0] is None else int(found[0])
 
     def behind(self, prefix: str, number: int) -> list[tuple[int, int]]:
@@ -236,7 +232,7 @@ class Journal:
             f" (select substr(stable_id, %s) as rest from {_TABLE} where {MINE} and starts_with(stable_id, %s)) m"
             " where split_part(rest, '/', 2)::bigint > %s",
             len(prefix) + 1,
-            *self._key,
+            *self._who,
             prefix,
             number,
         )
@@ -270,7 +266,7 @@ class Journal:
             f" where {MINE} and number >= %s and number < %s",
             now,
             owed,
-            *self._key,
+            *self._who,
             first,
             stop,
         )
@@ -281,7 +277,7 @@ class Journal:
             f"select coalesce(array_agg(number order by number), '{{}}') from {_TABLE}, {_RANGES}"
             f" where {MINE} and owed and number >= low and number < high",
             *_ranges(numbers),
-            *self._key,
+            *self._who,
         ).fetchone()
         return [] if found is None else list(found[0])
 
@@ -290,14 +286,14 @@ class Journal:
         self._run(
             f"update {_TABLE} set owed = false from {_RANGES} where {MINE} and number >= low and number < high",
             *_ranges(numbers),
-            *self._key,
+            *self._who,
         )
 
     def sizes(self, first: int, stop: int) -> list[int]:
         """The bytes of messages, ascending by number."""
         found = self._run(
             f"select octet_length(payload) from {_TABLE} where {MINE} and number >= %s and number < %s order by number",
-            *self._key,
+            *self._who,
             first,
             stop,
         )
@@ -307,7 +303,7 @@ class Journal:
         """Payloads by number."""
         found = self._run(
             f"select number, payload from {_TABLE} where {MINE} and number = any(%s) and payload is not null",
-            *self._key,
+            *self._who,
             list(numbers),
         )
         return {number: bytes(payload) for number, payload in found}
@@ -318,7 +314,7 @@ class Journal:
             "select count(*), count(*) filter (where owed), coalesce(sum(suppressed), 0)::bigint,"
             " count(*) filter (where resolved_at is null)"
             f" from {_TABLE} where {MINE}",
-            *self._key,
+            *self._who,
         ).fetchone()
         assert found is not None
         return JournalCounts(*found)
@@ -328,7 +324,7 @@ class Journal:
         found = self._run(
             "select count(*), extract(epoch from clock_timestamp() - min(received_at))::float8"
             f" from {_TABLE} where {MINE} and number >= %s",
-            *self._key,
+            *self._who,
             next_number,
         ).fetchone()
         assert found is not None
@@ -355,9 +351,9 @@ class Journal:
             "  count(*) filter (where is_held and has_payload) from mine",
             [one.start for one in slices],
             [one.stop for one in slices],
-            *self._key,
+            *self._who,
             next_number,
-            *self._key,
+            *self._who,
             [one.start for one in slices],
             [one.stop for one in slices],
             next_number,
@@ -397,12 +393,12 @@ class Journal:
             f" from {_TABLE} where {MINE}) select coalesce(max(number) - min(number) + 1 - count(*), 0), count(*) filter"
             " (where is_empty and number > (select min(number) from mine where not is_empty)),"
             " count(*) filter (where is_resolved and not is_empty) from mine",
-            *self._key,
+            *self._who,
         ).fetchone() or (0, 0, 0)
         found = self._run(
             f"select number from {_TABLE} where {MINE} and resolved_at is not null and payload is not null"
             f" and digest <> sha256({PAYLOAD_SQL.format('payload')}) and digest <> sha256(payload) order by number",
-            *self._key,
+            *self._who,
         )
         altered = [number for (number,) in found]
         texts = [
@@ -428,13 +424,13 @@ class Journal:
         newest, kept = self.stop() - 1, self._first_younger(horizon_s, now)
         self._run(
             f"delete from {_TABLE} where {MINE} and number < %s",
-            *self._key,
+            *self._who,
             newest if kept is None else min(newest, kept),
         )
         kept = self._first_younger(min(PAYLOAD_KEPT_S, horizon_s), now, " and payload is not null")
         self._run(
             f"update {_TABLE} set payload = null where {MINE} and payload is not null and number < %s",
-            *self._key,
+            *self._who,
             newest + 1 if kept is None else kept,
         )
 
@@ -445,7 +441,7 @@ class Journal:
         found = self._run(
             f"select number from {_TABLE} where {MINE} and (resolved_at is null or resolved_at >="
             f" least(clock_timestamp(), %s) - make_interval(secs => %s)){more} order by number limit 1",
-            *self._key,
+            *self._who,
             now,
             age_s,
         ).fetchone()
@@ -483,7 +479,7 @@ class JournalReader:
             "a slice of a journal",
             f"select number, payload from {_TABLE} where {MINE} and number >= %s and number < %s"
             " and payload is not null and number <> all(%s::bigint[]) order by number",
-            *(self.who.kind, self.who.source, self.who.subscription),
+            *self.who,
             self.first,
             self.stop,
             sorted(excluded),

@@ -45,7 +45,7 @@ class RetryReader:
             self.database,
             "a slice of retries",
             f"select id, origin, payload from {SCHEMA}.pending_retry where {MINE} and id = any(%s) order by id",
-            *(self.who.kind, self.who.source, self.who.subscription),
+            *self.who,
             wanted,
         )
         ids, origins, payloads = [row[0] for row in found], [row[1] for row in found], [bytes(row[2]) for row in found]

@@ -50,7 +50,6 @@ class PostgresRows:
         self._cursor = cursor
         self._who = who
         self._where = where
-        self._key = (who.kind, who.source, who.subscription)
         self._is_any_due = True
 
     @property
@@ -69,7 +68,7 @@ class PostgresRows:
             self._run(
                 f"insert into {SCHEMA}.pending_subscription (kind, source, subscription, epoch, position)"
                 " values (%s, %s, %s, %s, %s) on conflict do nothing",
-                *self._key,
+                *self._who,
                 epoch,
                 Jsonb(start()),
             )
@@ -77,12 +76,12 @@ class PostgresRows:
     def lock(self) -> tuple[int, At] | None:
         """Lock the subscription; gives its newest epoch and its position."""
         return self._run(
-            f"select epoch, position from {SCHEMA}.pending_subscription where {_NAMED} for update", *self._key
+            f"select epoch, position from {SCHEMA}.pending_subscription where {_NAMED} for update", *self._who
         ).fetchone()
 
     def position(self) -> At | None:
         """The position, without a lock."""
-        found = self._run(f"select position from {SCHEMA}.pending_subscription where {_NAMED}", *self._key).fetchone()
+        found = self._run(f"select position from {SCHEMA}.pending_subscription where {_NAMED}", *self._who).fetchone()
         return found and found[0]
 
     def raise_epoch(self, epoch: int) -> None:
@@ -90,13 +89,13 @@ class PostgresRows:
         self._run(
             f"update {SCHEMA}.pending_subscription set epoch = %s where {_NAMED} and epoch < %s",
             epoch,
-            *self._key,
+            *self._who,
             epoch,
         )
 
     def move(self, position: At) -> None:
         """Move the subscription to `position`."""
-        self._run(f"update {SCHEMA}.pending_subscription set position = %s where {_NAMED}", Jsonb(position), *self._key)
+        self._run(f"update {SCHEMA}.pending_subscription set position = %s where {_NAMED}", Jsonb(position), *self._who)
 
     def advance(self, row: SliceRow, lease: Lease, position: At) -> SliceRow:
         """Insert a slice that is open under the lease, and move the subscription to `position`."""
@@ -107,7 +106,7 @@ class PostgresRows:
                 " (subscription, at, messages, bytes, mates, state, owner, epoch, opened, deaths, expires_at)"
                 f" select id, %s, %s, %s, %s, 'open', %s, %s, %s, %s, {_LATER} from moved returning id",
                 Jsonb(position),
-                *self._key,
+                *self._who,
                 None if row.at is None else Jsonb(row.at),
                 row.messages,
                 row.bytes,
@@ -134,7 +133,7 @@ class PostgresRows:
             f" order by {_ORDER} limit 1 for update {others})"
             f" select exists (select from {SCHEMA}.pending_retry where subscription = (select id from me)"
             "  and slice is null and not_before <= clock_timestamp()), free.* from me left join free on true",
-            *self._key,
+            *self._who,
             *(() if mates is None else (list(mates),)),
         ).fetchone()
         if found is None:
@@ -158,14 +157,14 @@ class PostgresRows:
             row.deaths,
             row.path,
             row.mates,
-            *self._key,
+            *self._who,
         )
         if retries:
             new = (
                 f"with new as ({new}), moved as (update {SCHEMA}.pending_retry r set slice = new.id from new"
                 f" where r.{MINE} and r.id = any(%s)) select id from new"
             )
-            parameters = (*parameters, *self._key, list(retries))
+            parameters = (*parameters, *self._who, list(retries))
         found = self._run(new, *parameters).fetchone()
         return replace(row, id=_only(found), owner=None, epoch=0)
 
@@ -190,7 +189,7 @@ class PostgresRows:
                 f" select id, %s, %s from {SCHEMA}.pending_subscription where {_NAMED}",
                 row.owner,
                 row.epoch,
-                *self._key,
+                *self._who,
             )
         with self._one_slice_each(lease):
             self._run(
@@ -208,7 +207,7 @@ class PostgresRows:
         """The slice of a lease, locked or deleted."""
         where = f"{SCHEMA}.pending_slice where {MINE} and owner = %s and epoch = %s"
         statement = f"delete from {where} returning {_ROW}" if delete else f"select {_ROW} from {where} for update"
-        found = self._run(statement, *self._key, lease.owner, lease.epoch).fetchone()
+        found = self._run(statement, *self._who, lease.owner, lease.epoch).fetchone()
         return found and SliceRow(*found)
 
     def touch(self, lease: Lease, *, hold: bool) -> bool:
@@ -222,7 +221,7 @@ class PostgresRows:
         done = self._run(
             f"update {SCHEMA}.pending_slice set {change} where {MINE} and owner = %s and epoch = %s"
             " and (state = 'held' or (state = 'open' and expires_at > clock_timestamp()))",
-            *self._key,
+            *self._who,
             lease.owner,
             lease.epoch,
         )
@@ -233,7 +232,7 @@ class PostgresRows:
         done = self._run(
             f"update {SCHEMA}.pending_slice set state = 'returned', owner = null, expires_at = null"
             f" where {MINE} and owner = %s and epoch = %s",
-            *self._key,
+            *self._who,
             lease.owner,
             lease.epoch,
         )
@@ -245,11 +244,11 @@ class PostgresRows:
             f"select coalesce(greatest((select epoch from {SCHEMA}.pending_subscription where {_NAMED}),"
             f" (select epoch from {SCHEMA}.pending_slice where {MINE} and owner = %s)), %s),"
             f" exists (select from {SCHEMA}.pending_lapse where {MINE} and owner = %s and epoch = %s)",
-            *self._key,
-            *self._key,
+            *self._who,
+            *self._who,
             lease.owner,
             lease.epoch,
-            *self._key,
+            *self._who,
             lease.owner,
             lease.epoch,
         ).fetchone()
@@ -266,13 +265,13 @@ class PostgresRows:
             epoch,
             epoch,
             epoch,
-            *self._key,
+            *self._who,
         )
         return tuple(owner for (owner,) in found)
 
     def unresolved(self) -> Sequence[SliceRow]:
         """Every slice."""
-        found = self._run(f"select {_ROW} from {SCHEMA}.pending_slice where {MINE} order by id", *self._key)
+        found = self._run(f"select {_ROW} from {SCHEMA}.pending_slice where {MINE} order by id", *self._who)
         return [SliceRow(*row) for row in found]
 
     # ---- retries
@@ -292,10 +291,10 @@ class PostgresRows:
             " taken as (select id, mates from heads where total <= %s or total = mates_messages)"
             f" select id, origin, octet_length(payload), mates {waiting} and (mates = '' and id in (select id from taken)"
             "  or mates <> '' and (mates in (select mates from taken) or mates = any(%s))) order by id",
-            *self._key,
+            *self._who,
             *(None if mates is None else [name for name in mates if not name],) * 2,
             *(messages, messages),
-            *self._key,
+            *self._who,
             list(mates or ()),
         )
         return [Retry(*row) for row in found]
@@ -306,7 +305,7 @@ class PostgresRows:
             f"select id, origin, octet_length(payload), mates from {SCHEMA}.pending_retry where slice = %s and {MINE}"
             " order by id",
             slice_id,
-            *self._key,
+            *self._who,
         )
         return [Retry(*row) for row in found]
 
@@ -316,7 +315,7 @@ class PostgresRows:
             f"select id, times_failed, times_opened from {SCHEMA}.pending_retry where slice = %s and {MINE} and id = any(%s)"
             " for update",
             slice_id,
-            *self._key,
+            *self._who,
             list(ids),
         )
         return {id_: (failed, opened) for id_, failed, opened in found}
@@ -341,7 +340,7 @@ class PostgresRows:
             row.opened,
             *_living(failed),
             *_origins_and_payloads(failed),
-            *self._key,
+            *self._who,
         )
 
     def _retry_again(self, row: SliceRow, failed: Sequence[Failed]) -> None:
@@ -362,7 +361,7 @@ class PostgresRows:
             " (kind, source, subscription, id, origin, payload, reason, error, times_opened, times_failed, history, digest)"
             f" select %s, %s, %s, f.id, f.origin, f.payload, f.reason, f.error, %s, 1, {_ENTRY}, sha256(f.payload)"
             f" from {_DYING_WITH_PAYLOADS}",
-            *self._key,
+            *self._who,
             row.opened,
             *_dying(failed),
             *_origins_and_payloads(failed),
@@ -377,7 +376,7 @@ class PostgresRows:
             f" g.history || {_ENTRY}, g.digest from gone g join {_DYING} on f.id = g.id",
             row.id,
             [one.id for one in failed],
-            *self._key,
+            *self._who,
             row.opened,
             *_dying(failed),
         )
@@ -395,15 +394,15 @@ class PostgresRows:
             " coalesce(sum(messages) filter (where at is null and is_free), 0)::bigint,"
             " coalesce(sum(messages) filter (where not is_free), 0)::bigint"
             f" from (select at, messages, {_FREE} as is_free from {SCHEMA}.pending_slice where {MINE}) s",
-            *self._key,
+            *self._who,
         ).fetchone()
         waiting = self._run(
             "select count(*), greatest(0.0, extract(epoch from min(not_before) - clock_timestamp()))::float8"
             f" from {SCHEMA}.pending_retry where {MINE} and slice is null having count(*) > 0",
-            *self._key,
+            *self._who,
         ).fetchone()
         dead = self._run(
-            f"select count(*) from {SCHEMA}.dead_letter where {_NAMED} and disposal is null", *self._key
+            f"select count(*) from {SCHEMA}.dead_letter where {_NAMED} and disposal is null", *self._who
         ).fetchone()
         assert found is not None
         returned, returned_retries, pending = found
@@ -416,7 +415,7 @@ class PostgresRows:
             "select r.id, r.origin, r.times_failed, r.not_before, s.owner"
             f" from {SCHEMA}.pending_retry r left join {SCHEMA}.pending_slice s on s.id = r.slice"
             f" where r.{MINE} order by r.id",
-            *self._key,
+            *self._who,
         )
         return [WaitingRetry(*row) for row in found]
 
@@ -424,7 +423,7 @@ class PostgresRows:
         """How many retries belong to each slice, including retries of slices that do not exist (any more)."""
         found = self._run(
             f"select slice, count(*) from {SCHEMA}.pending_retry where {MINE} and slice is not null group by 1",
-            *self._key,
+            *self._who,
         )
         return dict(found.fetchall())
 
@@ -436,7 +435,7 @@ class PostgresRows:
         """Every dead letter, or those of one message, oldest first."""
         payload = "payload" if payloads else "case when new_payload is null then ''::bytea else payload end"
         one = "" if of is None else " and id = %s and origin = %s"
-        found = self._run(f"{_LETTERS.format(payload)}{one} order by number", *self._key, *(of or ()))
+        found = self._run(f"{_LETTERS.format(payload)}{one} order by number", *self._who, *(of or ()))
         return tuple(self._letter(row, shown) for row in found)
 
     def each_dead_letter(self, shown: Callable[[int, int], str]) -> Iterator[DeadLetter]:
@@ -461,7 +460,7 @@ class PostgresRows:
         found = self._run(
             f"select {CLASS_SQL}, reason, count(*) from {SCHEMA}.dead_letter where {_NAMED} and disposal is null"
             " group by 1, 2",
-            *self._key,
+            *self._who,
         )
         return {(kind, reason): number for kind, reason, number in found}
 
@@ -473,7 +472,7 @@ class PostgresRows:
             f"select id, origin from {SCHEMA}.dead_letter where {_NAMED} and digest <> sha256(payload) and {chosen} union"
             f" select id, origin from {SCHEMA}.pending_retry where {MINE} and digest <> sha256(payload) and {chosen}"
             " order by 1, 2",
-            *(*self._key, *given, *self._key, *given),
+            *(*self._who, *given, *self._who, *given),
         )
         return found.fetchall()
 
@@ -482,7 +481,7 @@ class PostgresRows:
         with self._cursor.connection.cursor("stormproof_rows", row_factory=tuple_row) as cursor:
             cursor.itersize = rows
             self._run(f"set local idle_in_transaction_session_timeout = '{_READER_IDLE}'")
-            query(cursor, statement, *self._key)
+            query(cursor, statement, *self._who)
             yield from cursor
 
     def _letter(self, row: tuple[Any, ...], shown: Callable[[int, int], str]) -> DeadLetter:
@@ -527,7 +526,7 @@ class PostgresRows:
             *(disposal.value, by, why, payload),
             [number for number, _ in numbers],
             [origin for _, origin in numbers],
-            *self._key,
+            *self._who,
         )
         return found.fetchall()
 
@@ -547,7 +546,7 @@ class PostgresRows:
             [number for number, _, _ in messages],
             [origin for _, origin, _ in messages],
             [payload for _, _, payload in messages],
-            *self._key,
+            *self._who,
         )
         return found.fetchall()
 
@@ -560,7 +559,7 @@ class PostgresRows:
             f" where {MINE} and slice is null and not_before > {latest}",
             seconds,
             *(None if entry is None else Jsonb(dict(entry)) for _ in range(2)),
-            *self._key,
+            *self._who,
             seconds,
         ).rowcount
 
@@ -569,7 +568,7 @@ class PostgresRows:
         found = self._run(
             f"select payload from {SCHEMA}.dead_letter where {_NAMED} and id = %s and origin = %s and disposal is null"
             " for update",
-            *self._key,
+            *self._who,
             number,
             origin,
         ).fetchone()
@@ -585,8 +584,8 @@ class PostgresRows:
             f" where {_NAMED} and d.disposal is null and d.id = n.id and d.origin = n.origin)",
             [number for number, _ in numbers],
             [origin for _, origin in numbers],
-            *self._key,
-            *self._key,
+            *self._who,
+            *self._who,
         )
         return {(id_, origin): has_failed for id_, origin, has_failed in found}
 
@@ -595,7 +594,7 @@ class PostgresRows:
         self._run(
             f"delete from {SCHEMA}.pending_lapse where {MINE}"
             f" and lapsed_at < clock_timestamp() - make_interval(days => {LAPSE_KEPT_DAYS})",
-            *self._key,
+            *self._who,
         )
 
     @contextmanager

@@ -22,8 +22,7 @@ At: TypeAlias = dict[str, Json]
 """A connector's own description of a place or of a set of messages, as a JSON object; nobody else reads it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscriber:
+class Subscriber(NamedTuple):
     """One subscription of one source. `kind` is the connector's, so two kinds of sources may have one name."""
 
     kind: str
