@@ -182,6 +182,9 @@ def _told(error: BaseException, advice: str) -> str:
     )
 
 
+# ---- packages that only some sources need
+
+
 def required(module: str, extra: str, who: str) -> Any:
     """A module of an optional package.
 

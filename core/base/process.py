@@ -125,6 +125,8 @@ def end_if_fork(error: BaseException | None = None, *, of: ProcessLife | None = 
     os._exit(status & 0xFF)
 
 
+# ---- fewer passes of the cycle collector
+
 ALLOCATIONS: Final = 50_000
 """The collector runs after this many new containers. A user's code that leaves cycles behind keeps at most these alive; a
 record batch of tuples itself takes some 30,000."""

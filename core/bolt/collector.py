@@ -109,6 +109,9 @@ def link_counts(ran: Ran, first: int, inputs: int) -> Rows:
 
 log = logging.getLogger("stormproof.bolt")
 
+
+# ---- the collector
+
 DEFAULT_STREAM: Final = "default"
 
 

@@ -368,6 +368,8 @@ def _parsed(parse: Callable[[str], object], value: object, type_: pa.DataType, n
         ) from error
 
 
+# ---- a broker's message as it is stored
+
 _BEGIN: Final = b"\xff\xff\xff\xfe"
 """No text begins so, and no Arrow stream."""
 _BEGIN_EMPTY: Final = b"\xff\xff\xff\xfd"

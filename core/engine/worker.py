@@ -113,6 +113,8 @@ def _data_bytes() -> int:
     return int(sizes[0][1]) * 1024 if sizes else 0
 
 
+# ---- the end of an idle worker
+
 _IDLE_END: Final = 1
 """The daemon ends a worker whose status is not 0; nothing else reads the status."""
 

@@ -151,6 +151,8 @@ def arguments(columns: Sequence[pa.Array]) -> list[tuple[object, ...]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
+# ---- descriptions of what is computed of groups
+
 DECIMAL_DIGITS_MAX: Final = 38
 
 

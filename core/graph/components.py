@@ -112,6 +112,9 @@ class Grouping:
             require_key(where, component, name, schema.field(name).type)
 
 
+# ---- joins of two streams within a batch
+
+
 class JoinKind(StrEnum):
     """What becomes of a row that has no partner."""
 
@@ -195,6 +198,8 @@ class JoinOn:
             seen.add(f.name.lower())
         return cls(how, tuple(keys.items()), left, right, pa.schema(fields))
 
+
+# ---- components and their output streams
 
 UserFunction: TypeAlias = Callable[..., object]
 

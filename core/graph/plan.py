@@ -247,6 +247,8 @@ class Plan:
         return all(isinstance(node, OperationNode | CombineNode | WriteNode) for node in nodes)
 
 
+# ---- a topology is cut into stages
+
 FUSED_MAX: Final = 200
 """The largest number of components that may follow each other without an exchange."""
 

@@ -264,6 +264,8 @@ def _records(folder: Path) -> Iterator[Record]:
     yield from RECORD.iter_unpack(content[:whole])  # pyright: ignore[reportReturnType]
 
 
+# ---- one thread that listens
+
 HELLO_S: Final = 5.0
 """Time for a connection to show a token."""
 

@@ -223,6 +223,8 @@ def _exactly(connection: socket.socket, number: int) -> bytes:
     return said
 
 
+# ---- what a task calls to report its progress
+
 EVERY_S: Final = 0.2
 """How often a task's row count is reported."""
 

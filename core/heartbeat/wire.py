@@ -94,6 +94,8 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+# ---- the records that a task sends
+
 SUSPECTS_MAX: Final = 8
 """Where more messages than this are equally suspect, none is named."""
 

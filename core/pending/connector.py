@@ -205,6 +205,9 @@ def _range_of(at: At) -> range | None:
             return None
 
 
+# ---- the connector
+
+
 def two_numbers(one: str, other: str) -> tuple[int, int] | None:
     """What two parts of a shown id say; None: they are not as they are shown: in ASCII, no zeros in front, of 63 bits."""
     if not (one.isdecimal() and other.isdecimal() and max(len(one), len(other)) < 20):

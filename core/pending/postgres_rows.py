@@ -339,7 +339,8 @@ class PostgresRows:
             f" from {_LIVING_WITH_PAYLOADS}, {SCHEMA}.pending_subscription s where {_NAMED}",
             row.opened,
             *_living(failed),
-            *_origins_and_payloads(failed),
+            [one.origin for one in failed],
+            [one.payload for one in failed],
             *self._who,
         )
 
@@ -364,7 +365,8 @@ class PostgresRows:
             *self._who,
             row.opened,
             *_dying(failed),
-            *_origins_and_payloads(failed),
+            [one.origin for one in failed],
+            [one.payload for one in failed],
         )
 
     def _bury_retries(self, row: SliceRow, failed: Sequence[Failed]) -> None:
@@ -641,10 +643,6 @@ def _living(failed: Sequence[Failed]) -> tuple[object, ...]:
 def _dying(failed: Sequence[Failed]) -> tuple[object, ...]:
     """The parameters of `_DYING`."""
     return *_named(failed), [one.error for one in failed]
-
-
-def _origins_and_payloads(failed: Sequence[Failed]) -> tuple[object, ...]:
-    return [one.origin for one in failed], [one.payload for one in failed]
 
 
 def _only(row: tuple[Any, ...] | None) -> int:

@@ -321,6 +321,8 @@ def _somebody_listens(folder: Path) -> bool:
     return True
 
 
+# ---- the lock on a server's data
+
 LOCKED_FILE: Final = "PG_VERSION"
 """The file of a data folder that is locked; nobody writes it after it was made."""
 

@@ -203,6 +203,9 @@ class IteratorClient:
         self._numbers.clear()
 
 
+# ---- `MemorySource`
+
+
 class _MemoryAudit(NumberedAudit):
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Always False: which messages there are, only the object knows."""

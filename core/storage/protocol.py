@@ -186,6 +186,8 @@ class _Default:
 _default: Final = _Default()
 
 
+# ---- what is asked of a place
+
 Names: TypeAlias = list[str]
 
 

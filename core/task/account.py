@@ -129,6 +129,9 @@ def shown_row(rows: pa.RecordBatch, row: int) -> str:
     return storable_text(text, INPUT_TEXT_MAX)
 
 
+# ---- the account of a task
+
+
 class Account:
     """One task's account; its `report` goes to the driver.
 

@@ -247,6 +247,9 @@ class Combiner:
         return finish(self.group, self._merged())
 
 
+# ---- groups whose rows are all there
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """The results of all groups, in key order.

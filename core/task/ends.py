@@ -116,6 +116,9 @@ def _others(row: Rows, starts: Rows, counts: Rows, number: Rows, origin: Rows) -
     return lists.cast(kind)
 
 
+# ---- the ends
+
+
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """Tuples at their end, combined or routed where the check needed that; valid while `failed` messages have failed."""

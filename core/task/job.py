@@ -162,6 +162,8 @@ def _sinks_of(plan: StagePlan) -> set[str]:
     return found
 
 
+# ---- the rows that travel between stages, and to the driver
+
 CONTROL: Final = -1
 SUMMARY: Final = -2
 INIT: Final = -3
@@ -301,6 +303,9 @@ def unpack(form: Form, packed: pa.RecordBatch, schema: pa.Schema, *, tracked: bo
     values = [column.to_numpy() for column in columns]
     share = as_words(values.pop()) if form is Form.SHARES or (tracked and form is not Form.ROWS) else None
     return Chunk(rows, index, values[0] if values else None, values[1] if values else None, share)
+
+
+# ---- the report of a task, and that of a job
 
 
 @dataclass(slots=True)

@@ -338,6 +338,8 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+# ---- an operation over the rows of a record batch
+
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 
 

@@ -118,6 +118,8 @@ def _hash_bytes(column: pa.Array, offset: np.dtype[Any]) -> Words:
     return mix64(hashes ^ mix64(lengths.astype(np.uint64)))
 
 
+# ---- the router
+
 Tasks: TypeAlias = npt.NDArray[np.int32]
 """Task numbers."""
 

@@ -371,6 +371,8 @@ def joined_rows(on: JoinOn, left: pa.RecordBatch, right: pa.RecordBatch, at: tup
     return pa.RecordBatch.from_arrays(columns, schema=on.schema)
 
 
+# ---- the task
+
 BATCH_ROWS: Final = 10_000
 """Messages in a record batch: enough for whole-column work, and few enough for its tuples to stay in the cache."""
 

@@ -122,6 +122,8 @@ def split_one(share: int, n: int) -> Words:
     return split_runs(np.array([unsigned(share)], np.uint64), np.array([n], np.int64))
 
 
+# ---- the anchors of tuples: (message, share) pairs beside the rows
+
 _W = TypeVar("_W", np.int64, np.uint64)
 
 MANY: Final = -1

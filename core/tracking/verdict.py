@@ -209,6 +209,9 @@ def mismatches(
     return tuple(found)
 
 
+# ---- the acker: the verdict of each message by itself
+
+
 class Acker:
     """The ack vals of the messages that one acker task decides.
 
@@ -251,6 +254,9 @@ class Acker:
 def acker_of(ids: Rows, ackers: int) -> Rows:
     """The acker task of each message: Storm's mod hashing, so that all notices of a message meet at one task."""
     return (mix64(as_words(ids)) % np.uint64(ackers)).astype(np.int64)
+
+
+# ---- the ways in which a batch can end
 
 
 class AttemptEnd(StrEnum):
@@ -344,6 +350,8 @@ class Broken:
 
 Outcome: TypeAlias = Complete | AllFailed | Divided | GivenUp | Abandoned | Broken
 
+
+# ---- the breaker
 
 LIMIT: Final = 3
 """How many unrelated messages in a row stop the run: one may be poison, and two a coincidence."""

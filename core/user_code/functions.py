@@ -114,6 +114,8 @@ def _taken(signature: inspect.Signature) -> str:
     return f"{text}, and {', '.join(by_name)} by name, which nothing gives" if by_name else text
 
 
+# ---- what a user's code raised, as a message's failure: the reason, the text and the place
+
 CAUGHT: Final = BaseException
 """What is caught around a call of a user's code; `blame` lets Ctrl-C through again."""
 
@@ -181,6 +183,8 @@ def _place(error: BaseException) -> str:
             return f" ({storable_text(os.path.basename(frame.filename))}:{frame.lineno} in {frame.name})"
     return ""
 
+
+# ---- `context`: what a user's function may ask about the call that it is in
 
 _message_id: ContextVar[Callable[[], str] | None] = ContextVar("stormproof_message_id", default=None)
 """Answers for the call in hand. A function is called far more often than it asks."""

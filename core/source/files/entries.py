@@ -169,6 +169,9 @@ def _key(who: Subscriber) -> tuple[str, str]:
 
 log = logging.getLogger("stormproof.source")
 
+
+# ---- whether a file is the one that was registered
+
 _LIKE_ONE_THAT_WAS_READ: Final = (
     "file %s has the size and the time of %s, which was read and is gone: it is read as a new file. If it is that file "
     "under another name, its messages come a second time"
@@ -239,6 +242,9 @@ def _same_content(registered: File, found: File) -> bool:
         found.digests,
         found.digested,
     )
+
+
+# ---- what the audit asks
 
 
 class FilesAudit(NumberedAudit):

@@ -142,6 +142,8 @@ class ComparedFile(io.RawIOBase):
         return found
 
 
+# ---- registered files
+
 Format: TypeAlias = Literal["parquet", "jsonl", "text"]
 FORMATS: Final[tuple[Format, ...]] = ("parquet", "jsonl", "text")
 

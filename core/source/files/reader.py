@@ -262,6 +262,8 @@ class FileSliceReader:
                     yield reader_batch(part, origins, kept.slice(start, batch_rows), seed)
 
 
+# ---- ranges of messages in registered files
+
 _PAYLOAD_ROWS: Final = 10_000
 """Rows of a record batch where payloads are read again."""
 

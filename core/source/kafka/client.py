@@ -466,6 +466,8 @@ def feeds(cluster: Cluster) -> list[Feed]:
 _idle: dict[tuple[int, Cluster], list[Feed]] = {}
 
 
+# ---- the arguments of a source: which topics, where to start, and the client's settings
+
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int] | Mapping[str, Mapping[int, int]]
 """Where a new subscription begins: at all that is there, behind it, at a time, or at offsets by (topic and) partition."""
 

@@ -180,6 +180,8 @@ def _waits(value: Json) -> Waits:
             raise UsageError(f"not a place that waits: {value}")
 
 
+# ---- ranges of a partition's offsets, and which of them have a message
+
 OFFSET_BITS: Final = 48
 """A partition that takes a million messages a second is full after nine years."""
 PLACES_MAX: Final = 1 << (62 - OFFSET_BITS)
@@ -338,6 +340,9 @@ def expectation_of_ranges(
             part = expectation_of(one.ids, seed, excluded)
         messages, xor = messages + part.messages, xor ^ part.xor
     return Expectation(messages, xor)
+
+
+# ---- what the audit asks
 
 
 class KafkaAudit(SliceAudit):

@@ -134,6 +134,9 @@ class Connection:
 
 log = logging.getLogger("stormproof.source")
 
+
+# ---- the servers of a cluster
+
 _T = TypeVar("_T")
 PORT: Final = 22_133
 TIMEOUT_S: Final = 10.0

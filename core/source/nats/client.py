@@ -455,6 +455,8 @@ def _text(error: BaseException) -> str:
     return storable_text(str(error) or type(error).__name__, 500)
 
 
+# ---- what a server knows of a message beside its payload
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TOKENS: Final = 9
 """Parts of a confirmation's subject; a server with domains has more."""

@@ -347,6 +347,8 @@ def _consumer_of(subscription: str) -> str:
     return f"stormproof-{plain}{digest}"
 
 
+# ---- which of a stream's sequences are accounted for
+
 _EARLIER_S: Final = 3_600.0
 """A stream that was set back is read again from so long before the last message that is known: clocks may differ."""
 

@@ -232,6 +232,8 @@ def unopened(cursor: Cursor[Any], table: MessageTable, conditions: Sequence[str]
     return (count[0] if count else 0), (first[0] if first else None)
 
 
+# ---- how messages are put
+
 CHUNK_MESSAGES = 10_000
 CHUNK_BYTES = 4 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024

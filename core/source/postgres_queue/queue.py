@@ -134,6 +134,8 @@ def check_server(queue: str, subscription: str, position: Position, server: Serv
         )
 
 
+# ---- the queue
+
 _LOG = logging.getLogger("stormproof.queue")
 
 PARTITION_MESSAGES = 2_000_000

@@ -319,6 +319,9 @@ def agrees(found: Sequence[int]) -> bool:
     return list(found) == own
 
 
+# ---- what a task reads
+
+
 class _Connection(NamedTuple):
     """A connection, and whether its server's tokens are those of `tokens`, so that they need not be sent."""
 

@@ -146,6 +146,8 @@ def dataset_at(url: str, name: str) -> DatasetName:
     )
 
 
+# ---- one connection that consumes a queue
+
 _WAIT_S: Final = 2.0
 """How long messages that the broker has, and that are ours to have, may take to arrive."""
 _STEP_S: Final = 0.005
@@ -314,6 +316,8 @@ class Consumer:
         """Close the connection; the broker delivers again what was not confirmed."""
         self._broker.disconnect(self._connection)
 
+
+# ---- what a queue's own limits may do to its messages, by the management interface
 
 MANAGEMENT_TIMEOUT_S: Final = 3.0
 AUTO: Final = "auto"

@@ -120,6 +120,8 @@ class StreamAudit(NumberedAudit):
         return super().findings(position, [*held, *taken], trusted)
 
 
+# ---- the look ahead
+
 _AHEAD: Final = 2
 """Slices that are looked ahead."""
 _SAME_S: Final = 2.0

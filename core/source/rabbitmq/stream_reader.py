@@ -147,6 +147,9 @@ def let_go(broker: BrokerQueue) -> None:
 
 log = logging.getLogger("stormproof.source")
 
+
+# ---- what a task reads
+
 _IDLE_MAX: Final = 4
 """Idle connections kept by a process for each stream."""
 

@@ -334,6 +334,8 @@ def dataset_at(url: str, stream: str) -> DatasetName:
     return at_server("redis", url, stream, port=6379, within=str(database) if database else "")
 
 
+# ---- how many of a stream's entries are accounted for
+
 NONE = "0-0"
 
 

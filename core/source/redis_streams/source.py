@@ -329,6 +329,8 @@ def _loaded(payload: Payload, metadata: Metadata, stored: Sequence[bytes]) -> li
     return [metadata.given(list(map(payload, fields)), entries)]
 
 
+# ---- how an entry is stored, and how its fields become a payload
+
 _UNREADABLE: Final = b"\0stormproof: no such field\0"
 """Begins the payload of an entry that has not the field; what follows are the names of those that it has."""
 
