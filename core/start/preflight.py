@@ -25,7 +25,7 @@ from stormproof.core.heartbeat.task import Connection
 from stormproof.core.heartbeat.wire import NO_REPORT, Place
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.storage.files import files_at
-from stormproof.core.storage.protocol import StorageOptions, is_url, storage_options, use_storage
+from stormproof.core.storage.protocol import StorageOptions, is_url, options_to_send, use_storage
 
 PROBE_BYTES: Final = 64 * 1024
 """Size of the file that is written as a test: larger than one block of a file system."""
@@ -123,25 +123,40 @@ class UnpickleProbe:
 
 @dataclass(frozen=True, slots=True)
 class FolderProbe:
-    """A folder that tasks write to, and that they share with the driver, which put the file `marker` there."""
+    """A folder that tasks write to, and that they share with the driver, which put the file `marker` there. One in an object
+    store is reached with `options`.
+    """
 
     what: str
     folder: str
     marker: str
+    options: StorageOptions | None = None
 
     def probe(self) -> None:
         """Find the driver's file; then write a file, sync it and remove it."""
-        host = socket.gethostname()
+        if self.options is not None:
+            use_storage(self.folder, self.options)
+        files, path = files_at(self.folder), os.path.join(self.folder, _probe_name(self.folder))
         try:
-            if not os.path.exists(os.path.join(self.folder, self.marker)):
+            if files.stat(os.path.join(self.folder, self.marker)) is None:
+                host = socket.gethostname()
+                advice = "Have both reach the same store: see storage_options"
+                if self.options is None:
+                    advice = (
+                        "Name a folder that the driver and every executor share (STORMPROOF_STAGING_DIR; for a Delta table, "
+                        "its own folder)"
+                    )
                 raise MachineUnfit(
                     f"{self.what} ({self.folder}) on {host} is not the driver's folder: a file that the driver has just "
-                    "written there is not seen. No message was opened. Name a folder that the driver and every executor "
-                    "share (STORMPROOF_STAGING_DIR; for a Delta table, its own folder)",
+                    f"written there is not seen. No message was opened. {advice}",
                     host=host,
                     file=self.folder,
                 )
-            write_and_sync(os.path.join(self.folder, f"{PREFIX}{uuid.uuid4().hex}"))
+            try:
+                _write_and_sync(path)
+            finally:
+                with suppress(OSError):
+                    files.remove(path)
         except OSError as error:
             raise faulty_place(error, f"{self.what} ({self.folder})") from error
 
@@ -182,121 +197,51 @@ def faulty_place(error: OSError, what: str) -> StormproofError:
     return type(fault)(f"{what}: {fault.message}", **dict(fault.details))
 
 
-def write_and_sync(path: str) -> None:
-    """Write a small file as tasks write theirs, and remove it.
+def _probe_name(folder: str) -> str:
+    return f"{'_' if is_url(folder) else ''}{PREFIX}{uuid.uuid4().hex}"
+
+
+def _write_and_sync(path: str) -> None:
+    """Write a small file as tasks write theirs.
 
     Raises:
         OSError: it cannot.
     """
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    file = files_at(path).write_new(path, private=True)
     try:
-        view = memoryview(bytes(PROBE_BYTES))
-        while view:
-            view = view[os.write(handle, view) :]
-        os.fsync(handle)
+        file.write(bytes(PROBE_BYTES))
+        file.sync()
     finally:
-        os.close(handle)
-        with suppress(OSError):
-            os.unlink(path)
+        file.close()
 
 
 @contextmanager
-def marked(folders: Iterable[tuple[str, str | Path]]) -> Generator[tuple[FolderProbe, ...]]:
-    """Probes of these folders (what each is, and its path), with a marker file of the driver in each meanwhile.
+def marked_places(folders: Iterable[tuple[str, str | Path]]) -> Generator[tuple[FolderProbe, ...]]:
+    """Probes of these folders (what each is, and its path or URL), with a marker file of the driver in each meanwhile.
 
     Where a folder does not exist yet (its first writer makes it), the nearest one above it that does is tried.
 
     Raises:
-        MachineUnavailable, MachineUnfit: the driver itself cannot write there.
+        StormproofError: the driver itself cannot write there; names the folder.
     """
     probes: dict[str, FolderProbe] = {}
     try:
         for what, wanted in folders:
-            folder = str(_existing(Path(wanted)))
+            folder = str(wanted) if is_url(str(wanted)) else str(_existing(Path(wanted)))
             if folder in probes:
                 continue
-            marker = f"{PREFIX}{uuid.uuid4().hex}"
+            probes[folder] = probe = FolderProbe(what, folder, _probe_name(folder), options_to_send(folder))
             try:
-                os.close(os.open(os.path.join(folder, marker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+                _write_and_sync(os.path.join(folder, probe.marker))
             except OSError as error:
                 raise faulty_place(error, f"{what} ({folder})") from error
-            probes[folder] = FolderProbe(what, folder, marker)
         yield tuple(probes.values())
     finally:
         for folder, probe in probes.items():
             with suppress(OSError):
-                os.unlink(os.path.join(folder, probe.marker))
+                files_at(folder).remove(os.path.join(folder, probe.marker))
 
 
 def _existing(folder: Path) -> Path:
     folder = folder.absolute()
     return next((p for p in (folder, *folder.parents) if p.is_dir()), folder)
-
-
-# ---- the question about a folder in an object store: can each machine read what the driver put there, and write?
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectProbe:
-    """A folder in an object store that tasks write to; the driver put the object `marker` there."""
-
-    what: str
-    folder: str
-    marker: str
-    options: StorageOptions
-
-    def probe(self) -> None:
-        """Find the driver's object; then put one and remove it."""
-        host = socket.gethostname()
-        use_storage(self.folder, self.options)
-        files = files_at(self.folder)
-        try:
-            if files.stat(os.path.join(self.folder, self.marker)) is None:
-                raise MachineUnfit(
-                    f"{self.what} ({self.folder}) on {host} is another one than the driver's: an object that the driver has "
-                    "just put there is not seen. No message was opened. Have both reach the same store: see storage_options",
-                    host=host,
-                    file=self.folder,
-                )
-            path = os.path.join(self.folder, f"_{PREFIX}{uuid.uuid4().hex}")
-            files.put_new(path, b"")
-            files.remove(path)
-        except OSError as error:
-            raise faulty_place(error, f"{self.what} ({self.folder}) on {host}") from error
-
-
-@contextmanager
-def marked_places(folders: Iterable[tuple[str, str]]) -> Generator[tuple[Probe, ...]]:
-    """Probes of these folders (what each is, and its path or URL), with a mark of the driver's in each meanwhile.
-
-    Raises:
-        StormproofError: the driver itself cannot write there; names the folder.
-    """
-    wanted = list(folders)
-    local = [(what, folder) for what, folder in wanted if not is_url(folder)]
-    stored = [(what, folder) for what, folder in wanted if is_url(folder)]
-    with marked(local) as paths, marked_objects(stored) as objects:
-        yield (*paths, *objects)
-
-
-@contextmanager
-def marked_objects(folders: Iterable[tuple[str, str]]) -> Generator[tuple[ObjectProbe, ...]]:
-    """Probes of these folders (what each is, and its URL), with an object of the driver's in each meanwhile.
-
-    Raises:
-        StormproofError: the driver itself cannot write there; names the folder.
-    """
-    probes: list[ObjectProbe] = []
-    try:
-        for what, folder in folders:
-            marker = f"_{PREFIX}{uuid.uuid4().hex}"
-            try:
-                files_at(folder).put_new(os.path.join(folder, marker), b"")
-            except OSError as error:
-                raise faulty_place(error, f"{what} ({folder})") from error
-            probes.append(ObjectProbe(what, folder, marker, storage_options(folder)))
-        yield tuple(probes)
-    finally:
-        for probe in probes:
-            with suppress(OSError):
-                files_at(probe.folder).remove(os.path.join(probe.folder, probe.marker))

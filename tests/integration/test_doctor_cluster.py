@@ -31,7 +31,7 @@ from stormproof.core.engine.executors import ask_executors
 from stormproof.core.engine.spark import spark_session
 from stormproof.core.base.errors import StormproofError
 from stormproof.core.postgres.database import Database
-from stormproof.core.start.preflight import DatabaseProbe, FolderProbe, PackageProbe, marked, package_fingerprint
+from stormproof.core.start.preflight import DatabaseProbe, FolderProbe, PackageProbe, marked_places, package_fingerprint
 from stormproof.core.start.settings import Settings
 
 pythons, address, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -50,7 +50,7 @@ def asked(python, *probes):
         "answers": [[a.host, [[f.kind, f.message] for f in a.faults]] for a in found.answers],
     }
 
-with marked([("the staging folder", folder)]) as shared:
+with marked_places([("the staging folder", folder)]) as shared:
     package, database = PackageProbe(package_fingerprint()), DatabaseProbe("the database", Database.from_url(address))
     told = {"well": asked(sys.executable, package, *shared, database)}
     told["faults"] = asked(

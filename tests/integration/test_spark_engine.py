@@ -40,7 +40,7 @@ from stormproof.core.engine.spark import SparkEngine
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.start.preflight import PackageProbe, marked, package_fingerprint
+from stormproof.core.start.preflight import PackageProbe, marked_places, package_fingerprint
 from stormproof.core.task.job import CONTROL, WireRow
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count, sum_
@@ -192,7 +192,7 @@ def test_a_machines_fault_arrives_as_one(
 
 
 def test_every_slot_is_asked_before_the_first_batch(engine: SparkEngine, tmp_path: Path) -> None:
-    with marked([("the staging folder", tmp_path)]) as folders:
+    with marked_places([("the staging folder", tmp_path)]) as folders:
         engine.ask((PackageProbe(package_fingerprint()), *folders))
         next(tmp_path.iterdir()).unlink()
         with pytest.raises(MachineUnfit, match="is not the driver's folder"):

@@ -30,7 +30,14 @@ from stormproof.core.contract.source import SliceReader
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.spark_error import fault_told_by_spark
 from stormproof.core.postgres.database import Database
-from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, first_fault, marked, package_fingerprint
+from stormproof.core.start.preflight import (
+    DatabaseProbe,
+    PackageProbe,
+    Probe,
+    first_fault,
+    marked_places,
+    package_fingerprint,
+)
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import LIMIT, Breaker, Breaks, JobReport
 from stormproof.trident.ledger import tables as t
@@ -358,7 +365,7 @@ def test_a_message_that_unpacks_to_more_than_the_disk_is_set_aside(tmp_path: Pat
 
 
 def test_a_folder_is_written_synced_and_left_as_it_was(tmp_path: Path) -> None:
-    with marked([("the staging folder", tmp_path / "not" / "yet"), ("the table", tmp_path)]) as probes:
+    with marked_places([("the staging folder", tmp_path / "not" / "yet"), ("the table", tmp_path)]) as probes:
         assert len(probes) == 1, "one folder is asked for once"
         assert first_fault(probes) is None
     assert list(tmp_path.iterdir()) == []
@@ -366,7 +373,7 @@ def test_a_folder_is_written_synced_and_left_as_it_was(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_the_drivers_is_seen(tmp_path: Path) -> None:
     """As where each machine has a disk of its own under one path."""
-    with marked([("the staging folder", tmp_path)]) as (probe,):
+    with marked_places([("the staging folder", tmp_path)]) as (probe,):
         next(tmp_path.iterdir()).unlink()
         fault = first_fault([probe])
     assert isinstance(fault, MachineUnfit)
