@@ -23,8 +23,7 @@ from stormproof.core.base.errors import JobFailed, TasksBroken, UsageError
 from stormproof.core.base.message import FailureReason, storable_text
 from stormproof.core.bolt.tuples import Tuple, text_of
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.functions import CAUGHT, blame
-from stormproof.core.user_code.python_to_arrow import batch_of
+from stormproof.core.user_code.functions import CAUGHT, batch_of, blame
 
 
 @dataclass(frozen=True, slots=True)

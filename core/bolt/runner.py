@@ -34,8 +34,7 @@ from stormproof.core.bolt.collector import (
 )
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.functions import CAUGHT, blame
-from stormproof.core.user_code.python_to_arrow import arrow_result, nulls_refused
+from stormproof.core.user_code.functions import CAUGHT, arrow_result, blame, nulls_refused
 
 P = ParamSpec("P")
 

@@ -31,7 +31,7 @@ from stormproof.core.base.errors import TopologyError, UsageError
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.source import Decoded, Decoder
-from stormproof.core.user_code.python_to_arrow import fits_strictly, rows_of_columns, type_text, value_text
+from stormproof.core.user_code.functions import fits_strictly, rows_of_columns, type_text, value_text
 
 ERROR_MAX_CHARACTERS: Final = 500
 _NUMBER_MAX_CHARACTERS: Final = 60

@@ -32,7 +32,7 @@ from stormproof.core.engine.spark_error import carried, raised_by_job
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.engine.spark_settings import CHECKSUMS, REQUIRED_BY_QUERIES
 from stormproof.core.engine.worker import end_in_silence_when_idle
-from stormproof.core.user_code.python_to_arrow import nulls_refused
+from stormproof.core.user_code.functions import nulls_refused
 
 PROBLEMS_MAX: Final = 5
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"

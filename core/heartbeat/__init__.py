@@ -9,8 +9,7 @@ folder of its own, for the driver that takes over when it dies.
 
 | module | question that it answers |
 | --- | --- |
-| `wire` | what do the two ends of a connection say to each other: a task's records; which messages are suspects |
-| `task` | what does a task call; how do its reports reach the driver, and how is a lost connection made again |
+| `task` | what does a task call; what does it say to the driver, and how; which messages are suspects |
 | `listener` | the driver's end: one thread for all tasks, what strangers can do there, which tasks are dead or silent |
 
 *Not guaranteed*: a note does not survive a power loss. A dead worker looks as if it were running where its function had

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import FatalError, SettingsError, UsageError
 from stormproof.core.base.process import process_life
-from stormproof.core.heartbeat.wire import (
+from stormproof.core.heartbeat.task import (
     AWAITED,
     CHALLENGE_BYTES,
     DONE,

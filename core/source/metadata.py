@@ -25,7 +25,7 @@ from stormproof.core.base.message import storable_text
 from stormproof.core.contract.payload import all_payloads, all_sealed, all_unsealed, bytes_of, sealed, unsealed
 from stormproof.core.contract.source import Decoded, Decoder
 from stormproof.core.pending.journal import STABLE_ID_MAX, Delivery
-from stormproof.core.user_code.python_to_arrow import nulls_refused
+from stormproof.core.user_code.functions import nulls_refused
 
 PAYLOAD: Final = "$payload"
 """The field that has a message's payload."""

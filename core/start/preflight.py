@@ -21,8 +21,7 @@ from typing import Final, Protocol
 
 from stormproof.core.base.errors import MachineUnavailable, MachineUnfit, StoreUnavailable, StormproofError
 from stormproof.core.base.machine_faults import classified, unpickled
-from stormproof.core.heartbeat.task import Connection
-from stormproof.core.heartbeat.wire import NO_REPORT, Place
+from stormproof.core.heartbeat.task import NO_REPORT, Connection, Place
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import StorageOptions, is_url, options_to_send, use_storage

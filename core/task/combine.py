@@ -26,8 +26,7 @@ from stormproof.core.graph.aggregation import (
 )
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.reduce import How, Request, failed_for_group, in_key_order, members_of, reduced
-from stormproof.core.user_code.functions import CAUGHT, blame
-from stormproof.core.user_code.python_to_arrow import batch_of, column_of
+from stormproof.core.user_code.functions import CAUGHT, batch_of, blame, column_of
 
 COMBINE_ROWS_MAX: Final = 262_144
 """The partial rows that a combiner holds before it merges them, so that its number of keys bounds its memory."""

@@ -29,7 +29,7 @@ from stormproof.core.base.message import MessageFailure
 from stormproof.core.contract.sink import PreparedFile, SinkWriter, TaskContext
 from stormproof.core.contract.source import Decoder, ShownIds, SliceReader
 from stormproof.core.graph.plan import CombineNode, Plan, SendNode, StagePlan, WriteNode
-from stormproof.core.heartbeat.wire import Place
+from stormproof.core.heartbeat.task import Place
 from stormproof.core.tracking.share import (
     MANY,
     MANY_ORIGIN,

@@ -39,8 +39,17 @@ from stormproof.core.base.process import end_if_fork, kept_from_forks
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.functions import CAUGHT, Blamed, answer_with, blame, calls_end_here
-from stormproof.core.user_code.python_to_arrow import arrow_result, batch_of, no_rows, nulls_refused
+from stormproof.core.user_code.functions import (
+    CAUGHT,
+    Blamed,
+    answer_with,
+    arrow_result,
+    batch_of,
+    blame,
+    calls_end_here,
+    no_rows,
+    nulls_refused,
+)
 
 TICK_S: Final = 0.5
 """How often the task's thread looks for calls that are overdue, at least."""

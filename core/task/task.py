@@ -49,7 +49,7 @@ from stormproof.core.tracking.share import (
     xor_reduce,
 )
 from stormproof.core.tracking.verdict import ACKER, Acker
-from stormproof.core.user_code.python_to_arrow import no_rows
+from stormproof.core.user_code.functions import no_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,5 @@
 
 | module | question that it answers |
 | --- | --- |
-| `functions` | can a function be called; for which message is a call; what does its exception mean for the message |
-| `python_to_arrow` | how do values become columns |
+| `functions` | can a function be called; for which message is a call; what do its values and exceptions become |
 """

@@ -230,7 +230,7 @@ def test_what_a_broker_says_of_a_message_is_of_types_that_a_sink_takes(metadata:
 
 
 def test_a_number_beyond_a_float_fails_also_where_a_function_gives_it() -> None:
-    from stormproof.core.user_code.python_to_arrow import column_of
+    from stormproof.core.user_code.functions import column_of
 
     array, errors = column_of([1.5, 1e39, float("inf"), None], pa.field("x", pa.float32()))
     assert (array.to_pylist(), [row for row, _ in errors]) == ([1.5, None, float("inf"), None], [1])
@@ -246,7 +246,7 @@ def test_a_number_beyond_a_float_fails_also_where_a_function_gives_it() -> None:
     ids=["list", "struct", "map"],
 )
 def test_a_number_beyond_a_float_fails_also_inside_of_another_value(type_: pa.DataType, good: Any, bad: Any) -> None:
-    from stormproof.core.user_code.python_to_arrow import column_of
+    from stormproof.core.user_code.functions import column_of
 
     array, errors = column_of([good, bad, None], pa.field("x", type_))
     assert (array.to_pylist(), [row for row, _ in errors]) == ([good, None, None], [1])
@@ -276,7 +276,7 @@ def test_a_number_beyond_a_float_fails_also_in_a_column_of_a_file(
 def test_a_number_beyond_a_float_fails_also_in_what_an_arrow_wise_function_gives(
     kind: str, type_: pa.DataType, bad: Any, good: Any
 ) -> None:
-    from stormproof.core.user_code.python_to_arrow import arrow_result
+    from stormproof.core.user_code.functions import arrow_result
 
     schema = parse_schema(f"c {kind}")
 

@@ -13,8 +13,7 @@ import pytest
 from support.heartbeats import hearing, listening, note, published, until
 
 from stormproof.core.heartbeat.listener import Heard, suspects_of_dead, sweep
-from stormproof.core.heartbeat.task import Heartbeat, running
-from stormproof.core.heartbeat.wire import (
+from stormproof.core.heartbeat.task import (
     BEFORE,
     DONE,
     PASSAGE,
@@ -24,8 +23,10 @@ from stormproof.core.heartbeat.wire import (
     STEP,
     SUSPECTS_MAX,
     TOTAL,
+    Heartbeat,
     Progress,
     Record,
+    running,
 )
 
 

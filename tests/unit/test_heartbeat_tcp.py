@@ -37,14 +37,15 @@ from stormproof.core.heartbeat.listener import (
     quiet_for,
     suspects_of_dead,
 )
-from stormproof.core.heartbeat.task import Connection, Heartbeat
-from stormproof.core.heartbeat.wire import (
+from stormproof.core.heartbeat.task import (
     CHALLENGE_BYTES,
     HELLO_BYTES,
     NOTHING,
     RECORD,
     STATE,
+    Connection,
     ContactLost,
+    Heartbeat,
     Progress,
     Record,
     hello,

@@ -20,8 +20,7 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.plan import compile_topology
 from stormproof.core.heartbeat.listener import HeartbeatListener
-from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.heartbeat.wire import Place, Progress
+from stormproof.core.heartbeat.task import Heartbeat, Place, Progress
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport

@@ -9,7 +9,7 @@ import pytest
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.base.message import Guarantee
 from stormproof.core.graph.plan import compile_topology
-from stormproof.core.heartbeat.wire import DONE, RUNNING, Progress, Record
+from stormproof.core.heartbeat.task import DONE, RUNNING, Progress, Record
 from stormproof.core.task.job import Job
 from stormproof.trident.ledger.control import JobProgress, JobWatch
 

@@ -13,8 +13,7 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.heartbeat.listener import Heard
-from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.heartbeat.wire import Place, Progress
+from stormproof.core.heartbeat.task import Heartbeat, Place, Progress
 from stormproof.core.source.memory import MemorySource
 from stormproof.trident.driver.jobs import PAUSED_S, LeaseKeeper
 

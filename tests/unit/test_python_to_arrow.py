@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stormproof.core.user_code import python_to_arrow
-from stormproof.core.user_code.python_to_arrow import SMALL_PART, column_of
+from stormproof.core.user_code import functions
+from stormproof.core.user_code.functions import SMALL_PART, column_of
 
 LONG = pa.field("n", pa.int64(), nullable=False)
 
@@ -25,13 +25,13 @@ def test_culprits_are_found_wherever_they_lie(bad: list[int], culprit: object) -
 
 def test_one_culprit_is_found_by_halving(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[object] = []
-    problem = python_to_arrow._problem  # pyright: ignore[reportPrivateUsage]
+    problem = functions._problem  # pyright: ignore[reportPrivateUsage]
 
     def counted(value: object, field: pa.Field, strict: frozenset[type] | None) -> str | None:
         looked_at.append(value)
         return problem(value, field, strict)
 
-    monkeypatch.setattr(python_to_arrow, "_problem", counted)
+    monkeypatch.setattr(functions, "_problem", counted)
     values: list[object] = list(range(10_000))
     values[4321] = "x"
     _, errors = column_of(values, LONG)

@@ -33,8 +33,7 @@ from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.plan import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.heartbeat.listener import Heard, HeartbeatListener
-from stormproof.core.heartbeat.task import Heartbeat, running
-from stormproof.core.heartbeat.wire import AttemptKey, Place
+from stormproof.core.heartbeat.task import AttemptKey, Heartbeat, Place, running
 from stormproof.core.task import account, task
 from stormproof.core.task.job import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, Job, WireRow
 from stormproof.core.tracking import share as tracking

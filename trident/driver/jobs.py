@@ -22,7 +22,7 @@ from stormproof.core.contract.source import Lease, Limit, Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
 from stormproof.core.heartbeat.listener import Heard, HeartbeatListener
-from stormproof.core.heartbeat.wire import Progress
+from stormproof.core.heartbeat.task import Progress
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import Attempts, JobDied
 from stormproof.core.tracking.verdict import FailedIn, JobReport, Outcome

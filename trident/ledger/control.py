@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.heartbeat.wire import BEFORE, DONE, PASSAGE, PASSED, STAGE, STATE, STEP, TOTAL, Progress, Record
+from stormproof.core.heartbeat.task import BEFORE, DONE, PASSAGE, PASSED, STAGE, STATE, STEP, TOTAL, Progress, Record
 from stormproof.core.postgres.columns import may, must
 from stormproof.core.task.job import Job
 from stormproof.trident.ledger.database import Tx

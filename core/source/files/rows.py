@@ -18,7 +18,7 @@ from stormproof.core.base.arrow import cast_within, pc
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.payload import JsonDecoder, payload_in
 from stormproof.core.contract.source import Decoded
-from stormproof.core.user_code.python_to_arrow import nulls_refused
+from stormproof.core.user_code.functions import nulls_refused
 
 _ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 """How an Arrow stream begins."""

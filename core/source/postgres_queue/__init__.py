@@ -3,10 +3,9 @@
 | module | question that it answers |
 | --- | --- |
 | `queue` | `PostgresQueue`: how is a queue declared, put to, peeked into and read; is it on its own server |
-| `messages`, `tables` | how are messages put; which tables and partitions hold them |
+| `messages`, `tables` | how are messages put; which tables hold them; whose transaction numbers do they carry |
 | `position` | which messages lie between two snapshots |
 | `reader` | where does a limit cut them; what must a job find; how does an executor read its part, by COPY into Arrow |
-| `numbering` | which server gave a queue its transaction numbers; how does it go on under another |
 | `audit` | are there gaps between slices, for the audit |
 """
 

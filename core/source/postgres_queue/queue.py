@@ -34,21 +34,19 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.audit import QueueAudit
 from stormproof.core.source.postgres_queue.messages import (
+    OTHER_SERVER,
+    SERVER_SQL,
+    TIMELINE_SQL,
     MessageTable,
+    Numbering,
     Receipt,
+    above_sql,
     copy_in,
     first_by_index,
     index_ranges_only,
     lines_from,
-    unopened,
-)
-from stormproof.core.source.postgres_queue.numbering import (
-    OTHER_SERVER,
-    SERVER_SQL,
-    TIMELINE_SQL,
-    Numbering,
-    above_sql,
     standing,
+    unopened,
 )
 from stormproof.core.source.postgres_queue.position import NOTHING, Position, Range, Snapshot
 from stormproof.core.source.postgres_queue.reader import (
