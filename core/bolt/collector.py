@@ -4,6 +4,7 @@ It shares with `Tuple` what only the two may touch: how many children a tuple ha
 lists while a bolt runs and makes arrays of them when the call is over. It knows nothing of shares: the
 stage computes them from the numbers in the outcome.
 """
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -193,12 +194,6 @@ def unknown_stream(component: str, stream: object, known: Mapping[str, Output], 
         component=component,
         stream=str(stream),
     )
-
-
-# ----
-
-
-# pyright: reportPrivateUsage=false
 
 
 # ---- the one thread from which a bolt may emit, ack and fail: that of its task

@@ -4,7 +4,7 @@ In the tasks of both runs `stormproof.core.task`.
 
 | module | question that it answers |
 | --- | --- |
-| `protocol` | what does an engine do |
+| `protocol` | what does an engine do; how do all tasks of a job run in one process |
 | `spark` | how is a batch one Spark job, with its stages joined by exchanges |
 | `spark_lines` | what differs between the lines of Spark that are served |
 | `spark_settings` | which settings does a Spark session get: ours, the user's, those that were submitted |

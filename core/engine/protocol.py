@@ -1,4 +1,4 @@
-"""What an engine does: it runs jobs, and reports the outcome of each."""
+"""What an engine does: it runs jobs, and reports the outcome of each; and how all tasks of a job run in one process."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ A job goes by RDDs of byte strings: Spark hands from task to task what they send
 SQL is used: no plan is made and optimised, and no column is converted, which is most of the time of a small
 job. PySpark's own `RDD.partitionBy` would pickle the strings and gather a thousand of them in a worker's memory. So what it
 does below is done here, with the same classes of the JVM; they are the same in every Spark from 3.5 on.
+
+`SmallJobs` foretells of which jobs all tasks are better run in one process.
 """
 
 from __future__ import annotations

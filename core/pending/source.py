@@ -1,7 +1,7 @@
 """`PendingSource`: open, confirm and abort. Decides whether, and when, a failed message is tried again or becomes a dead
 letter.
 
-It works over the rows of a store. A connector fills in what it alone knows.
+It works over the rows of a store, in which `SliceCutter` cuts slices. A connector fills in what it alone knows.
 """
 
 from __future__ import annotations
@@ -67,9 +67,6 @@ class Backoff:
         """Seconds to wait after the `times_failed`-th failure (counted from 1)."""
         exponent = min(max(times_failed, 1) - 1, 62)  # beyond that every base has long reached its maximum
         return min(self.max_s, self.base_s * float(2**exponent)) * (0.5 + 0.5 * rng.random())
-
-
-# ---- the source
 
 
 _TEXT_MAX: Final = 5_000

@@ -1,6 +1,7 @@
 """A Postgres database: read from a URL or from PG* variables, shown without secrets, connected to.
 
-A session needs this to keep our promises: no time limit, no default of a role or a database that breaks one, UTF-8.
+A session needs this to keep our promises: no time limit, no default of a role or a database that breaks one, UTF-8;
+a backend of its own, which a pooler of transactions does not give, and no use of it in a fork.
 """
 
 from __future__ import annotations

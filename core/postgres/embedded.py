@@ -145,7 +145,7 @@ class EmbeddedPostgres:
         it, and its release stops it. What was committed survives any of this, and a crash of the machine.
         No second server starts on the same data, whatever the folder is called (a link, a second mount, a moved folder)
         and whatever containers its users are in, as long as they share a kernel: the server's processes hold a lock
-        (`data_lock`). A server in another container is used through its socket. Where it does not answer, nothing is
+        (`take_data_lock`). A server in another container is used through its socket. Where it does not answer, nothing is
         started, and `acquire` raises.
         It listens on a socket in a folder that only this user may enter, and on no network address.
 

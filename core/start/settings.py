@@ -1,4 +1,7 @@
-"""The settings: `STORMPROOF_*` variables, then `stormproof.toml`, then arguments; the later one wins."""
+"""The settings: `STORMPROOF_*` variables, then `stormproof.toml`, then arguments; the later one wins.
+
+A secret may also be in a file that a variable names.
+"""
 
 from __future__ import annotations
 

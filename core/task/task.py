@@ -5,7 +5,7 @@ at a time. A message that fails there fails early: nothing of its record batch w
 of it remains. Behind an exchange, or in a bolt that is an object and may remember its inputs, a failure is late: the report
 names the message, the share that ended in the failure is accounted for, and the coordinator decides.
 
-The nodes are functions, bolts, groups and joins.
+The nodes are functions, bolts, groups and joins. The ackers of a job are a stage of their own (`judged`).
 """
 
 from __future__ import annotations

@@ -171,9 +171,6 @@ class PostgresPreview:
         return as_changed(Table(0, self._name, "r", "p", (), (frozenset(self._input.keys),)), columns)
 
 
-# ---- the sink
-
-
 STAGING_FOLDER = Path(".stormproof", "staging")
 
 
