@@ -18,7 +18,7 @@ from support.crashes import KILLED, ended, paused_driver, resume, run_driver
 from support.operated import Operated
 from support.topologies import MAX_ATTEMPTS, SinkMode, expected, messages, table_of
 
-from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
+from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count, max_
 from stormproof.core.base.errors import Fenced, PositionMismatch
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.embedded import EmbeddedPostgres
@@ -56,6 +56,10 @@ class Backup:
             connection.execute(statement.encode())
 
 
+def sized(word: str) -> tuple[str, int]:
+    return word, len(word)
+
+
 def words(
     operated: Operated,
     *sinks: DeltaSink | PostgresSink,
@@ -63,8 +67,9 @@ def words(
     source: str = NAME,
     key: str = "word",
     counted: str = "n",
+    longest: bool = False,
 ) -> Topology:
-    """Word counts into these sinks."""
+    """Word counts into these sinks; or words' lengths, of which a table keeps the largest."""
     t = Topology(name)
     queue = PostgresQueue(
         source,
@@ -74,6 +79,10 @@ def words(
         backoff_max_s=0.001,
     )
     stream = t.stream("lines", queue).flat_map(str.split, "line", schema=f"{key} string")
+    if longest:
+        lengths = stream.map(sized, "word", schema="word string, n long").group_by("word")
+        lengths.persistent_aggregate(n=max_("n")).into(*sinks)
+        return t
     grouped = stream.group_by(key)
     folded = grouped.persistent_aggregate(n=count()) if counted == "n" else grouped.persistent_aggregate(m=count())
     folded.into(*sinks)
@@ -244,7 +253,7 @@ def test_a_renamed_topology_does_not_write_everything_again(operated: Operated, 
 def test_a_second_driver_with_another_graph_is_refused_and_fences_nobody(operated: Operated) -> None:
     operated.put(*messages(3))
     with paused_driver(operated.cell, "open.after") as first:
-        other = words(operated, delta(operated, SinkMode.DELTA_FOLD, table_of(SinkMode.DELTA_FOLD, NAME)), key="line2")
+        other = words(operated, delta(operated, SinkMode.DELTA_FOLD, table_of(SinkMode.DELTA_FOLD, NAME)), longest=True)
         with pytest.raises(PositionMismatch, match=r"has changed since its last run.*accept-change"):
             operated.run(other)
         resume(first)
