@@ -10,7 +10,7 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
 | `log` | what does the log say of each version and of the live files, and how does it spell their paths |
 | `evidence` | at which txid is the table, by its log; what has become of our txids' rows |
-| `newest_version` | which version is the newest, and what is known of it; which log entries are written here |
+| `versions` | which version is the newest, and how is the next one written; is an error of delta-rs the machine's |
 | `compare` | do its files have the rows that were written |
 | `spark` | how does Spark write, and alone |
 | `upkeep`, `rewrite` | how do small files become few large ones, and which go; how are bounds, and doubled keys, mended |
@@ -19,5 +19,4 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `table` | is a table fit; which of its columns may have bounds; do two paths mean one; what does the log hold for a sink |
 | `features` | which committer serves which table, as data |
 | `power_loss` | what is synced, and what did a power loss leave: see above |
-| `delta_rs` | how does it get rows into the table; is its error the machine's, or the table's; which stores will do |
 """

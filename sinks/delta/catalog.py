@@ -20,10 +20,10 @@ from stormproof.core.base.errors import SinkRefused, StoreUnavailable, UsageErro
 from stormproof.core.engine.spark_error import condition_of, what_happened
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkProblem
-from stormproof.sinks.delta.delta_rs import is_table, load_table
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import is_claimed_by
 from stormproof.sinks.delta.spark import spark_literal, spark_of_process
+from stormproof.sinks.delta.versions import is_table, load_table
 from stormproof.sinks.rows.merge_sql import spark_quoted
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from stormproof.sinks.delta.log import (
     Undo,
     live_files,
 )
-from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.power_loss import lost_block, unreadable
+from stormproof.sinks.delta.versions import TableHead
 from stormproof.sinks.rows.content import NOTHING, Content, Totals, summed_columns, sums_of_files
 
 

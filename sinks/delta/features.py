@@ -17,7 +17,7 @@ from deltalake import DeltaTable, Schema
 
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.sinks.delta.log import paths_outside, respelled_paths, unzoned_values
-from stormproof.sinks.delta.newest_version import TableHead
+from stormproof.sinks.delta.versions import TableHead
 
 
 class Committer(StrEnum):

@@ -28,20 +28,10 @@ from stormproof.sinks.contract.protocol import (
 )
 from stormproof.sinks.contract.row_rule import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.delta_rs import (
-    OTHERS_CHANGED,
-    is_conflict,
-    load_table,
-    may_pass,
-    os_error,
-    panics_as_errors,
-    shown,
-)
 from stormproof.sinks.delta.evidence import Position, find_commit, require_not_given_up, totals_with
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.judge import Judge, LeftOut, may_reject, refused_rows
 from stormproof.sinks.delta.log import Label, OurCommit, Undo, commit_metadata, live_files, undo_metadata
-from stormproof.sinks.delta.newest_version import TableAhead, TableHead, is_ours
 from stormproof.sinks.delta.opening import (
     Claims,
     Committers,
@@ -64,6 +54,18 @@ from stormproof.sinks.delta.table import (
     narrowed,
     require_more_than_partitions,
     require_table,
+)
+from stormproof.sinks.delta.versions import (
+    OTHERS_CHANGED,
+    TableAhead,
+    TableHead,
+    is_conflict,
+    is_ours,
+    load_table,
+    may_pass,
+    os_error,
+    panics_as_errors,
+    shown,
 )
 from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.rows.content import Content
@@ -156,7 +158,7 @@ class TableHold(TableRecord):
 
     def put_next(self, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
         """Write them in the version behind `table`'s by a log entry of our own; whether that was done: see
-        `newest_version.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
+        `versions.put_next`. Only rows that are appended, and that the table need not be asked about, are given to it.
         """
         return False
 

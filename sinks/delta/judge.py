@@ -39,11 +39,10 @@ from stormproof.core.base.message import storable_text
 from stormproof.core.contract.sink import Fold, PreparedFile, SinkInput, SinkMode, TaskContext
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow
-from stormproof.sinks.delta.delta_rs import may_pass, panics_as_errors, shown
 from stormproof.sinks.delta.features import DEFAULT, GENERATED, IDENTITY
 from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
-from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
+from stormproof.sinks.delta.versions import TableHead, may_pass, panics_as_errors, shown
 from stormproof.sinks.prepare.rejected_messages import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
 from stormproof.sinks.prepare.staging import Misfits, parse_prepared_name
 from stormproof.sinks.prepare.writer import ParquetTaskWriter, partition_values

@@ -35,21 +35,23 @@ from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkProblem
 from stormproof.sinks.contract.row_rule import Change
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.delta_rs import (
+from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
+from stormproof.sinks.delta.log import DeltaLog, Label, LogEntry
+from stormproof.sinks.delta.power_loss import put_torn_aside
+from stormproof.sinks.delta.rewrite import restore
+from stormproof.sinks.delta.spark import SparkCommitter
+from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, WITH_STATISTICS, by_delta_rs, committer_of, narrowed
+from stormproof.sinks.delta.versions import (
+    NewestTable,
+    TableHead,
     adopt_files,
+    entry_of,
     is_table,
     may_pass,
     panics_as_errors,
     require_conditional_put,
     shown,
 )
-from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
-from stormproof.sinks.delta.log import DeltaLog, Label, LogEntry
-from stormproof.sinks.delta.newest_version import NewestTable, TableHead, entry_of
-from stormproof.sinks.delta.power_loss import put_torn_aside
-from stormproof.sinks.delta.rewrite import restore
-from stormproof.sinks.delta.spark import SparkCommitter
-from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, WITH_STATISTICS, by_delta_rs, committer_of, narrowed
 
 
 class Committers:

@@ -26,11 +26,10 @@ from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED, is_conflict, panics_as_errors
 from stormproof.sinks.delta.log import COMPACTS, IN_COMMIT, DeltaLog, LogEntry, live_adds, now_ms, removal_of
-from stormproof.sinks.delta.newest_version import entry_of
 from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.delta.table import exact_statistics, is_rounded
+from stormproof.sinks.delta.versions import OTHERS_CHANGED, entry_of, is_conflict, panics_as_errors
 from stormproof.sinks.prepare.writer import as_text
 
 FOLDER: Final = "_stormproof-compact-"
@@ -61,7 +60,7 @@ def rewrite(log: DeltaLog, table: DeltaTable, application: str, target_bytes: in
     After an error or an interrupt the new files go only where no entry of the log has them, nor can have them later.
 
     Raises:
-        OSError: another writer replaced some of the files meanwhile (see `delta_rs.is_conflict`), or the machine lacks
+        OSError: another writer replaced some of the files meanwhile (see `versions.is_conflict`), or the machine lacks
             something. No row is changed, be the version in the log or not.
         DeltaError: a file cannot be read.
     """
@@ -254,7 +253,7 @@ def put_entry(
     `is_it` knows the entry in the log: a store's answer may be lost.
 
     Raises:
-        OSError: another writer took one of the files (see `delta_rs.is_conflict`), or the machine lacks something.
+        OSError: another writer took one of the files (see `versions.is_conflict`), or the machine lacks something.
     """
     while True:
         version += 1

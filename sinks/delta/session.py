@@ -33,25 +33,26 @@ from stormproof.sinks.contract.protocol import (
 from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.compare import compare
-from stormproof.sinks.delta.delta_rs import (
+from stormproof.sinks.delta.evidence import find_position
+from stormproof.sinks.delta.features import AskedCommitter, Committer
+from stormproof.sinks.delta.hold import TableHold
+from stormproof.sinks.delta.judge import Judge, lacking, may_reject, refused_rows
+from stormproof.sinks.delta.log import GIVEN_UP, Label, Undo, undo_metadata
+from stormproof.sinks.delta.spark import SparkCommitter
+from stormproof.sinks.delta.table import require_table
+from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, repair, settle_compactions, vacuum
+from stormproof.sinks.delta.versions import (
+    TableHead,
     adopt_files,
     all_hashable,
     is_conflict,
     may_pass,
     merge_rows,
     panics_as_errors,
+    put_next,
     rows_of_keys,
     shown,
 )
-from stormproof.sinks.delta.evidence import find_position
-from stormproof.sinks.delta.features import AskedCommitter, Committer
-from stormproof.sinks.delta.hold import TableHold
-from stormproof.sinks.delta.judge import Judge, lacking, may_reject, refused_rows
-from stormproof.sinks.delta.log import GIVEN_UP, Label, Undo, undo_metadata
-from stormproof.sinks.delta.newest_version import TableHead, put_next
-from stormproof.sinks.delta.spark import SparkCommitter
-from stormproof.sinks.delta.table import require_table
-from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, repair, settle_compactions, vacuum
 from stormproof.sinks.prepare.staging import (
     IsDead,
     guard_of,

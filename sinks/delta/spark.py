@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 from stormproof.core.base.errors import FatalError, SinkRefused
 from stormproof.core.contract.sink import PreparedFile, SinkInput
 from stormproof.core.engine.spark_error import condition_of, fault_told_by_spark, what_happened
-from stormproof.sinks.delta.delta_rs import OTHERS_CHANGED
 from stormproof.sinks.delta.features import GENERATED
 from stormproof.sinks.delta.log import COMMIT_RETRIES_MAX, DeltaLog, Label
+from stormproof.sinks.delta.versions import OTHERS_CHANGED
 from stormproof.sinks.prepare.staging import open_prepared
 from stormproof.sinks.prepare.writer import partition_values
 from stormproof.sinks.rows.by_key import compared_columns
@@ -129,7 +129,7 @@ class SparkCommitter:
             frame.write.format("delta").mode("append").save(self._log.table)
 
     def merge(self, frame: DataFrame, input_: SinkInput, label: Label) -> None:
-        """MERGE rows by their keys, as one version: see `delta_rs.merge_rows`."""
+        """MERGE rows by their keys, as one version: see `versions.merge_rows`."""
         added = {spark_quoted(name): SPARK.both(name)[1] for name in input_.schema.names}
         changed = [f"{name} = {value}" for name, value in assignments(input_, SPARK).items()]
         later = later_condition(input_, SPARK)
@@ -384,7 +384,7 @@ def spark_literal(text: str) -> str:
 
 @contextmanager
 def spark_errors() -> Generator[None]:
-    """Turn errors of Spark into those that a commit understands: see `delta_rs.may_pass`.
+    """Turn errors of Spark into those that a commit understands: see `versions.may_pass`.
 
     Raises:
         OSError: it may pass: another writer came first, or the machine lacks something.

@@ -53,7 +53,7 @@ from stormproof.sinks.delta.features import (
 )
 from stormproof.sinks.delta.judge import dividing
 from stormproof.sinks.delta.log import APPLICATION, DeltaLog, OurCommit, live_files
-from stormproof.sinks.delta.newest_version import NewestTable, TableHead
+from stormproof.sinks.delta.versions import NewestTable, TableHead
 from stormproof.sinks.prepare.staging import COLUMNS_MAX, FileStatistics
 from stormproof.sinks.rows.limits import ColumnLimit, Limits, is_list, is_string
 

@@ -46,7 +46,6 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
 from stormproof.sinks.contract.protocol import Compaction, Repair, SinkProblem
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.delta_rs import is_conflict, may_pass, merge_rows, panics_as_errors, shown
 from stormproof.sinks.delta.evidence import find_position, lost_files, totals_at
 from stormproof.sinks.delta.features import NO_ZONE, Committer, TableFacts, choose, refusal
 from stormproof.sinks.delta.log import (
@@ -62,10 +61,10 @@ from stormproof.sinks.delta.log import (
     now_ms,
     removal_of,
 )
-from stormproof.sinks.delta.newest_version import entry_of
 from stormproof.sinks.delta.rewrite import COMPACTED, LEFT_OVER_S, folder_in, new_files, put_entry, rewrite
 from stormproof.sinks.delta.spark import KEPT, SparkCommitter
 from stormproof.sinks.delta.table import exact_statistics, wrong_statistics
+from stormproof.sinks.delta.versions import entry_of, is_conflict, may_pass, merge_rows, panics_as_errors, shown
 from stormproof.sinks.prepare.writer import indexed
 from stormproof.sinks.rows.by_key import compared_columns, latest_of
 from stormproof.sinks.rows.merge_sql import quoted, written_where_held
@@ -295,7 +294,7 @@ class _Doubled:
         """Have Spark put the rows that are kept in the place of all of them, in one version.
 
         Raises:
-            OSError: another writer changed some of them meanwhile (see `delta_rs.is_conflict`); nothing was written.
+            OSError: another writer changed some of them meanwhile (see `versions.is_conflict`); nothing was written.
         """
         is_kept = pc.is_in(self._rows.column(_ROW), self.kept.column(_ROW).combine_chunks())
         told = [

@@ -20,13 +20,12 @@ from stormproof.core.base.errors import Fenced, SinkRefused
 from stormproof.core.base.failpoint import FailpointReached, watched
 from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkSession
-from stormproof.sinks.delta.delta_rs import adopt_files, merge_rows
 from stormproof.sinks.delta.log import COMPACTS, DeltaLog, Label
-from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.delta.rewrite import rewrite
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.delta.versions import TableHead, adopt_files, merge_rows
 
 pytestmark = pytest.mark.sampled(0.5)
 

@@ -32,7 +32,7 @@ from stormproof.sinks.delta.rewrite import COMPACTED
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
 
-MODULES: Final = ("rewrite.py", "upkeep.py", "power_loss.py", "storage/files.py", "newest_version.py")
+MODULES: Final = ("rewrite.py", "upkeep.py", "power_loss.py", "storage/files.py", "delta/versions.py")
 
 
 @dataclass(slots=True)

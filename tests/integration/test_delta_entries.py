@@ -20,10 +20,9 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.storage.files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitOutcome, SinkIdentity
-from stormproof.sinks.delta.delta_rs import HOOKS, adopt_files
 from stormproof.sinks.delta.log import DeltaLog, Label
-from stormproof.sinks.delta.newest_version import put_next
 from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.delta.versions import HOOKS, adopt_files, put_next
 
 ROWS = pa.table({"word": ["a"], "n": [1]})
 LABEL = Label("ours", 7, {"stormproof.application": "ours"})

@@ -23,10 +23,17 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.storage.files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitOutcome, SinkSession
-from stormproof.sinks.delta import newest_version
-from stormproof.sinks.delta.delta_rs import adopt_files, load_table
+from stormproof.sinks.delta import versions
 from stormproof.sinks.delta.log import LAST_CHECKPOINT, DeltaLog, Label
-from stormproof.sinks.delta.newest_version import SEEN_MAX_S, NewestTable, TableAhead, TableHead, put_next
+from stormproof.sinks.delta.versions import (
+    SEEN_MAX_S,
+    NewestTable,
+    TableAhead,
+    TableHead,
+    adopt_files,
+    load_table,
+    put_next,
+)
 
 ROWS = pa.table({"word": ["a"], "n": [1]})
 APPLICATIONS = ("ours", "theirs")
@@ -154,7 +161,7 @@ def test_a_table_whose_versions_are_our_own_is_loaded_once(tmp_path: Path, monke
         loads.append(address)
         return load_table(address)
 
-    monkeypatch.setattr(newest_version, "load_table", counted)
+    monkeypatch.setattr(versions, "load_table", counted)
     place = Place(tmp_path / "table")
     for _ in range(5):
         place.merge()

@@ -24,7 +24,7 @@ from support.operated import Operated
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import watched
 from stormproof.sinks.delta import hold as hold_module
-from stormproof.sinks.delta.delta_rs import may_pass, os_error, shown
+from stormproof.sinks.delta.versions import may_pass, os_error, shown
 from stormproof.sinks.postgres import session as postgres_session
 from stormproof.sinks.prepare import staging
 from stormproof.trident.state import sink as state_sink

@@ -30,7 +30,7 @@ from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rewrite import COMPACTED, put_entry
 
 POINTS: Final = ("repair.before", "repair.after_files", "repair.after_log_entry", "repair.after_sync")
-MODULES: Final = ("delta/upkeep.py", "delta/rewrite.py", "delta/power_loss.py", "storage/files.py", "newest_version.py")
+MODULES: Final = ("delta/upkeep.py", "delta/rewrite.py", "delta/power_loss.py", "storage/files.py", "delta/versions.py")
 MENDED: Final = {"upsert": 3, "fold": 6}
 """The number that each key's row has then."""
 HOWS: Final = ("upsert", "fold")

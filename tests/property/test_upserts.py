@@ -320,7 +320,7 @@ def test_control_the_scenarios_hold_as_they_are(batches: Batches, tmp_path: Path
 def test_control_no_condition_on_the_order_is_caught(
     tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stormproof.sinks.delta.delta_rs.later_condition", lambda *_: None)
+    monkeypatch.setattr("stormproof.sinks.delta.versions.later_condition", lambda *_: None)
     monkeypatch.setattr("stormproof.sinks.postgres.hold.later_condition", lambda *_: None)
     with pytest.raises(AssertionError):
         in_delta(LATE, tmp_path / "lake")

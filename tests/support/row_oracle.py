@@ -35,11 +35,11 @@ from stormproof.core.contract.schema import can_be_key
 from stormproof.core.contract.sink import Fold, SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.core.graph.aggregation import has_extremes
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
-from stormproof.sinks.delta.delta_rs import panics_as_errors
 from stormproof.sinks.delta.log import DeltaLog, checksum_of
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.delta.table import WITH_STATISTICS
+from stormproof.sinks.delta.versions import panics_as_errors
 from stormproof.sinks.rows.merge_sql import quoted, spark_quoted
 from support import duck
 from support.random_tables import shown

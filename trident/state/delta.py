@@ -19,13 +19,12 @@ from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import PreparedTransaction
 from stormproof.sinks.contract.registry import SinkAddress
 from stormproof.sinks.delta.compare import compare
-from stormproof.sinks.delta.delta_rs import adopt_files, merge_rows
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.newest_version import TableHead
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.power_loss import require_whole
 from stormproof.sinks.delta.table import check_types, key_of_path, locate, require_plain_files, require_table
+from stormproof.sinks.delta.versions import TableHead, adopt_files, merge_rows
 from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.rows.content import NOTHING, Content
 from stormproof.sinks.rows.limits import Limits
