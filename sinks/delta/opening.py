@@ -126,6 +126,8 @@ class Committers:
             restore(self._log, table, version, metadata)
 
 
+# ---- claims
+
 CLAIM_TRIES_MAX: Final = 20
 """How often we look again because another writer changed the table's properties between our look and our change."""
 
@@ -464,6 +466,8 @@ def changes_of(log: DeltaLog, application: str, txid: int, *, before: int) -> tu
     changing = versions_for(log, application, txid, before=before)
     return tuple(text for entry in changing for text in json.loads(entry.info[CHANGES]))
 
+
+# ---- one commit at a time
 
 LOCK_NAME: Final = ".stormproof-commit"
 """The file that is locked; readers of a log ignore such names. It is made when Spark first writes, or when a table with

@@ -308,6 +308,8 @@ def _holds(kind: pa.DataType) -> bool:
     )
 
 
+# ---- columns with bounds
+
 WITH_STATISTICS: Final = "delta.dataSkippingStatsColumns"
 """The property that names the columns with statistics; without it they are the first ones, `_FIRST` in number."""
 _FIRST: Final = "delta.dataSkippingNumIndexedCols"
@@ -438,6 +440,9 @@ def _may_be_named(field: pa.Field) -> bool:
         or is_string(leaf)
         for leaf in _leaves(field.type)
     )
+
+
+# ---- what the log holds for one sink
 
 
 class TableRecord(StoreRecord):

@@ -393,6 +393,8 @@ class _Doubled:
 
 log = logging.getLogger("stormproof.sink")
 
+# ---- compaction and VACUUM
+
 COMPACTION_TRIES_MAX: Final = 5
 """How often a compaction is tried again after other writers' commits that removed files under it."""
 

@@ -276,6 +276,9 @@ def _with_superseded(properties: CommitProperties, rows: int) -> CommitPropertie
     )
 
 
+# ---- the newest version, and an entry behind it
+
+
 class TableHead(Protocol):
     """One version of a table: a loaded `DeltaTable` is one, and `TableAhead` is."""
 

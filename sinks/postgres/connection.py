@@ -454,6 +454,9 @@ class Fence:
         return Fenced(f"{self._where}: epoch {newest} holds it, this is epoch {self._epoch}", epoch=self._epoch)
 
 
+# ---- the connection
+
+
 class Backend(NamedTuple):
     """One connection as the server knows it. The start time tells it from a later one with the same pid."""
 

@@ -320,6 +320,9 @@ COUNTED_ROWS_MAX: Final = 5_000_000
 """Where the evidence says more rows than this, an audit does not count the table's: it would take more than a second."""
 
 
+# ---- the hold
+
+
 class TableHold(StoreRecord):
     """What a Postgres sink and a map in a Postgres table have in common. `epoch` None: for reading only."""
 

@@ -130,6 +130,8 @@ class LeavingOutWriter:
         self._inner.discard()
 
 
+# ---- what a commit leaves out
+
 REFUSED_MAX: Final = 1_000
 """Messages that one commit may reject. More than that is no exception any more, and each one costs some 40 statements."""
 

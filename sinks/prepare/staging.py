@@ -299,6 +299,9 @@ _NAME: Final = re.compile(
 )
 
 
+# ---- names and checks
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedName:
     """The task that wrote a prepared file, by the file's name."""

@@ -278,6 +278,8 @@ letters_app = typer.Typer(
     no_args_is_help=True,
 )
 
+# ---- dead-letters
+
 _FILTERS: Final = [taken(one) for one in LETTERS if one.name not in ("id", "all")]
 _TOPOLOGY: Final = parameter("topology", str, typer.Argument(metavar="TOPOLOGY", help="The topology's name."))
 _IDS: Final = parameter(
@@ -360,6 +362,8 @@ for _decision in DECISIONS:
     if _decision.name in ("requeue", "drop"):
         _disposes(_decision)
 
+
+# ---- queue
 
 queue_app = typer.Typer(help="Postgres queues: put messages, import them, look at them.", no_args_is_help=True)
 
@@ -449,6 +453,8 @@ gone(queue_app, "queue stats", "queue list QUEUE")
 
 add_decisions(queue_app, "queue")
 
+
+# ---- ledger
 
 ledger_app = typer.Typer(help="The ledger: its schema, its size, and decisions about topologies.", no_args_is_help=True)
 

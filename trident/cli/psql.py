@@ -160,6 +160,9 @@ def lacking(connection: psycopg.Connection[Any], kind: RoleKind) -> list[str]:
 PSQL: Final = "psql"
 
 
+# ---- the commands
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The result of one statement."""

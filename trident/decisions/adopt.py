@@ -402,6 +402,9 @@ NOT_PROVABLE: Final = (
 )
 
 
+# ---- a queue's server
+
+
 @dataclass(frozen=True, slots=True)
 class NewestMessage:
     """The message that was put last."""

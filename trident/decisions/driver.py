@@ -257,6 +257,8 @@ def _answer(asked: Asked) -> str:
     return f"{name}: the driver {asked.driver} has heard; {asked.doing or 'running'}, {asked.in_flight} in flight"
 
 
+# ---- a refused start goes on
+
 _OTHER_LIFE: Final = re.compile(r"[^/\s]+/[A-Za-z0-9_.-]+|[0-9a-f]+(-[0-9a-f]+)*")
 """How a refused start names another incarnation; that of a streaming query contains the query's id."""
 

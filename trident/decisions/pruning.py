@@ -449,6 +449,9 @@ _LEASED: Final = sa.text(
 )
 
 
+# ---- what is forgotten whole
+
+
 @dataclass(frozen=True, slots=True)
 class Forgotten:
     """What was forgotten, or with `dry_run` would be: the rows that were removed, by table, and what stays elsewhere."""

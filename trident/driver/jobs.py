@@ -315,6 +315,9 @@ JobResult: TypeAlias = "JobReport | JobDied"
 Work: TypeAlias = Callable[[], "JobResult | SinkAnswers"]
 
 
+# ---- jobs in turn and on threads, and what is in flight
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The end of a piece of work: what it returned, or what it raised."""

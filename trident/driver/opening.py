@@ -124,6 +124,9 @@ KNOWN_TABLE: Final = (
 )
 
 
+# ---- a start
+
+
 def placed(plan: Plan, database: Database, settings: Settings) -> Plan:
     """The plan; a sink that names no database or no folder gets that of the settings.
 

@@ -171,6 +171,9 @@ TUNED_IN_FLIGHT_MAX: Final = 4
 """The most batches in flight under a latency target without a limit of its own."""
 
 
+# ---- how large a batch is, and how many are in flight
+
+
 def in_flight_max(chosen: int | None, latency_target_s: float | None) -> int:
     """The most batches that may ever be in flight: as chosen, else one, or a few where a tuner picks their number.
 

@@ -237,6 +237,8 @@ def given_up(tx: Tx, sink: str) -> int:
     return max((Loss.of(detail).upto for detail in details), default=0)
 
 
+# ---- txids that a new sink does not have
+
 MISSING: Final = "missing"
 """The key of what a joining sink lacks, in the detail of a `graph` event."""
 

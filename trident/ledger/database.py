@@ -248,6 +248,8 @@ class Statement:
         return _Text(str(compiled), fixed, processors)
 
 
+# ---- the connection and the schema
+
 LOCK_TIMEOUT_S: Final = 15.0
 IDLE_IN_TRANSACTION_S: Final = 60
 
@@ -415,6 +417,8 @@ def _first_line(error: object) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else ""
 
+
+# ---- a ledger in memory
 
 _STATEMENTS: Final[dict[object, object]] = {}
 """SQLAlchemy's compiled statements, shared by all of these databases: else each one would compile every statement."""

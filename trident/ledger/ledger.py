@@ -244,6 +244,8 @@ def _violated(error: IntegrityError) -> str | None:
     return by_columns.get(str(error.orig).removeprefix("UNIQUE constraint failed: "))
 
 
+# ---- the ledger
+
 _NEEDED: Final[tuple[tuple[sa.Table, tuple[str, ...]], ...]] = (
     (t.topology, ("INSERT", "UPDATE")),
     (t.topology_sink, ("INSERT",)),

@@ -401,6 +401,9 @@ NO_LIFE: Final = "dry-run"
 """Stands for the life that a first start would make; no life is called so."""
 
 
+# ---- rows, as they are read
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of a topology's driver, and the epoch that it holds."""

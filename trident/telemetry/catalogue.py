@@ -274,6 +274,8 @@ METRICS: Final = tuple(value for value in tuple(globals().values()) if isinstanc
 BY_NAME: Final = {metric.name: metric for metric in METRICS}
 
 
+# ---- the values
+
 Labels: TypeAlias = tuple[str, ...]
 Computed: TypeAlias = Callable[[], Mapping[Labels, float]]
 

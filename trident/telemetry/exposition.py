@@ -287,6 +287,9 @@ def _in_fork() -> None:
 os.register_at_fork(after_in_child=_in_fork)
 
 
+# ---- the ledger's own figures
+
+
 def ledger_figures(ledger: AuditLedger, names: tuple[str, ...], now: datetime) -> list[Sample]:
     """The values of all `stormproof_ledger_*` metrics, of these topologies, or of all.
 

@@ -279,6 +279,8 @@ def exported_metrics(topology: str, settings: Settings, clock: Clock) -> Generat
         yield metrics
 
 
+# ---- lineage
+
 lineage_log = logging.getLogger("stormproof.lineage")
 
 WAITING_MAX: Final = 1_000

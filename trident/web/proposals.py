@@ -254,6 +254,9 @@ def _size(one: Proposal) -> int:
     return max(one.look.count or 1, 1) if one.look.fixed and one.outcome is None else 1
 
 
+# ---- decisions about dead letters
+
+
 @dataclass(frozen=True, slots=True)
 class CanaryRun:
     """A canary to be run in a thread of its own: it gets a listener, and what says that it is to stop."""

@@ -193,6 +193,8 @@ def rendered(template: str, values: dict[str, Any]) -> str:
     return environment().get_template(template).render(values)
 
 
+# ---- the page's files
+
 ASSETS: Final = "/assets/"
 TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 

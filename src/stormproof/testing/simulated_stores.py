@@ -136,6 +136,9 @@ class _MisfitsByChance(LeavingOutWriter):
         return self._found(rows, messages)
 
 
+# ---- sinks and sources
+
+
 @dataclass(frozen=True, slots=True)
 class Applied:
     """The rows that a sink took at once, with the batch and the attempt that they came from."""

@@ -104,6 +104,9 @@ SUSPECTS_MAX: Final = 3
 Row: TypeAlias = dict[str, object]
 
 
+# ---- simulations
+
+
 class End(StrEnum):
     """How a message ended."""
 

@@ -272,6 +272,9 @@ def _keeper(harness: SourceHarness) -> SubscribedSource:
     return source
 
 
+# ---- messages of one batch
+
+
 class MateCases:
     """What was in one batch is opened again in one batch, all of it, wherever a batch asks for it by its name."""
 

@@ -196,6 +196,9 @@ def dead_letter(harness: SourceHarness) -> str:
 S = TypeVar("S", bound=PendingSource)
 
 
+# ---- over a connector that derives from `PendingSource`
+
+
 @dataclass
 class PendingSourceHarness(SourceHarness, Generic[S]):
     """A store of a connector of yours; a subclass gives `put` and `made`.
