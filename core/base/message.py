@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from stormproof.core.base.errors import TopologyError
+
 
 class Guarantee(StrEnum):
     """What is promised about each message, for any schedule of crashes.
@@ -100,3 +102,17 @@ def storable_text(value: object, limit: int = ERROR_TEXT_MAX) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def as_guarantee(guarantee: Guarantee | str, where: str | None = None) -> Guarantee:
+    """The guarantee of that name; `where` begins the error.
+
+    Raises:
+        TopologyError: there is none of that name.
+    """
+    try:
+        return Guarantee(guarantee)
+    except ValueError:
+        known = ", ".join(g.value for g in Guarantee)
+        before = "" if where is None else f"{where}: "
+        raise TopologyError(f"{before}no guarantee {guarantee!r}; known: {known}") from None

@@ -15,12 +15,11 @@ from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import JobFailed, StormproofError, UsageError
 from stormproof.core.base.machine_faults import classified
 from stormproof.core.contract.source import SliceReader
-from stormproof.core.engine.protocol import rows_for
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.source.group import SpoutReader
 from stormproof.core.start.preflight import Probe, first_fault
 from stormproof.core.task.account import Observer
-from stormproof.core.task.job import Job, JobKey, StageJob, WireRow, job_report, stage_jobs
+from stormproof.core.task.job import Job, JobKey, StageJob, WireRow, job_report, rows_for, stage_jobs
 from stormproof.core.task.task import run_task
 from stormproof.core.tracking.verdict import JobReport
 

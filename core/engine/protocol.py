@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from stormproof.core.heartbeat.listener import DriverAddress
-from stormproof.core.heartbeat.task import running
 from stormproof.core.start.preflight import Probe
-from stormproof.core.task.job import Job, JobKey, StageJob, WireRow
-from stormproof.core.task.task import run_task
+from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.verdict import JobReport
 
 
@@ -62,23 +60,3 @@ class Engine(Protocol):
 
 
 # ---- all tasks of a small job in one process, stage after stage
-
-
-def run_in_turn(parts: Sequence[StageJob]) -> Iterator[WireRow]:
-    """Run every task of every stage; yields the wire rows of the last stage. Each task gets and sends what it would
-    where the stages are apart, so the report is the same. For the driver's heartbeat they are one task.
-
-    Raises:
-        As `run_task`.
-    """
-    rows: list[WireRow] = []
-    with running(parts[0].heartbeat, 0, 0) as shared:
-        for part in parts:
-            tasks = range(part.tasks[part.stage])
-            rows = [row for task in tasks for row in run_task(part, task, rows_for(rows, task), shared=shared)]
-    yield from rows
-
-
-def rows_for(rows: Sequence[WireRow], task: int) -> list[WireRow]:
-    """Those wire rows that are for this task of the next stage."""
-    return [row for row in rows if row.dest == task]

@@ -50,7 +50,6 @@ from stormproof.core.base.machine_faults import classified, unpickled
 from stormproof.core.base.process import process_life
 from stormproof.core.engine.executors import ask_executors, first_fault_of
 from stormproof.core.engine.java import delta_jars, find_java
-from stormproof.core.engine.protocol import run_in_turn
 from stormproof.core.engine.shipping import packed, unshippable
 from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
 from stormproof.core.engine.spark_settings import is_local, session_settings, without_secrets
@@ -59,7 +58,7 @@ from stormproof.core.graph.plan import Plan
 from stormproof.core.heartbeat.listener import DriverAddress
 from stormproof.core.start.preflight import Probe, first_fault
 from stormproof.core.task.job import Job, JobKey, StageJob, WireRow, job_report, stage_jobs
-from stormproof.core.task.task import run_task
+from stormproof.core.task.task import run_in_turn, run_task
 from stormproof.core.tracking.verdict import JobReport
 
 if TYPE_CHECKING:

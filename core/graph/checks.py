@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import error_prefix, instead_of, lacks, shown
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.message import Guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, Streams
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.sink import AnyFold, Fold, SinkSpec
@@ -87,20 +86,6 @@ def fitting_name(text: str) -> str:
         return text
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_HASH_DIGITS]
     return f"{fit[: NAME_MAX_CHARACTERS - _HASH_DIGITS - 1]}-{digest}"
-
-
-def as_guarantee(guarantee: Guarantee | str, where: str | None = None) -> Guarantee:
-    """The guarantee of that name; `where` begins the error.
-
-    Raises:
-        TopologyError: there is none of that name.
-    """
-    try:
-        return Guarantee(guarantee)
-    except ValueError:
-        known = ", ".join(g.value for g in Guarantee)
-        before = "" if where is None else f"{where}: "
-        raise TopologyError(f"{before}no guarantee {guarantee!r}; known: {known}") from None
 
 
 def schema_for(where: str, component: str, schema: SchemaLike | None) -> pa.Schema:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import instead_of, lacks, shown
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.base.message import Guarantee
+from stormproof.core.base.message import Guarantee, as_guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, ArrowBolt, BasicBolt, Bolt
 from stormproof.core.contract.schema import SchemaLike, refuse_twice, require_fields, require_key
 from stormproof.core.contract.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
@@ -28,7 +28,6 @@ from stormproof.core.graph.checks import (
     NAME,
     NAME_MAX_CHARACTERS,
     alike,
-    as_guarantee,
     checked_concurrency,
     checked_name,
     checked_tasks,

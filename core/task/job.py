@@ -28,7 +28,13 @@ from stormproof.core.base.machine_faults import OUTSIDE
 from stormproof.core.base.message import MessageFailure
 from stormproof.core.contract.sink import PreparedFile, SinkWriter, TaskContext
 from stormproof.core.contract.source import Decoder, ShownIds, SliceReader
-from stormproof.core.graph.plan import CombineNode, Plan, SendNode, StagePlan, WriteNode
+from stormproof.core.graph.plan import (
+    CombineNode,
+    Plan,
+    SendNode,
+    StagePlan,
+    WriteNode,
+)
 from stormproof.core.heartbeat.task import Place
 from stormproof.core.tracking.share import (
     MANY,
@@ -397,3 +403,8 @@ def require_one_run(reports: Sequence[TaskReport]) -> None:
                 "meanwhile, as after the loss of an executor. No message is to blame; the job runs again",
                 **{OUTSIDE: "two runs of one task"},
             )
+
+
+def rows_for(rows: Sequence[WireRow], task: int) -> list[WireRow]:
+    """Those wire rows that are for this task of the next stage."""
+    return [row for row in rows if row.dest == task]

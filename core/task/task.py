@@ -11,7 +11,7 @@ The nodes are functions, bolts, groups and joins. The ackers of a job are a stag
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -35,7 +35,7 @@ from stormproof.core.task.account import Account, Ended, Failed, Observer, Passa
 from stormproof.core.task.combine import Combiner, evaluate
 from stormproof.core.task.ends import Ends, MessageIds
 from stormproof.core.task.exchange import Sender, Way, receive
-from stormproof.core.task.job import INIT_SCHEMA, Chunk, StageJob, TaskReport, WireRow, summary
+from stormproof.core.task.job import INIT_SCHEMA, Chunk, StageJob, TaskReport, WireRow, rows_for, summary
 from stormproof.core.task.operate import Calls, apply, input_text
 from stormproof.core.task.router import hash_keys
 from stormproof.core.tracking.share import (
@@ -633,3 +633,18 @@ def judged(part: StageJob, task: int, incoming: Iterable[WireRow]) -> WireRow:
             MessageFailure(MessageId(id_), known.get(id_, 0), Token(0), FailureReason.LOST, "acker", error)
         )
     return summary(part.stage, task, [*received.reports, report])
+
+
+def run_in_turn(parts: Sequence[StageJob]) -> Iterator[WireRow]:
+    """Run every task of every stage; yields the wire rows of the last stage. Each task gets and sends what it would
+    where the stages are apart, so the report is the same. For the driver's heartbeat they are one task.
+
+    Raises:
+        As `run_task`.
+    """
+    rows: list[WireRow] = []
+    with running(parts[0].heartbeat, 0, 0) as shared:
+        for part in parts:
+            tasks = range(part.tasks[part.stage])
+            rows = [row for task in tasks for row in run_task(part, task, rows_for(rows, task), shared=shared)]
+    yield from rows

@@ -15,12 +15,12 @@ from support.jobs import run_job, source
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import TaskContext
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.protocol import run_in_turn
 from stormproof.core.engine.spark import TASKS_MAX, SmallJobs
 from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.heartbeat.listener import Heard
 from stormproof.core.task.job import Job, StageJob, job_report, stage_jobs
+from stormproof.core.task.task import run_in_turn
 from stormproof.core.tracking.verdict import ComponentCounts, Counts, JobReport
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count

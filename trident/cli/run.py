@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.base.message import Guarantee
-from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.base.message import Guarantee, as_guarantee
 from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.loading import load_topology
 from stormproof.trident.cli.logs import Progress, logging_to_stderr, run_text

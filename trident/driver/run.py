@@ -18,14 +18,13 @@ from stormproof.core.base.arguments import lacks, shown
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import SettingsError, UsageError
 from stormproof.core.base.machine_faults import own_faults
-from stormproof.core.base.message import Guarantee
+from stormproof.core.base.message import Guarantee, as_guarantee
 from stormproof.core.base.process import kept_from_forks
 from stormproof.core.contract.source import Limit, Source
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.engine.spark_lines import spark_line
-from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.plan import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.heartbeat.listener import LOOPBACK, HeartbeatListener

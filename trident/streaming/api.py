@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import Json, TopologyError, UsageError
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.base.message import Guarantee
+from stormproof.core.base.message import Guarantee, as_guarantee
 from stormproof.core.contract.sink import SinkSpec, TaskContext, require_tables_apart
 from stormproof.core.contract.source import Source
-from stormproof.core.graph.checks import as_guarantee, checked_name, require_sink
+from stormproof.core.graph.checks import checked_name, require_sink
 from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.files.micro_batches import MicroBatches

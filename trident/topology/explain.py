@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from stormproof.core.base.errors import Json, TopologyError
-from stormproof.core.base.message import Guarantee
+from stormproof.core.base.message import Guarantee, as_guarantee
 from stormproof.core.bolt import AnyBolt
 from stormproof.core.contract.schema import to_ddl
-from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.components import Aggregate, BoltComponent, Component, Join, Operation, SinkComponent, Spout
 from stormproof.core.graph.plan import BoltNode, Edge, GatherNode, JoinNode, OperationNode, Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Unpack
 
-from stormproof.core.base.message import Guarantee
-from stormproof.core.graph.checks import as_guarantee
+from stormproof.core.base.message import Guarantee, as_guarantee
 from stormproof.core.graph.topology import TopologyGraph
 
 if TYPE_CHECKING:

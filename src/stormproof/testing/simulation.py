@@ -27,12 +27,11 @@ import pyarrow as pa
 from stormproof.core.base.clock import Clock, ManualClock
 from stormproof.core.base.errors import BatchUnverified, TransientError, UsageError
 from stormproof.core.base.failpoint import watched
-from stormproof.core.base.message import FailureReason, Guarantee
+from stormproof.core.base.message import FailureReason, Guarantee, as_guarantee
 from stormproof.core.contract.dead_letter import DeadLetter
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.contract.source import Backlog, Limit, Source
 from stormproof.core.engine.protocol import Engine
-from stormproof.core.graph.checks import as_guarantee
 from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.source.group import SourceGroup
