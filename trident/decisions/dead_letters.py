@@ -120,12 +120,12 @@ def dispose(
     with stores.transaction(letters.row) as tx:
         tx.confirm()
         done = letters.dispose(chosen.ids, requeue=requeue, by=by, why=why, tx=tx.raw)
-        mine = rejects.undecided(tx, [one.id for one in chosen.rejects])
+        mine = rejects.undecided_rejects(tx, [one.id for one in chosen.rejects])
         if requeue:
             mine, refused = _opened_again(stores, letters, tx, mine, by=by, why=why)
         else:
             rejects.drop_retrying(tx, done, by=by, why=why)
-        rejects.decide(
+        rejects.decide_rejects(
             tx, [one.id for one in mine], RejectState.RETRYING if requeue else RejectState.DROPPED, by=by, why=why
         )
         _record(tx, OperatorAction.RETRY_REJECT if requeue else OperatorAction.DROP_REJECT, mine, by=by, why=why)
@@ -144,7 +144,7 @@ def _opened_again(
     refused: dict[str, str] = {}
     busy = rejects.retrying(tx, {one.message for one in mine if one.message is not None})
     payloads: dict[str, bytes] = {}
-    altered = rejects.altered(tx, [one.id for one in mine])
+    altered = rejects.altered_rejects(tx, [one.id for one in mine])
     for one in mine:
         name = one.message or f"a row of txid {one.txid} at sink {one.sink}"
         if letters.row.guarantee == Guarantee.AT_MOST_ONCE.value:
@@ -542,12 +542,12 @@ class _Fates:
     def mark(self) -> None:
         """Rejects from here on are new."""
         with self._stores.audit.snapshot() as snapshot:
-            self._after = rejects.newest(snapshot.connection, self._incarnation)
+            self._after = rejects.newest_reject(snapshot.connection, self._incarnation)
 
     def __call__(self, messages: Sequence[str]) -> Mapping[str, Fate]:
         unconfirmed = self._letters.unconfirmed(messages)
         with self._stores.audit.snapshot() as snapshot:
-            rejected = rejects.newer(snapshot.connection, self._incarnation, messages, self._after)
+            rejected = rejects.rejected_after(snapshot.connection, self._incarnation, messages, self._after)
         return {
             one: Fate.FAILED
             if one in rejected or unconfirmed.get(one)

@@ -299,7 +299,7 @@ class _Job:
         events = [to_event(row) for row in rows]
         found = traces(events)
         txids = {txid for trace in found.values() for txid in trace.txids}
-        rejected = rejects.of_topology(tx, _among(t.reject.c.message, found))
+        rejected = rejects.rejects_of(tx, _among(t.reject.c.message, found))
         records = Records.of(self._txns(tx, _among(t.txn.c.txid, txids)), None, rejected)
         gone = {
             name

@@ -292,7 +292,9 @@ def rejects_of(
     numbers = {number for rows in refused.values() for row in rows for number, _ in row.messages}
     payloads = source.payloads_of(slice_, numbers)
     return [
-        one for sink, rows in refused.items() for one in rejects.of_rows(txid, sink, rows, source.shown_id, payloads)
+        one
+        for sink, rows in refused.items()
+        for one in rejects.rejects_of_rows(txid, sink, rows, source.shown_id, payloads)
     ]
 
 

@@ -475,7 +475,7 @@ class Steps:
                 # Under at-most-once a message that failed does not come again.
                 again = [] if guarantee is Guarantee.AT_MOST_ONCE else failed
                 rejected += rejects.retried(tx, txid, [self.source.shown_id(f.id, f.origin) for f in again])
-            rejects.record(tx, txid, rejected)
+            rejects.record_rejects(tx, txid, rejected)
             failpoint("finish.before_commit")
         if owed:
             resolution = self._confirm_owed(txid, failed)

@@ -29,7 +29,7 @@ def _chunks(values: Sequence[_V]) -> Iterator[Sequence[_V]]:
         yield values[first : first + _VALUES_MAX]
 
 
-def of_rows(
+def rejects_of_rows(
     txid: int,
     sink: str,
     refused: Sequence[RefusedRow],
@@ -63,11 +63,11 @@ def of_rows(
     return found
 
 
-def record(tx: Tx, txid: int, rejects: Sequence[Reject]) -> None:
+def record_rejects(tx: Tx, txid: int, rejects: Sequence[Reject]) -> None:
     """Record a batch's rejects; called in the transaction that records `committed`."""
     if not rejects:
         return
-    insert(tx, rejects)
+    insert_rejects(tx, rejects)
     numbers = {one.number for one in rejects if one.number is not None}
     tx.connection.execute(
         sa.update(t.txn)
@@ -79,7 +79,7 @@ def record(tx: Tx, txid: int, rejects: Sequence[Reject]) -> None:
 _AS_REJECTED: Final = ["txid", "sink", "message", "number", "origin", "rows", "sqlstate", "error", "row", "payload"]
 
 
-def insert(tx: Tx, rejects: Sequence[Reject]) -> None:
+def insert_rejects(tx: Tx, rejects: Sequence[Reject]) -> None:
     """Add rejects, each with its event."""
     now = tx.clock.now()
     rows: list[dict[str, Any]] = [
@@ -143,7 +143,7 @@ def retried(tx: Tx, txid: int, failed: Collection[str] = ()) -> list[Reject]:
         c.message.not_in(list(failed)),
     )
     written = sa.select(w.sink).where(w.incarnation == tx.run.incarnation, w.txid == txid)
-    gone = of_topology(tx, *mine, c.sink.not_in(written))
+    gone = rejects_of(tx, *mine, c.sink.not_in(written))
     tx.connection.execute(sa.update(t.reject).where(*mine).values(state=RejectState.RETRIED.value, retried_in=txid))
     return [_again(one, txid) for one in gone]
 
@@ -153,7 +153,7 @@ def _again(one: Reject, txid: int) -> Reject:
     return replace(one, txid=txid, error=error)
 
 
-def of_topology(tx: Tx, *conditions: sa.ColumnElement[bool]) -> list[Reject]:
+def rejects_of(tx: Tx, *conditions: sa.ColumnElement[bool]) -> list[Reject]:
     """A topology's rejects, oldest first."""
     rows = tx.connection.execute(
         sa.select(t.reject).where(t.reject.c.incarnation == tx.run.incarnation, *conditions).order_by(t.reject.c.id)
@@ -168,7 +168,7 @@ def altered_reject() -> sa.ColumnElement[bool]:
     return c.digest != sa.func.sha256(payload.op("||")(sa.func.convert_to(c.row, "UTF8")))
 
 
-def altered(tx: Tx, ids: Collection[int]) -> set[int]:
+def altered_rejects(tx: Tx, ids: Collection[int]) -> set[int]:
     """Those of these rejects whose payload or row is not what was set aside."""
     found: set[int] = set()
     for some in _chunks(sorted(ids)):
@@ -178,7 +178,7 @@ def altered(tx: Tx, ids: Collection[int]) -> set[int]:
     return found
 
 
-def undecided(tx: Tx, ids: Collection[int]) -> list[Reject]:
+def undecided_rejects(tx: Tx, ids: Collection[int]) -> list[Reject]:
     """Those of these rejects about which nobody has decided, locked until the transaction ends."""
     c = t.reject.c
     found: list[Reject] = []
@@ -193,7 +193,7 @@ def undecided(tx: Tx, ids: Collection[int]) -> list[Reject]:
     return found
 
 
-def decide(tx: Tx, ids: Collection[int], after: RejectState, *, by: str, why: str) -> None:
+def decide_rejects(tx: Tx, ids: Collection[int], after: RejectState, *, by: str, why: str) -> None:
     """Record a decision about undecided rejects, which are locked."""
     for some in _chunks(sorted(ids)):
         tx.connection.execute(
@@ -218,13 +218,15 @@ def drop_retrying(tx: Tx, messages: Collection[str], *, by: str, why: str) -> No
             tx.decided(OperatorAction.DROP_REJECT, by=by, why=why, txid=txid, sink=sink, detail=detail)
 
 
-def newest(connection: sa.Connection, incarnation: str) -> int:
+def newest_reject(connection: sa.Connection, incarnation: str) -> int:
     """The id of a topology's newest reject; 0: there is none."""
     found = connection.scalar(sa.select(sa.func.max(t.reject.c.id)).where(t.reject.c.incarnation == incarnation))
     return int(found or 0)
 
 
-def newer(connection: sa.Connection, incarnation: str, messages: Collection[str], after: int) -> frozenset[str]:
+def rejected_after(
+    connection: sa.Connection, incarnation: str, messages: Collection[str], after: int
+) -> frozenset[str]:
     """Those of these messages that a sink rejected after the reject with the id `after`."""
     c = t.reject.c
     found: set[str] = set()

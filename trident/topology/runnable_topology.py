@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Unpack
 
 from stormproof.core.base.message import Guarantee, as_guarantee
+from stormproof.core.graph.components import BoltComponent
 from stormproof.core.graph.topology import TopologyGraph
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ class RunnableTopology(TopologyGraph):
             TopologyError: see `TopologyGraph.validate`; or a state query names no state of this topology.
         """
         super().validate()
-        from stormproof.trident.state.query import check_queries
+        if any(isinstance(c, BoltComponent) and c.reads_state for c in self.components):
+            from stormproof.trident.state.query import check_queries
 
-        check_queries(self)
+            check_queries(self)
 
     def explain(self, guarantee: Guarantee | str | None = None) -> Explanation:
         """What it compiles to: stages, tasks, exchanges, fused components, sinks; `str` of it is for people.
