@@ -27,7 +27,7 @@ from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.rows.merge_sql import Dialect
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.audit.inspect import open_for_inspection
-from stormproof.trident.ledger.bindings import SinkBinding
+from stormproof.trident.ledger.sink_records import SinkBinding
 
 STORES = ("memory", "postgres", "delta", "delta-streamed")
 FUNCTION_SCOPED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -14,7 +14,7 @@ from support.rejecting import BAD, NAME, PLAIN, STRICT, build, words_of
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.failpoint import FAILPOINTS
 from stormproof.core.base.message import Guarantee
-from stormproof.trident.ledger import rejects
+from stormproof.trident.ledger import sink_records
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
@@ -299,7 +299,7 @@ def test_control_a_retry_for_every_sink_is_seen(rejecting: Operated, monkeypatch
     run(rejecting)
     rejecting.sql("alter table strict_words drop constraint rule")
     rejecting.command("dead-letters", "requeue", NAME, "--all")
-    monkeypatch.setattr(rejects, "retrying", lambda *_: {})
+    monkeypatch.setattr(sink_records, "retrying", lambda *_: {})
     run(rejecting)
     assert words(rejecting, PLAIN) != words_of(LINES)
     assert "message_lost" in rejecting.kinds("violations", rejecting.verify(status=1))

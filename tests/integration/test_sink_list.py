@@ -18,8 +18,8 @@ from stormproof import PostgresQueue, PostgresSink, Topology, count, exactly_onc
 from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.base.message import Guarantee
 from stormproof.core.start.settings import Settings
-from stormproof.trident.ledger.bindings import Missing
 from stormproof.trident.ledger.graphs import Change
+from stormproof.trident.ledger.sink_records import Missing
 
 pytestmark = pytest.mark.postgres
 

@@ -18,8 +18,8 @@ from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import Sink, SinkIdentity, SinkSession
 from stormproof.trident.decisions import adopt as adopt_module
 from stormproof.trident.driver import opening
-from stormproof.trident.ledger import bindings
-from stormproof.trident.ledger.bindings import Bound
+from stormproof.trident.ledger import sink_records
+from stormproof.trident.ledger.sink_records import Bound
 from stormproof.trident.ledger.tables import Run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
@@ -87,7 +87,7 @@ def test_a_table_that_was_made_and_not_bound_is_found_by_the_next_start(
     for store in STORES:
         kept = Kept(store, operated)
         with monkeypatch.context() as patched:
-            patched.setattr(bindings, "bind", _dies)
+            patched.setattr(sink_records, "bind", _dies)
             with pytest.raises(KeyboardInterrupt):
                 kept.run(table=f"t_{store.replace('-', '_')}", sink=store)
         assert kept.is_there(f"t_{store.replace('-', '_')}")

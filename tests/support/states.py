@@ -18,7 +18,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkSession
 from stormproof.state import OpaqueMap, StateFactory, StateSink, TransactionalMap
 from stormproof.trident.audit.inspect import SinkOpener, opener_for
-from stormproof.trident.ledger.bindings import SinkBinding
+from stormproof.trident.ledger.sink_records import SinkBinding
 from support.blows import Action
 from support.chain import Ordeal
 from support.contents import counted, in_delta, in_postgres

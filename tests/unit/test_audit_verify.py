@@ -27,7 +27,7 @@ from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.status import DriverState, status
 from stormproof.trident.audit.verify import verify
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.bindings import SinkBinding
+from stormproof.trident.ledger.sink_records import SinkBinding
 
 SINK = "counts0"
 

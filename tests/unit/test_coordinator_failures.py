@@ -35,7 +35,7 @@ from stormproof.trident.audit.message import EndKind, message
 from stormproof.trident.audit.source import PendingEvidence, evidence_of
 from stormproof.trident.audit.verify import verify
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.bindings import SinkBinding
+from stormproof.trident.ledger.sink_records import SinkBinding
 from stormproof.trident.ledger.tables import Run
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE

@@ -22,7 +22,7 @@ from stormproof.sinks.contract.protocol import Held, Sink, SinkIdentity, SinkSes
 from stormproof.sinks.contract.registry import register_sink
 from stormproof.sinks.prepare.staging import Misfits
 from stormproof.trident.audit.ledger import TopologyRow
-from stormproof.trident.ledger.bindings import SinkBinding
+from stormproof.trident.ledger.sink_records import SinkBinding
 from stormproof.trident.ledger.tables import SinkWork, Txn
 from stormproof.trident.terms.transaction_states import SinkOutcome, TxnState
 

@@ -14,11 +14,18 @@ from sqlalchemy.exc import DBAPIError
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.sink import PreparedFile
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.bindings import Loss, Missing, Shape, SinkBinding, bindings_of, missing_txids
 from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.other_lives import forgotten_by
-from stormproof.trident.ledger.rejects import altered_reject
+from stormproof.trident.ledger.sink_records import (
+    Loss,
+    Missing,
+    Shape,
+    SinkBinding,
+    altered_reject,
+    bindings_of,
+    missing_txids,
+)
 from stormproof.trident.ledger.tables import (
     Event,
     Reject,

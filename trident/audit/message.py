@@ -18,7 +18,7 @@ from stormproof.trident.audit.inspect import Has, Holding, SinkOpener
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, Skipped
 from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.status import holdings_of
-from stormproof.trident.ledger.bindings import SinkBinding
+from stormproof.trident.ledger.sink_records import SinkBinding
 from stormproof.trident.ledger.tables import Event, Reject, Txn, record_of
 from stormproof.trident.terms.transaction_states import EventKind, RejectState, TxnCause, TxnState
 from stormproof.trident.terms.transaction_states import OperatorAction as Action

@@ -27,7 +27,7 @@ from stormproof.trident.audit.report import (
     ranges,
 )
 from stormproof.trident.audit.verify_ledger import LedgerRows
-from stormproof.trident.ledger.bindings import SinkBinding
+from stormproof.trident.ledger.sink_records import SinkBinding
 from stormproof.trident.ledger.tables import Event, SinkWork, Txn
 from stormproof.trident.terms.transaction_states import OperatorAction, SinkOutcome, TxnState
 

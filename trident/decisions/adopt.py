@@ -42,10 +42,10 @@ from stormproof.trident.audit.status import DriverState, driver_state, may_be_ru
 from stormproof.trident.audit.verify import verify
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
-from stormproof.trident.ledger import bindings as kept
+from stormproof.trident.ledger import sink_records as kept
 from stormproof.trident.ledger import txns
-from stormproof.trident.ledger.bindings import Loss, SinkBinding
 from stormproof.trident.ledger.database import Tx
+from stormproof.trident.ledger.sink_records import Loss, SinkBinding
 from stormproof.trident.ledger.tables import Run
 from stormproof.trident.terms.transaction_states import OperatorAction
 from stormproof.trident.terms.wording import counted

@@ -20,7 +20,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.letters import ChosenLetters, Letter, Letters, letters_of, not_dead
-from stormproof.trident.ledger import control, rejects
+from stormproof.trident.ledger import control, sink_records
 from stormproof.trident.ledger.tables import Reject
 from stormproof.trident.terms.transaction_states import OperatorAction, RejectState
 from stormproof.trident.terms.wording import counted, local_time
@@ -120,12 +120,12 @@ def dispose(
     with stores.transaction(letters.row) as tx:
         tx.confirm()
         done = letters.dispose(chosen.ids, requeue=requeue, by=by, why=why, tx=tx.raw)
-        mine = rejects.undecided_rejects(tx, [one.id for one in chosen.rejects])
+        mine = sink_records.undecided_rejects(tx, [one.id for one in chosen.rejects])
         if requeue:
             mine, refused = _opened_again(stores, letters, tx, mine, by=by, why=why)
         else:
-            rejects.drop_retrying(tx, done, by=by, why=why)
-        rejects.decide_rejects(
+            sink_records.drop_retrying(tx, done, by=by, why=why)
+        sink_records.decide_rejects(
             tx, [one.id for one in mine], RejectState.RETRYING if requeue else RejectState.DROPPED, by=by, why=why
         )
         _record(tx, OperatorAction.RETRY_REJECT if requeue else OperatorAction.DROP_REJECT, mine, by=by, why=why)
@@ -142,9 +142,9 @@ def _opened_again(
         graphs = snapshot.graphs(letters.row.incarnation)
     present = graphs[-1].sinks
     refused: dict[str, str] = {}
-    busy = rejects.retrying(tx, {one.message for one in mine if one.message is not None})
+    busy = sink_records.retrying(tx, {one.message for one in mine if one.message is not None})
     payloads: dict[str, bytes] = {}
-    altered = rejects.altered_rejects(tx, [one.id for one in mine])
+    altered = sink_records.altered_rejects(tx, [one.id for one in mine])
     for one in mine:
         name = one.message or f"a row of txid {one.txid} at sink {one.sink}"
         if letters.row.guarantee == Guarantee.AT_MOST_ONCE.value:
@@ -542,12 +542,12 @@ class _Fates:
     def mark(self) -> None:
         """Rejects from here on are new."""
         with self._stores.audit.snapshot() as snapshot:
-            self._after = rejects.newest_reject(snapshot.connection, self._incarnation)
+            self._after = sink_records.newest_reject(snapshot.connection, self._incarnation)
 
     def __call__(self, messages: Sequence[str]) -> Mapping[str, Fate]:
         unconfirmed = self._letters.unconfirmed(messages)
         with self._stores.audit.snapshot() as snapshot:
-            rejected = rejects.rejected_after(snapshot.connection, self._incarnation, messages, self._after)
+            rejected = sink_records.rejected_after(snapshot.connection, self._incarnation, messages, self._after)
         return {
             one: Fate.FAILED
             if one in rejected or unconfirmed.get(one)

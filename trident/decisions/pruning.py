@@ -36,12 +36,12 @@ from stormproof.trident.audit.status import DriverState, driver_state, sign_of
 from stormproof.trident.decisions.adopt import release_unused
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.decisions import Look
-from stormproof.trident.ledger import handed_in, other_lives, rejects
+from stormproof.trident.ledger import handed_in, other_lives, sink_records
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.bindings import SinkBinding
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.handed_in import Forgettable
 from stormproof.trident.ledger.ledger import Ledger
+from stormproof.trident.ledger.sink_records import SinkBinding
 from stormproof.trident.ledger.tables import Run, Txn, to_event, to_txn
 from stormproof.trident.terms.transaction_states import EventKind
 from stormproof.trident.terms.wording import counted, parse_age
@@ -299,7 +299,7 @@ class _Job:
         events = [to_event(row) for row in rows]
         found = traces(events)
         txids = {txid for trace in found.values() for txid in trace.txids}
-        rejected = rejects.rejects_of(tx, _among(t.reject.c.message, found))
+        rejected = sink_records.rejects_of(tx, _among(t.reject.c.message, found))
         records = Records.of(self._txns(tx, _among(t.txn.c.txid, txids)), None, rejected)
         gone = {
             name

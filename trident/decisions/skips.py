@@ -35,7 +35,7 @@ from stormproof.trident.terms.wording import counted
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import TopologyRow
-    from stormproof.trident.ledger.bindings import SinkBinding
+    from stormproof.trident.ledger.sink_records import SinkBinding
 
 
 @dataclass(frozen=True, slots=True)

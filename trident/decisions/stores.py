@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from stormproof.core.postgres.database import Database
     from stormproof.core.start.settings import Settings
     from stormproof.trident.audit.ledger import AuditLedger, TopologyRow
-    from stormproof.trident.ledger.bindings import SinkBinding
     from stormproof.trident.ledger.database import Confirmation, Tx
     from stormproof.trident.ledger.ledger import Ledger
+    from stormproof.trident.ledger.sink_records import SinkBinding
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from stormproof.sinks.contract.protocol import SinkIdentity, SupportsUpkeep
 from stormproof.trident.audit.inspect import open_for_inspection
 from stormproof.trident.audit.ledger import TopologyRow
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.ledger.bindings import SinkBinding
+from stormproof.trident.ledger.sink_records import SinkBinding
 from stormproof.trident.terms.transaction_states import OperatorAction
 from stormproof.trident.terms.wording import counted
 

@@ -45,7 +45,7 @@ from stormproof.sinks.prepare.rejected_messages import REFUSED_MAX
 from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.rows.limits import discarded_in
 from stormproof.trident.driver.options import Step
-from stormproof.trident.ledger import rejects
+from stormproof.trident.ledger import sink_records
 from stormproof.trident.ledger.tables import BatchCounts, ComponentRow, EdgeRow, Event, Reject, SinkWork
 from stormproof.trident.terms.observers import BatchResult, RecoveryReport, RunStatistics, SinkEnd
 from stormproof.trident.terms.transaction_states import ComponentKind, EventKind, TxnCause, TxnState
@@ -294,7 +294,7 @@ def rejects_of(
     return [
         one
         for sink, rows in refused.items()
-        for one in rejects.rejects_of_rows(txid, sink, rows, source.shown_id, payloads)
+        for one in sink_records.rejects_of_rows(txid, sink, rows, source.shown_id, payloads)
     ]
 
 

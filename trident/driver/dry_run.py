@@ -40,11 +40,11 @@ from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.driver.batch_records import RejectLimit
 from stormproof.trident.driver.opening import placed, require_own_tables, sinks_of
 from stormproof.trident.driver.recovery import RECOUNTS_MAX, too_many
-from stormproof.trident.ledger import bindings, handed_in, other_lives
-from stormproof.trident.ledger.bindings import Bound
+from stormproof.trident.ledger import handed_in, other_lives, sink_records
 from stormproof.trident.ledger.database import Tx, ledger_engine
 from stormproof.trident.ledger.graphs import Graph, compared, graph_of
 from stormproof.trident.ledger.ledger import lacking_rights
+from stormproof.trident.ledger.sink_records import Bound
 from stormproof.trident.ledger.tables import NO_LIFE, Run, Txn
 from stormproof.trident.terms.transaction_states import TxnState
 
@@ -250,7 +250,9 @@ def look(settings: Settings, name: str, key: str | None, graph: Graph) -> tuple[
             older = None if topology.stopped_at is not None else "the last driver"
             tx = Tx(ledger.connection, Run(name, incarnation, topology.epoch + 1, older), SystemClock())
             bound = {
-                b.sink: b for known in ledger.sinks(incarnation) if (b := bindings.bound(tx, known.sink)) is not None
+                b.sink: b
+                for known in ledger.sinks(incarnation)
+                if (b := sink_records.bound(tx, known.sink)) is not None
             }
             changes, refusal = _compared(tx, graph)
             view = LedgerView(

@@ -46,12 +46,12 @@ from stormproof.core.storage.protocol import default_storage
 from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import PROBLEM, Sink, SinkIdentity, SinkProblem, SinkSession, describe_sink
 from stormproof.trident.audit.inspect import open_for_inspection
-from stormproof.trident.ledger import bindings, other_lives, txns
-from stormproof.trident.ledger.bindings import Bound, SinkBinding
+from stormproof.trident.ledger import other_lives, sink_records, txns
 from stormproof.trident.ledger.control import signs_of_life
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.ledger import Ledger, life_now
+from stormproof.trident.ledger.sink_records import Bound, SinkBinding
 from stormproof.trident.ledger.tables import NO_LIFE, Event, Run
 from stormproof.trident.terms.transaction_states import EventKind
 
@@ -230,7 +230,7 @@ def _look_at_new_tables(plan: Plan, ledger: Ledger, database: Database | None) -
     with ledger.unfenced() as unfenced:
         life = life_now(unfenced.connection, plan.topology)
         tx = Tx(unfenced.connection, Run(plan.topology, life or NO_LIFE, 0), ledger.clock)
-        new = [sink for sink in sinks_of(plan) if bindings.bound(tx, sink.name) is None]
+        new = [sink for sink in sinks_of(plan) if sink_records.bound(tx, sink.name) is None]
     found = dict[Sink, TablePreview]()
     for sink in new:
         found[sink] = preview = sink.preview(
@@ -246,7 +246,7 @@ def _open_stores(
 ) -> Sessions:
     sessions = stack.enter_context(closing(Sessions()))
     with ledger.transaction(run) as tx:
-        before = {binding.sink: binding for binding in bindings.bindings_of(tx.connection, run.incarnation)}
+        before = {binding.sink: binding for binding in sink_records.bindings_of(tx.connection, run.incarnation)}
         # Of earlier starts each stopped before its driver was up.
         is_first = txns.next_txid(tx) == 1 and run.incarnation not in signs_of_life(tx.connection)
     try:
@@ -271,7 +271,7 @@ def _open_sink(
     sink: Sink, plan: Plan, sessions: Sessions, ledger: Ledger, run: Run, database: Database | None
 ) -> SinkSession:
     with ledger.transaction(run) as tx:
-        bound = bindings.bound(tx, sink.name)
+        bound = sink_records.bound(tx, sink.name)
     sessions[sink.name] = session = open_bound(sink, plan.sinks[sink.name], run, bound)
     require_own_stores(plan, sessions)
     with ledger.transaction(run) as tx:
@@ -283,7 +283,7 @@ def _open_sink(
             with machine_errors(f"sink {sink.name!r}, the folder for its files"):
                 files_at(folder).settle_folder(folder, private=True)
         description = describe_sink(sink, plan.sinks[sink.name], files=folder, ledger_database=database)
-        bindings.bind(tx, sink.name, sink.target, session.table_id, description)
+        sink_records.bind(tx, sink.name, sink.target, session.table_id, description)
     return session
 
 

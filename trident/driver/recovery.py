@@ -33,7 +33,7 @@ from stormproof.sinks.prepare.rejected_messages import GroupsRefused
 from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, blocked, to_prepared
 from stormproof.trident.driver.opening import machine_errors
 from stormproof.trident.driver.steps import MovedLate, Steps
-from stormproof.trident.ledger import bindings, txns
+from stormproof.trident.ledger import sink_records, txns
 from stormproof.trident.ledger.tables import Event, Txn
 from stormproof.trident.ledger.txns import take_late_commit
 from stormproof.trident.terms.observers import BatchResult, RecoveryReport
@@ -409,7 +409,7 @@ def _compare(steps: Steps, session: SinkSession, done: _Done) -> None:
     with machine_errors(f"sink {sink!r}"):
         held = session.held()
     with steps.ledger.transaction(steps.run) as tx:
-        known = bindings.last_held(tx, sink)
+        known = sink_records.last_held(tx, sink)
         if not session.tells_position:
             # The sink keeps no txid; only the ledger does.
             steps.previous[sink] = None if known is None else known[0]

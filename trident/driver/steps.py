@@ -50,7 +50,7 @@ from stormproof.trident.driver.batch_records import (
     to_prepared,
 )
 from stormproof.trident.driver.opening import Sessions, machine_errors
-from stormproof.trident.ledger import rejects, txns
+from stormproof.trident.ledger import sink_records, txns
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.tables import BatchCounts, Event, Run, SinkWork, Txn, record_of
@@ -196,7 +196,7 @@ class Steps:
             if slice_ is None or not slice_.replayed:
                 return slice_, None
             shown = {number: self.source.shown_id(number, origin) for number, origin in slice_.replayed}
-            wanted = rejects.retrying(tx, shown.values())
+            wanted = sink_records.retrying(tx, shown.values())
             sinks = Counter(wanted.get(message) for message in shown.values())
             most = sinks.most_common(1)[0][0]
             if len(sinks) == 1:
@@ -285,7 +285,7 @@ class Steps:
         with self.ledger.transaction(self.run) as tx:
             work, recorded = txns.owed_work(tx, txn.txid)
             failed = tx.failures(txn.txid)
-            sinks = rejects.sinks_of_batch(tx, txn.txid) if txn.retry else None
+            sinks = sink_records.sinks_of_batch(tx, txn.txid) if txn.retry else None
         if not recorded:
             # Committed without these rows, the batch would write nothing, and its messages would be lost.
             raise PositionMismatch(
@@ -474,8 +474,8 @@ class Steps:
             if batch.sinks is not None:
                 # Under at-most-once a message that failed does not come again.
                 again = [] if guarantee is Guarantee.AT_MOST_ONCE else failed
-                rejected += rejects.retried(tx, txid, [self.source.shown_id(f.id, f.origin) for f in again])
-            rejects.record_rejects(tx, txid, rejected)
+                rejected += sink_records.retried(tx, txid, [self.source.shown_id(f.id, f.origin) for f in again])
+            sink_records.record_rejects(tx, txid, rejected)
             failpoint("finish.before_commit")
         if owed:
             resolution = self._confirm_owed(txid, failed)
@@ -624,7 +624,7 @@ class Steps:
         """End a batch in flight under at-most-once: its messages were confirmed when it was opened."""
         with self.ledger.transaction(self.run) as tx:
             self._end(tx, txid, TxnState.ABANDONED, cause, reason, steps_ms)
-            rejects.retried(tx, txid)
+            sink_records.retried(tx, txid)
             failpoint("abort.in_transaction")
         self.observer.given_up(txid, TxnState.ABANDONED, cause, reason)
         failpoint("abort.after")

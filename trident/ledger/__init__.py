@@ -6,8 +6,7 @@
 | `database` | how is the database reached; what does one transaction record: failures, replays, take-overs, decisions |
 | `tables` | which tables are there, and as which types are their rows read |
 | `txns` | the batches, their attempts, states and files: open, prepare, commit, abort |
-| `rejects` | which messages did a sink reject; what was decided about them |
-| `bindings` | which table is behind a sink; which txids does a new sink not have |
+| `sink_records` | which table is behind a sink; which txids does a new sink not have; which messages did one reject |
 | `other_lives` | which other topologies wrote to a sink's table; what is forgotten of one |
 | `graphs` | may a changed topology go on |
 | `handed_in` | which jobs and micro-batches were taken, by their keys; where does a query stand |

@@ -29,10 +29,10 @@ from stormproof.core.graph.plan import (
     SendNode,
     WriteNode,
 )
-from stormproof.trident.ledger import bindings, txns
+from stormproof.trident.ledger import sink_records, txns
 from stormproof.trident.ledger import tables as t
-from stormproof.trident.ledger.bindings import MISSING, Missing, Shape, absences, count_missing
 from stormproof.trident.ledger.database import Tx
+from stormproof.trident.ledger.sink_records import MISSING, Missing, Shape, absences, count_missing
 from stormproof.trident.ledger.tables import Event
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
@@ -401,7 +401,7 @@ def _changes_with_missing(
             ),
             None,
         )
-        held = bindings.last_held(tx, sink)
+        held = sink_records.last_held(tx, sink)
         found.append(change.joining(missing, None if held is None else held[0], after_txid))
         before = next((g for g in reversed(graphs) if sink in g.sinks), None)
         other = None if before is None or held is None else sink_change(sink, before, graph)
