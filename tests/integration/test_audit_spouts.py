@@ -129,3 +129,12 @@ def test_a_queue_that_is_not_in_the_ledgers_database_is_said_to_be_elsewhere(
     assert done("status")["topologies"][0]["backlog"] is None
     assert len(done("dead-letters", "list", "mixed")["dead_letters"]) == 1
     assert done("audit", "verify", "mixed", status=4)["unknowns"] != []
+
+
+@pytest.mark.parametrize("source", ["shop.orders", "https://shop/orders?of=today"])
+def test_a_source_elsewhere_may_have_a_name_that_no_queue_has(
+    done: CommandLine, database: Database, source: str
+) -> None:
+    with connect(database, application_name="tests", autocommit=True) as connection:
+        connection.execute("update stormproof.topology set source = %s", (source,))
+    assert f"source {source!r} keeps nothing" in str(done("audit", "verify", "mixed", status=4)["unknowns"])

@@ -40,7 +40,12 @@ class QueueAudit(SliceAudit):
 
     def __init__(self, who: Subscriber, cursor: Cursor[Any]) -> None:
         super().__init__(who, cursor)
-        self._queue, self._table = who.source, MessageTable(who.source)
+        self._queue = who.source
+
+    @property
+    def _table(self) -> MessageTable:
+        # Not at once: `unsubscribed` is asked of any source's name, and some are no queue's.
+        return MessageTable(self._queue)
 
     def can_read(self, at: At) -> bool:
         """Whether it has a span."""
