@@ -24,7 +24,7 @@ from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology, count
 from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.postgres_queue import messages
+from stormproof.core.source.postgres_queue import message_table
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 
@@ -292,7 +292,7 @@ def test_control_without_a_shift_restored_messages_are_not_reached(
     moved.put(b"late common")
     new = restored(moved, fresh, monkeypatch)
     new.command("ledger", "adopt-table", NAME, "postgres")
-    monkeypatch.setattr(messages, "_shift_for", lambda *_, **__: 0)
+    monkeypatch.setattr(message_table, "_shift_for", lambda *_, **__: 0)
     new.adopt()
     with pytest.raises(PositionMismatch, match="above this server's own"):
         new.run()

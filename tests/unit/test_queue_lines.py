@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.source.postgres_queue import PostgresQueue, messages
-from stormproof.core.source.postgres_queue.messages import lines_of
+from stormproof.core.source.postgres_queue import PostgresQueue, message_table
+from stormproof.core.source.postgres_queue.message_table import lines_of
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_lines(content: bytes, lines: list[bytes]) -> None:
 )
 def test_lines_across_blocks(lines: list[bytes], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "BLOCK_BYTES", block)
+        patch.setattr(message_table, "BLOCK_BYTES", block)
         assert list(lines_of(io.BytesIO(b"".join(line + b"\n" for line in lines)))) == lines
 
 

@@ -29,7 +29,7 @@ from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.rights import explained
 from stormproof.core.postgres.role import RoleKind
-from stormproof.core.source.postgres_queue.messages import SERVER_SQL, TIMELINE_SQL
+from stormproof.core.source.postgres_queue.message_table import SERVER_SQL, TIMELINE_SQL
 from stormproof.core.start.preflight import DatabaseProbe, PackageProbe, Probe, marked_places, package_fingerprint
 from stormproof.core.start.settings import Settings
 from stormproof.core.storage.files import files_at

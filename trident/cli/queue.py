@@ -17,7 +17,7 @@ from stormproof.core.base.message import Guarantee, storable_text
 from stormproof.core.contract.source import Source
 from stormproof.core.graph.checks import fitting_name
 from stormproof.core.source.postgres_queue import PostgresQueue, QueueStats
-from stormproof.core.source.postgres_queue.messages import MessageTable
+from stormproof.core.source.postgres_queue.message_table import MessageTable
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA
 from stormproof.core.start.settings import Settings
 from stormproof.sinks.postgres.sink import PostgresSink

@@ -21,8 +21,8 @@ from stormproof.core.base.errors import Json, PositionMismatch, SinkRefused, Usa
 from stormproof.core.contract.sink import SinkMode
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import StoreConnection
-from stormproof.core.source.postgres_queue import PostgresQueue, messages
-from stormproof.core.source.postgres_queue.messages import MessageTable, Numbering, Standing, index_ranges_only
+from stormproof.core.source.postgres_queue import PostgresQueue, message_table
+from stormproof.core.source.postgres_queue.message_table import MessageTable, Numbering, Standing, index_ranges_only
 from stormproof.core.source.spouts import sources_in
 from stormproof.sinks.contract.protocol import (
     PROBLEM,
@@ -510,7 +510,7 @@ def adopt_queue(stores: Stores, queue: str, *, accept_unproven: bool = False, by
         raise UsageError("what is accepted without a proof needs a reason: give --why", argument="why")
     store = _Store(stores.database, MessageTable(queue))
     with store.cursor() as cursor:
-        found = messages.standing(cursor, queue, store.table.sql)
+        found = message_table.standing(cursor, queue, store.table.sql)
     with stores.audit.snapshot() as snapshot:
         readers = _readers(snapshot, queue)
     by_subscription = {name: row.name if (row := readers.get(name)) else None for name in found.subscriptions}
@@ -522,10 +522,10 @@ def adopt_queue(stores: Stores, queue: str, *, accept_unproven: bool = False, by
         return replace(answer, unproven=unproven)
     with stores.ledger.unfenced() as tx:
         with store.cursor(tx.connection) as cursor:
-            now = messages.standing(cursor, queue, store.table.sql, locked=True)
+            now = message_table.standing(cursor, queue, store.table.sql, locked=True)
             if (now.was, now.subscriptions) != (found.was, found.subscriptions):
                 raise UsageError(f"queue {queue} was changed meanwhile by somebody else: run this again", queue=queue)
-            messages.adopt(cursor, store.table.sql, now, by=by, why=why, unproven=unproven)
+            message_table.adopt(cursor, store.table.sql, now, by=by, why=why, unproven=unproven)
         detail: dict[str, Json] = {
             "queue": queue,
             "was": now.was.to_json(),

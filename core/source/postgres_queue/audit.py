@@ -13,7 +13,7 @@ from stormproof.core.base.errors import Json
 from stormproof.core.pending.connector import Finding, Kept, OpenedSlice, SliceAudit
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.store import query
-from stormproof.core.source.postgres_queue.messages import MessageTable, index_ranges_only, standing, unopened
+from stormproof.core.source.postgres_queue.message_table import MessageTable, index_ranges_only, standing, unopened
 from stormproof.core.source.postgres_queue.position import Place, Position, Snapshot, Span
 from stormproof.core.source.postgres_queue.reader import content, ids_of
 

@@ -33,7 +33,7 @@ from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.audit import QueueAudit
-from stormproof.core.source.postgres_queue.messages import (
+from stormproof.core.source.postgres_queue.message_table import (
     OTHER_SERVER,
     SERVER_SQL,
     TIMELINE_SQL,

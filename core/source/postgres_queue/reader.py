@@ -31,7 +31,7 @@ from stormproof.core.pending.connector import Piece
 from stormproof.core.pending.rows import At
 from stormproof.core.postgres.database import Database, started
 from stormproof.core.postgres.store import query
-from stormproof.core.source.postgres_queue.messages import MessageTable, first_by_index
+from stormproof.core.source.postgres_queue.message_table import MessageTable, first_by_index
 from stormproof.core.source.postgres_queue.position import Place, Range, Span
 from stormproof.core.tracking.share import as_words
 
