@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from stormproof.migrations import revision
-from stormproof.trident.cli.groups import command_of
+from stormproof.trident.cli.subcommands import command_of
 from stormproof.trident.declarations.questions import QUESTIONS, declared
 
 VIEWS: Final = Path(__file__).parents[2].joinpath("migrations", "views.sql").read_text()

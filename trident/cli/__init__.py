@@ -10,9 +10,9 @@
 | `web` | `web` |
 | `queue` | `queue put`, `create`, `peek`, `list`, `import` |
 | `doctor` | `doctor`: what does a run need; what is missing |
-| `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
+| `init`, `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
 | `psql` | `psql`; `ledger migrate`, `sql` |
-| `app`, `groups`, `options` | all commands and their options; how one is made from a declaration; on which database |
+| `app`, `subcommands`, `options` | all commands and their options; how one is made from a declaration; on which database |
 | `output` | JSON, tables, error lines, and the exit status of every command |
 | `loading` | how is FILE.py:NAME loaded |
 """

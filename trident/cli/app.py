@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli import groups
+from stormproof.trident.cli import subcommands
 from stormproof.trident.cli.options import AsJson, Conf, MaxMessages, Params, Target, add_decisions, does, gone
 from stormproof.trident.cli.output import guarded
 
@@ -35,10 +35,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(groups.queue_app, name="queue")
-app.add_typer(groups.audit_app, name="audit")
-app.add_typer(groups.letters_app, name="dead-letters")
-app.add_typer(groups.ledger_app, name="ledger")
+app.add_typer(subcommands.queue_app, name="queue")
+app.add_typer(subcommands.audit_app, name="audit")
+app.add_typer(subcommands.letters_app, name="dead-letters")
+app.add_typer(subcommands.ledger_app, name="ledger")
 
 
 def _say_version(wanted: bool) -> None:
