@@ -28,7 +28,7 @@ from stormproof.trident.cli.output import Exit, cell_text, confirmed, emit, fini
 from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
 from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.dead_letters import CanaryEnd, CanaryReport, CanaryRules, requeue_canary
-from stormproof.trident.decisions.letters import (
+from stormproof.trident.decisions.letter_choice import (
     ChosenLetters,
     Letter,
     LetterClass,

@@ -4,7 +4,7 @@ They print nothing and ask nobody: the command line and the page confirm first, 
 
 | module | decision |
 | --- | --- |
-| `letters` | which dead letters there are, and which of them are meant |
+| `letter_choice` | which dead letters there are, and which of them are meant |
 | `dead_letters` | requeue, drop, edit a dead letter: a message that failed too often, or that a sink rejected; canaries |
 | `driver` | pause, resume, drain, stop a driver; a refused start goes on: other rows, a changed graph, a source's loss |
 | `skips` | retry a blocked batch; give up its rows at a sink |

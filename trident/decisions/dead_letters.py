@@ -19,14 +19,14 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.audit.status import DriverState, driver_state
-from stormproof.trident.decisions.letters import ChosenLetters, Letter, Letters, letters_of, not_dead
+from stormproof.trident.decisions.letter_choice import ChosenLetters, Letter, Letters, letters_of, not_dead
 from stormproof.trident.ledger import control, sink_records
 from stormproof.trident.ledger.tables import Reject
 from stormproof.trident.terms.transaction_states import OperatorAction, RejectState
 from stormproof.trident.terms.wording import counted, local_time
 
 if TYPE_CHECKING:
-    from stormproof.trident.decisions.letters import LetterFilter
+    from stormproof.trident.decisions.letter_choice import LetterFilter
     from stormproof.trident.decisions.stores import Stores
     from stormproof.trident.ledger.database import Tx
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from stormproof.core.source.files.rows import editable, shown_payload
 from stormproof.trident.audit.questions import Answer, Asked, ask
-from stormproof.trident.decisions.letters import Letter, letters_of, named, not_dead
+from stormproof.trident.decisions.letter_choice import Letter, letters_of, named, not_dead
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.terms.wording import parse_time
