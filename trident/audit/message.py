@@ -20,8 +20,7 @@ from stormproof.trident.audit.source import SourceReader, stored_source
 from stormproof.trident.audit.status import holdings_of
 from stormproof.trident.ledger.sink_records import SinkBinding
 from stormproof.trident.ledger.tables import Event, Reject, Txn, record_of
-from stormproof.trident.terms.transaction_states import EventKind, RejectState, TxnCause, TxnState
-from stormproof.trident.terms.transaction_states import OperatorAction as Action
+from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, RejectState, TxnCause, TxnState
 
 MESSAGE_EVENTS = (
     EventKind.FAILURE,
@@ -298,7 +297,7 @@ class RejectedBy:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorAction:
+class MessageDecision:
     """An operator's decision about the message: as a dead letter, as a reject of a sink, or with all rows of its batch that
     a sink refuses. Of an edit, the SHA-256 of both payloads.
     """
@@ -313,31 +312,31 @@ class OperatorAction:
     """The sink that rejected it, or at which its batch's rows were given up."""
 
     @staticmethod
-    def of_skip(event: Event) -> OperatorAction:
+    def of_skip(event: Event) -> MessageDecision:
         """The decision to give rows of its batch up at a sink."""
-        said, action = event.detail or {}, Action.SKIP if event.action is None else event.action
+        said, action = event.detail or {}, OperatorAction.SKIP if event.action is None else event.action
         by, why = said.get("by"), said.get("why")
-        return OperatorAction(
+        return MessageDecision(
             action.value, None if by is None else str(by), None if why is None else str(why), event.at, sink=event.sink
         )
 
     @staticmethod
-    def of_reject(reject: Reject) -> OperatorAction | None:
+    def of_reject(reject: Reject) -> MessageDecision | None:
         """The decision about a reject; None if there is none."""
         if reject.state is RejectState.OPEN:
             return None
-        action = Action.DROP_REJECT if reject.state is RejectState.DROPPED else Action.RETRY_REJECT
-        return OperatorAction(action.value, reject.by, reject.why, reject.decided_at, sink=reject.sink)
+        action = OperatorAction.DROP_REJECT if reject.state is RejectState.DROPPED else OperatorAction.RETRY_REJECT
+        return MessageDecision(action.value, reject.by, reject.why, reject.decided_at, sink=reject.sink)
 
     @staticmethod
-    def of(letter: DeadLetter) -> OperatorAction | None:
+    def of(letter: DeadLetter) -> MessageDecision | None:
         """The decision about a dead letter; None if there is none."""
         if letter.disposal is None:
             return None
         hashes: tuple[str | None, str | None] = (None, None)
         if letter.new_payload is not None:
             hashes = sha256(letter.payload).hexdigest(), sha256(letter.new_payload).hexdigest()
-        return OperatorAction(letter.disposal.value, letter.by, letter.why, letter.disposed_at, *hashes)
+        return MessageDecision(letter.disposal.value, letter.by, letter.why, letter.disposed_at, *hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +356,7 @@ class MessageReport:
     message: str
     openings: tuple[Opening, ...]
     failures: tuple[Failure, ...]
-    operator: tuple[OperatorAction, ...]
+    operator: tuple[MessageDecision, ...]
     end: EndState
     returned: tuple[Failure, ...] = ()
     in_source: bool = True
@@ -490,18 +489,18 @@ def _given_up(
     return [
         event
         for event in snapshot.events(incarnation, [EventKind.OPERATOR], first=min(concerned), last=max(concerned))
-        if (event.action is Action.SKIP and (event.txid, event.sink) in whole)
-        or (event.action is Action.SKIP_ROWS and (event.txid, event.sink) in refused)
+        if (event.action is OperatorAction.SKIP and (event.txid, event.sink) in whole)
+        or (event.action is OperatorAction.SKIP_ROWS and (event.txid, event.sink) in refused)
     ]
 
 
 def _decisions(
     dead: Sequence[DeadLetter], rejects: Sequence[Reject], given_up: Sequence[Event]
-) -> tuple[OperatorAction, ...]:
+) -> tuple[MessageDecision, ...]:
     found = (
-        *map(OperatorAction.of, dead),
-        *map(OperatorAction.of_reject, rejects),
-        *map(OperatorAction.of_skip, given_up),
+        *map(MessageDecision.of, dead),
+        *map(MessageDecision.of_reject, rejects),
+        *map(MessageDecision.of_skip, given_up),
     )
     return tuple(sorted((one for one in found if one is not None), key=lambda one: str(one.at)))
 

@@ -165,7 +165,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OperatorRequest:
     """What an operator asked of the driver; `heard_at` is None until it has taken note."""
 
     what: str
@@ -237,7 +237,7 @@ class TopologyStatus:
     """How old that sign is, in seconds."""
     last_heard_at: datetime | None = None
     """When the driver gave its newest sign of life, by the database's clock; None: it gave none."""
-    asked: Asked | None = None
+    asked: OperatorRequest | None = None
     """What an operator asked for, as long as it holds: a pause, or that the running driver ends."""
 
     @property
@@ -358,14 +358,14 @@ def _last_held(known: int | None, sink: str, held: Mapping[int, Sequence[Holding
     return max(has if known is None else (known, *has), default=None)
 
 
-def _asked(found: Control | None, epoch: int, *, runs: bool) -> Asked | None:
+def _asked(found: Control | None, epoch: int, *, runs: bool) -> OperatorRequest | None:
     if found is None:
         return None
     ending = found.ends(epoch) if runs else None
     if ending is None and not found.paused:
         return None
     what = OperatorAction.PAUSE.value if ending is None else ending.value
-    return Asked(what, found.by, found.why, found.asked_at, found.heard_at)
+    return OperatorRequest(what, found.by, found.why, found.asked_at, found.heard_at)
 
 
 def problems_of(

@@ -11,7 +11,7 @@ from stormproof.trident.audit.figures import ComponentsReport, components
 from stormproof.trident.audit.inspect import Holding, committer_of, opener_for
 from stormproof.trident.audit.message import EndState, MessageReport, Opening
 from stormproof.trident.audit.message import message as message_report
-from stormproof.trident.audit.status import Asked, DriverState, Pace, StatusReport, TopologyStatus, status
+from stormproof.trident.audit.status import DriverState, OperatorRequest, Pace, StatusReport, TopologyStatus, status
 from stormproof.trident.cli.logs import recovery_text
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import Exit, cell_text, emit, finish, say, table
@@ -161,7 +161,7 @@ def _details(topology: TopologyStatus, of: str) -> None:
             say(f"{of}txid {one.txid}: {holding_text(held)}")
 
 
-def _asked_text(t: TopologyStatus, of: str, asked: Asked) -> str:
+def _asked_text(t: TopologyStatus, of: str, asked: OperatorRequest) -> str:
     why = f" ({asked.why})" if asked.why else ""
     text = f"{of}{asked.what}, asked for by {asked.by} {cell_text(asked.at)}{why}"
     if asked.heard_at is None and t.driver in (DriverState.RUNNING, DriverState.UNKNOWN):
