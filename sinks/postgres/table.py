@@ -373,11 +373,7 @@ def _unique(table: Table, input_: SinkInput) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(_quoted, names))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    return ", ".join(map(quoted, names))
 
 
 def _require_comparable(field: pa.Field, column: Column, input_: SinkInput, where: str) -> None:
