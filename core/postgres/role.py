@@ -1,4 +1,4 @@
-"""The three kinds of database roles; `stormproof.trident.cli.psql` lists the rights of each."""
+"""The three kinds of database roles; `stormproof.trident.cli.ledger` lists the rights of each."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import os
 import re
 import shutil
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, Self
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -21,9 +21,6 @@ import pyarrow as pa
 from stormproof.core.base.errors import UsageError
 from stormproof.core.base.machine_faults import required
 from stormproof.core.storage.protocol import Files, FileState, Names, StorageOptions, storage_options
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 EXTRA: Final = "object-store"
 PART_BYTES: Final = 8 * 1024 * 1024

@@ -18,7 +18,7 @@ from support.web import OPERATOR, page_of, signed_in
 
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli.psql import grants_sql
+from stormproof.trident.cli.ledger import grants_sql
 
 pytestmark = [pytest.mark.postgres]
 NAME: Final = "audited"

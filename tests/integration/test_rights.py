@@ -25,7 +25,7 @@ from stormproof.core.base.errors import MissingRight, SettingsError, SinkRefused
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli.psql import lacking
+from stormproof.trident.cli.ledger import lacking
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]

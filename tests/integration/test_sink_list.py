@@ -19,7 +19,7 @@ from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.base.message import Guarantee
 from stormproof.core.start.settings import Settings
 from stormproof.trident.ledger.graphs import Change
-from stormproof.trident.ledger.sink_records import Missing
+from stormproof.trident.ledger.missing import Missing
 
 pytestmark = pytest.mark.postgres
 

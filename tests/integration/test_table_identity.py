@@ -16,7 +16,7 @@ from stormproof.core.base.errors import FatalError, PositionMismatch, SinkRefuse
 from stormproof.core.base.failpoint import FailpointError, armed
 from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import Sink, SinkIdentity, SinkSession
-from stormproof.trident.decisions import adopt as adopt_module
+from stormproof.trident.decisions import adopt_table as adopt_module
 from stormproof.trident.driver import opening
 from stormproof.trident.ledger import sink_records
 from stormproof.trident.ledger.sink_records import Bound

@@ -9,7 +9,7 @@ from functools import cache
 from math import inf
 
 from stormproof.core.contract.source import Limit
-from stormproof.trident.driver.options import AsSet, Sample, Setting, Tuner
+from stormproof.trident.driver.tuning import AsSet, Sample, Setting, Tuner
 
 MOST = Limit(100_000, 2**26)
 LATE_SHARE = 0.1

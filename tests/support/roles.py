@@ -13,7 +13,7 @@ import pytest
 
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.role import RoleKind
-from stormproof.trident.cli.psql import grants_sql
+from stormproof.trident.cli.ledger import grants_sql
 from support.operated import Operated
 from support.servers import sql
 

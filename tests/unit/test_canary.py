@@ -9,7 +9,7 @@ import pytest
 
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import UsageError
-from stormproof.trident.decisions.dead_letters import CanaryEnd, CanaryReport, CanaryRules, Fate, run_canary
+from stormproof.trident.decisions.canary import CanaryEnd, CanaryReport, CanaryRules, Fate, run_canary
 
 MESSAGES = [f"m{number}" for number in range(20)]
 

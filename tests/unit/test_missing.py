@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormproof.trident.ledger.sink_records import Absence, Missing, Shape, absences
+from stormproof.trident.ledger.missing import Absence, Missing, Shape, absences
 
 SINKS = ("a", "b", "c")
 

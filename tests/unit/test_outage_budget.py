@@ -12,7 +12,8 @@ from support.memory_run import World
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable, TransientError
 from stormproof.core.base.failpoint import watched
-from stormproof.trident.driver.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.outages import outlasting_outages
 
 OPTIONS = RunOptions(outage_s=60.0)
 

@@ -22,8 +22,8 @@ from stormproof.core.contract.source import Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.driver import options
-from stormproof.trident.driver.options import KNEE, AsSet, LatencyTuner, Sample, Setting, Step, Tuner, in_flight_max
+from stormproof.trident.driver import tuning
+from stormproof.trident.driver.tuning import KNEE, AsSet, LatencyTuner, Sample, Setting, Step, Tuner, in_flight_max
 from stormproof.trident.terms.observers import BatchResult, Figures
 
 GOOD = 0.8
@@ -148,7 +148,7 @@ class Latches(LatencyTuner):
 class Believes(LatencyTuner):
     """Takes the mean for what nine in ten keep."""
 
-    def _look(self) -> options._Seen:  # pyright: ignore[reportPrivateUsage]
+    def _look(self) -> tuning._Seen:  # pyright: ignore[reportPrivateUsage]
         seen = super()._look()
         mean_s = sum(sample.latency_s for sample, _ in self._window) / len(self._window)
         return replace(seen, high_s=mean_s, late=0 if mean_s <= self._bound_s else seen.late)

@@ -14,7 +14,7 @@ from starlette.datastructures import QueryParams
 
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import UsageError
-from stormproof.trident.decisions.dead_letters import CanaryRules
+from stormproof.trident.decisions.canary import CanaryRules
 from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, Look, on_the_page
 from stormproof.trident.web.proposals import (
     KEPT_S,

@@ -16,16 +16,9 @@ from stormproof.core.contract.sink import PreparedFile
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
+from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.other_lives import forgotten_by
-from stormproof.trident.ledger.sink_records import (
-    Loss,
-    Missing,
-    Shape,
-    SinkBinding,
-    altered_reject,
-    bindings_of,
-    missing_txids,
-)
+from stormproof.trident.ledger.sink_records import Loss, SinkBinding, altered_reject, bindings_of
 from stormproof.trident.ledger.tables import (
     Event,
     Reject,

@@ -22,7 +22,8 @@ from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, Topolog
 from stormproof.trident.audit.source import SourceReader, open_losses, stored_source
 from stormproof.trident.ledger.control import Control, JobProgress, SignOfLife, control_of, signs_of_life
 from stormproof.trident.ledger.handed_in import JobKeys, summary
-from stormproof.trident.ledger.sink_records import Missing, SinkBinding
+from stormproof.trident.ledger.missing import Missing
+from stormproof.trident.ledger.sink_records import SinkBinding
 from stormproof.trident.ledger.tables import Txn, record_of
 from stormproof.trident.terms.observers import Figures
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, TxnState

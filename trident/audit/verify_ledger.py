@@ -13,7 +13,8 @@ from stormproof.trident.audit.evidence import SourceEvidence
 from stormproof.trident.audit.ledger import AttemptRow, LedgerSnapshot, TopologyRow, Work
 from stormproof.trident.audit.message import EndKind, Records, Trace, end_of, traces
 from stormproof.trident.audit.report import Findings, NoticeKind, ViolationKind, ranges
-from stormproof.trident.ledger.sink_records import Loss, Shape, SinkBinding
+from stormproof.trident.ledger.missing import Shape
+from stormproof.trident.ledger.sink_records import Loss, SinkBinding
 from stormproof.trident.ledger.tables import Event, Reject, SinkWork, Txn
 from stormproof.trident.terms.transaction_states import (
     AttemptOutcome,

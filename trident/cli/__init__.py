@@ -11,7 +11,8 @@
 | `queue` | `queue put`, `create`, `peek`, `list`, `import` |
 | `doctor` | `doctor`: what does a run need; what is missing |
 | `init`, `explain`, `pack` | `init`, `explain`, `jars` and `pack` |
-| `psql` | `psql`; `ledger migrate`, `sql` |
+| `psql` | `psql` |
+| `ledger` | `ledger migrate`, `sql`: the schema, and what each role may do |
 | `app`, `subcommands`, `options` | all commands and their options; how one is made from a declaration; on which database |
 | `output` | JSON, tables, error lines, and the exit status of every command |
 | `loading` | how is FILE.py:NAME loaded |

@@ -37,9 +37,9 @@ from stormproof.core.storage.protocol import options_to_send, use_storage
 from stormproof.sinks.contract.preview import TableAction
 from stormproof.sinks.contract.protocol import SinkIdentity, warning_of
 from stormproof.trident.audit.inspect import described_sink
+from stormproof.trident.cli.ledger import lacking
 from stormproof.trident.cli.options import opened, spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say
-from stormproof.trident.cli.psql import lacking
 
 SHOWN_MAX = 5
 

@@ -27,7 +27,7 @@ from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import Exit, cell_text, confirmed, emit, finish, note, say, table, written
 from stormproof.trident.cli.reports import end_text, hashes_text, opening_text
 from stormproof.trident.decisions import dead_letters
-from stormproof.trident.decisions.dead_letters import CanaryEnd, CanaryReport, CanaryRules, requeue_canary
+from stormproof.trident.decisions.canary import CanaryEnd, CanaryReport, CanaryRules, requeue_canary
 from stormproof.trident.decisions.letter_choice import (
     ChosenLetters,
     Letter,

@@ -460,7 +460,7 @@ ledger_app = typer.Typer(help="The ledger: its schema, its size, and decisions a
 
 
 @ledger_app.command("migrate")
-@does("psql.migrate_schema")
+@does("ledger.migrate_schema")
 def ledger_migrate(as_json: AsJson = False) -> None:
     """Create the schema of ledger and queues. The schema of another version is refused, and left as it is."""
 
@@ -471,7 +471,7 @@ gone(ledger_app, "ledger retry", "retry")
 
 
 @ledger_app.command("sql")
-@does("psql.print_sql")
+@does("ledger.print_sql")
 def ledger_sql(
     grants: Annotated[
         str | None,

@@ -335,7 +335,7 @@ DECISIONS: Final = (
         "ledger adopt",
         "Adopt another incarnation's rows",
         "Let a topology write to a table that has rows of another topology, or of a lost ledger. Those rows stay.",
-        "decisions.driver.adopt_incarnation",
+        "decisions.refused_start.adopt_incarnation",
         (
             Field(
                 "incarnation",
@@ -346,7 +346,7 @@ DECISIONS: Final = (
                 metavar="[NAME/]INCARNATION",
             ),
         ),
-        look="decisions.driver.look_at_incarnation",
+        look="decisions.refused_start.look_at_incarnation",
         button="Adopt",
         warning="The topology may then write beside rows that another life, or another topology, wrote.",
     ),
@@ -354,9 +354,9 @@ DECISIONS: Final = (
         "ledger accept-change",
         "Accept a changed graph",
         "Let a topology continue with other columns, keys or folds of its sinks than before.",
-        "decisions.driver.accept_change",
+        "decisions.refused_start.accept_change",
         (Field("fingerprint", "As the refused start names it.", label="Fingerprint", required=True),),
-        look="decisions.driver.look_at_change",
+        look="decisions.refused_start.look_at_change",
         button="Accept",
         warning="What the tables hold stays as it is, under other columns, keys or folds than before.",
     ),
@@ -364,14 +364,14 @@ DECISIONS: Final = (
         "ledger accept-loss",
         "Accept what a server lost",
         "Accept, on record, messages that a source's server removed or lost, or may have lost.",
-        "decisions.driver.accept_loss",
+        "decisions.refused_start.accept_loss",
         (
             Field(
                 "fingerprint", "Accept this loss. Default: show what is open, with its fingerprint.", is_argument=True
             ),
         ),
         "`audit verify` then has it as a note `loss_accepted`, and judges all else. A later loss is open again.",
-        look="decisions.driver.look_at_losses",
+        look="decisions.refused_start.look_at_losses",
         button="Accept",
         warning="Messages that were never read stay lost, and the verdict says clean where all else is.",
     ),
@@ -379,7 +379,7 @@ DECISIONS: Final = (
         "ledger adopt-table",
         "Adopt a table",
         "Make a table that was restored from a dump the sink's own, if it has the rows that the ledger says.",
-        "decisions.adopt.adopt_table",
+        "decisions.adopt_table.adopt_table",
         (
             _SINK,
             Field(
@@ -391,7 +391,7 @@ DECISIONS: Final = (
             ),
         ),
         "Missing rows are listed, and refused without --accept-loss. Their messages are not read again.",
-        look="decisions.adopt.look",
+        look="decisions.adopt_table.look",
         button="Adopt this table",
         warning="Rows that are given up are not written again, and their messages are not handed out again.",
     ),
@@ -399,10 +399,10 @@ DECISIONS: Final = (
         "ledger release-table",
         "Release a table",
         "Release a table that a topology has claimed and never written to, for another topology.",
-        "decisions.adopt.release_table",
+        "decisions.adopt_table.release_table",
         (_SINK,),
         "The topology's next start claims it again, and is refused if another topology has it by then.",
-        look="decisions.adopt.look_at_release",
+        look="decisions.adopt_table.look_at_release",
         button="Release",
     ),
     Decision(
@@ -431,7 +431,7 @@ DECISIONS: Final = (
         "forget",
         "Forget a topology",
         "Remove a topology from the ledger: its batches, events, dead letters, rejects and position in the source.",
-        "decisions.pruning.forget",
+        "decisions.forget.forget",
         (_DRY_RUN,),
         "It must not run. Its tables stay; those that it never wrote to are free for another topology. What stays is "
         "printed and recorded. A queue keeps no messages for it any more. A later topology of its name reads its source "
@@ -442,7 +442,7 @@ DECISIONS: Final = (
         "queue unsubscribe",
         "Unsubscribe a reader",
         "Remove a queue's reader that belongs to no topology here, with its pending, waiting and dead messages.",
-        "decisions.pruning.unsubscribe",
+        "decisions.forget.unsubscribe",
         (Field("subscription", "The reader's name, as `queue list QUEUE` shows it.", required=True), _DRY_RUN),
         "The queue keeps no messages for it any more. `stormproof forget` removes a topology's reader. A program that "
         "subscribes under the name again reads the queue from its start. "
@@ -454,7 +454,7 @@ DECISIONS: Final = (
         "queue adopt",
         "Adopt a queue",
         "Make a queue's positions valid on this server, after a dump and restore, a fail-over, or pg_upgrade.",
-        "decisions.adopt.adopt_queue",
+        "decisions.adopt_queue.adopt_queue",
         (Field("accept_unproven", "Adopt although something is not proven, on record; needs --why.", "checkbox"),),
         "Compares ledger, sinks and queue first. Exit status: 0 if adopted, or nothing to adopt; 4 if something is not "
         "proven: it is named, and nothing was changed.",

@@ -3,7 +3,9 @@
 | module | question that it answers |
 | --- | --- |
 | `run`, `opening` | how does a run start; is each machine fit, and each sink on its own table |
-| `options` | how large is a batch, and how many are in flight, set or tuned to a latency; how long is a store waited for |
+| `options` | how does a run go about its batches |
+| `tuning` | how large is a batch, and how many are in flight, set or tuned to a latency |
+| `outages` | how long is a store waited for |
 | `coordinator` | takes each batch from open to finish: when is the next one opened, one of retries, or none |
 | `steps` | how is a batch opened, prepared, committed and finished; when are messages confirmed |
 | `batch_records` | what are the ledger, the log and the observers told of a batch; how much may sinks reject, what is said |

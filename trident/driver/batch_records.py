@@ -44,7 +44,7 @@ from stormproof.sinks.contract.protocol import (
 from stormproof.sinks.prepare.rejected_messages import REFUSED_MAX
 from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.rows.limits import discarded_in
-from stormproof.trident.driver.options import Step
+from stormproof.trident.driver.tuning import Step
 from stormproof.trident.ledger import sink_records
 from stormproof.trident.ledger.tables import BatchCounts, ComponentRow, EdgeRow, Event, Reject, SinkWork
 from stormproof.trident.terms.observers import BatchResult, RecoveryReport, RunStatistics, SinkEnd

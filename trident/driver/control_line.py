@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from types import FrameType, TracebackType
+from typing import Any, Final, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -26,9 +26,6 @@ from stormproof.trident.ledger import control
 from stormproof.trident.ledger.control import Doing, Ending, JobProgress
 from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.tables import Run
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 
 class Orders:

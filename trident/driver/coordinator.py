@@ -45,17 +45,11 @@ from stormproof.trident.driver.batch_records import Accounts, CountedGraph, Prep
 from stormproof.trident.driver.control_line import BY_SIGNAL, Orders
 from stormproof.trident.driver.jobs import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases, Watch, run_watched
 from stormproof.trident.driver.opening import Sessions
-from stormproof.trident.driver.options import (
-    AsSet,
-    LatencyTuner,
-    RunOptions,
-    Setting,
-    Tuner,
-    in_flight_max,
-    outlasting_outages,
-)
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.outages import outlasting_outages
 from stormproof.trident.driver.recovery import Recount, recover
 from stormproof.trident.driver.steps import Opened, Steps
+from stormproof.trident.driver.tuning import AsSet, LatencyTuner, Setting, Tuner, in_flight_max
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.tables import Run
 from stormproof.trident.telemetry.recorder import RunMetrics

@@ -28,8 +28,9 @@ from stormproof.core.tracking.attempts import Attempts, JobDied
 from stormproof.core.tracking.verdict import FailedIn, JobReport, Outcome
 from stormproof.core.user_code.functions import CAUGHT
 from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, reasons_of
-from stormproof.trident.driver.options import RunOptions, Sample, Setting
+from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.steps import Opened
+from stormproof.trident.driver.tuning import Sample, Setting
 from stormproof.trident.ledger.control import JobProgress, JobWatch
 from stormproof.trident.terms.observers import BatchResult
 from stormproof.trident.terms.transaction_states import TxnState

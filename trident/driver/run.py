@@ -39,7 +39,8 @@ from stormproof.trident.driver.control_line import BY_SIGNAL, ControlLine, Stopp
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.jobs import Watch
 from stormproof.trident.driver.opening import Preflight, attached, placed, sinks_of
-from stormproof.trident.driver.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.outages import outlasting_outages
 from stormproof.trident.ledger.control import JobProgress
 from stormproof.trident.ledger.database import ledger_engine, memory_ledger_engine, require_schema
 from stormproof.trident.ledger.ledger import Ledger

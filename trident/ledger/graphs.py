@@ -32,7 +32,7 @@ from stormproof.core.graph.plan import (
 from stormproof.trident.ledger import sink_records, txns
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import Tx
-from stormproof.trident.ledger.sink_records import MISSING, Missing, Shape, absences, count_missing
+from stormproof.trident.ledger.missing import MISSING, Missing, Shape, absences, count_missing
 from stormproof.trident.ledger.tables import Event
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 

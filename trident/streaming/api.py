@@ -25,7 +25,8 @@ from stormproof.core.start.settings import Settings
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.trident.driver.coordinator import Coordinator
-from stormproof.trident.driver.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.outages import outlasting_outages
 from stormproof.trident.ledger.handed_in import HandedIn, handed, newest, stands
 from stormproof.trident.ledger.tables import Event
 from stormproof.trident.streaming.base import (

@@ -29,7 +29,8 @@ from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.graph.plan import Plan
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.opening import Preflight, Sessions, attached, placed
-from stormproof.trident.driver.options import RunOptions, outlasting_outages
+from stormproof.trident.driver.options import RunOptions
+from stormproof.trident.driver.outages import outlasting_outages
 from stormproof.trident.driver.run import new_incarnation, options_of
 from stormproof.trident.ledger import handed_in
 from stormproof.trident.ledger.control import Doing

@@ -46,7 +46,7 @@ from stormproof.sinks.prepare.writer import Rehearsal, one_message_writer
 from stormproof.trident.driver.coordinator import SEED_BITS
 from stormproof.trident.driver.dry_run import DryRun, DryRunOutcome, look, notes_of, outcome_of, sinks_told, table_of
 from stormproof.trident.driver.opening import placed, require_own_tables, sinks_of
-from stormproof.trident.driver.options import outlasting_outages
+from stormproof.trident.driver.outages import outlasting_outages
 from stormproof.trident.driver.recovery import recover
 from stormproof.trident.driver.steps import Opened, Steps
 from stormproof.trident.ledger import handed_in, txns

@@ -8,7 +8,7 @@
 | `views` | what is shown: one module and one template a view |
 | `proposals` | what a person decides: looked at, confirmed, done once |
 | `people` | who a request is from, what that person may do; options |
-| `shield` | known Host names, headers of a strict page, bounded bodies: around everything |
+| `shield` | known Host names, headers of a strict page, bounded bodies: around everything; the origin of a change |
 | `visit` | one request: who is let in; its route; what all requests share |
 | `reading` | the ledger, on threads, in short snapshots, one answer for all who ask at once |
 | `render` | templates that escape; others' texts without hidden characters; addresses of the files in `assets` |

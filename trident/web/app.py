@@ -20,9 +20,9 @@ from stormproof.trident.web.people import NewSecret, Sessions, WebOptions, WebRo
 from stormproof.trident.web.proposals import Proposals
 from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import rendered
-from stormproof.trident.web.shield import Shield
+from stormproof.trident.web.shield import Refused, Shield
 from stormproof.trident.web.views import batch, decisions, failures, questions, topology
-from stormproof.trident.web.visit import Refused, Route, Site, Visit, serve
+from stormproof.trident.web.visit import Route, Site, Visit, serve
 
 
 async def enter(visit: Visit) -> Response:

@@ -19,7 +19,7 @@ from stormproof.core.base.errors import StormproofError, UsageError
 from stormproof.core.base.message import storable_text
 from stormproof.core.source.files.rows import editable
 from stormproof.trident.decisions import dead_letters
-from stormproof.trident.decisions.dead_letters import CanaryReport, CanaryRules, requeue_canary, require_driver
+from stormproof.trident.decisions.canary import CanaryReport, CanaryRules, requeue_canary, require_driver
 from stormproof.trident.decisions.letter_choice import ChosenLetters, LetterFilter, filter_of, letters_of
 from stormproof.trident.declarations.decisions import Decision, Field, Look
 from stormproof.trident.terms.wording import counted

@@ -1,4 +1,7 @@
-"""What holds for every request and every answer: known Host names, a bounded body, and the headers of a strict page."""
+"""What holds for every request and every answer: known Host names, a bounded body, and the headers of a strict page.
+
+And for a request that changes something: it comes from the page itself.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -117,3 +122,34 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return bounded
+
+
+class Refused(Exception):
+    """A request that is not let in: the answer's status, and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.why = why
+
+
+def require_same_origin(request: Request) -> None:
+    """Refuse a request that another site's page may have sent."""
+    headers = request.headers
+    # Every browser names the origin with a POST. Where there is none, a proxy took it away, or it is no browser: whether
+    # another site's page sent the request cannot be told.
+    origins = headers.getlist("origin")
+    if not origins:
+        raise Refused(
+            403, "The request has no Origin. Send it from the page, by a proxy that leaves the header in place."
+        )
+    is_own = len(origins) == 1 and _netloc(origins[0]) == headers.get("host", "").lower()
+    if not is_own or headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        raise Refused(403, "The request comes from another site.")
+
+
+def _netloc(address: str) -> str | None:
+    try:
+        return urlsplit(address).netloc.lower()
+    except ValueError:
+        return None

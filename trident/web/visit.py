@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
@@ -31,6 +31,7 @@ from stormproof.trident.web.people import Sessions, WebOptions, WebRole, WebUser
 from stormproof.trident.web.proposals import Proposals
 from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import ASSETS, address, rendered
+from stormproof.trident.web.shield import Refused, require_same_origin
 
 if TYPE_CHECKING:
     from stormproof.trident.decisions.stores import Stores
@@ -193,15 +194,6 @@ FIELDS_MAX: Final = 2_000
 _log: Final = logging.getLogger("stormproof.web")
 
 
-class Refused(Exception):
-    """A request that is not let in: the answer's status, and why."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
-        self.why = why
-
-
 async def serve(site: Site, route: Route, request: Request) -> Response:
     """Answer a request of a route, after all checks; what the checks or the handler raise becomes a page that says so.
 
@@ -216,7 +208,7 @@ async def serve(site: Site, route: Route, request: Request) -> Response:
         if route.role is not None:
             _require_role(site, route, user)
         if route.method != "GET":
-            _require_same_origin(request)
+            require_same_origin(request)
             visit.form = await _form(request)
             if route.role is not None:
                 _require_token(site, request, visit, holder)
@@ -274,27 +266,6 @@ def _require_role(site: Site, route: Route, user: WebUser | None) -> None:
     if not user.role.may(route.role):
         known = "the page was started read-only" if site.options.read_only else f"your role is {user.role.value}"
         raise Refused(403, f"This needs the role {route.role.value}; {known}.")
-
-
-def _require_same_origin(request: Request) -> None:
-    headers = request.headers
-    # Every browser names the origin with a POST. Where there is none, a proxy took it away, or it is no browser: whether
-    # another site's page sent the request cannot be told.
-    origins = headers.getlist("origin")
-    if not origins:
-        raise Refused(
-            403, "The request has no Origin. Send it from the page, by a proxy that leaves the header in place."
-        )
-    is_own = len(origins) == 1 and _netloc(origins[0]) == headers.get("host", "").lower()
-    if not is_own or headers.get("sec-fetch-site", "same-origin") != "same-origin":
-        raise Refused(403, "The request comes from another site.")
-
-
-def _netloc(address: str) -> str | None:
-    try:
-        return urlsplit(address).netloc.lower()
-    except ValueError:
-        return None
 
 
 async def _form(request: Request) -> QueryParams:

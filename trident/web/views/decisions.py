@@ -9,16 +9,15 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from stormproof.core.base.errors import StormproofError, TransientError, UsageError
-from stormproof.trident.decisions.dead_letters import CanaryEnd
+from stormproof.trident.decisions.canary import CanaryEnd
 from stormproof.trident.declarations.decisions import Decision, Look, on_the_page
 from stormproof.trident.ledger.database import Confirmation, Confirmed, confirmed
 from stormproof.trident.web.people import WebRole
 from stormproof.trident.web.proposals import Choice, Given, Outcome, Proposal, RunningCanary, missing_of
-from stormproof.trident.web.visit import Route
+from stormproof.trident.web.visit import Route, Visit
 
 if TYPE_CHECKING:
     from stormproof.trident.decisions.stores import Stores
-    from stormproof.trident.web.visit import Visit
 
 SELECTED_SHOWN: Final = 500
 """Chosen ids that a form repeats; more are chosen by a filter."""
