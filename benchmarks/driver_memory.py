@@ -17,15 +17,8 @@ import pyarrow as pa
 from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
-from stormproof.core.contract.sink import (
-    Fold,
-    PreparedFile,
-    SinkInput,
-    SinkMode,
-    SinkWriter,
-    TaskContext,
-    transaction_digest,
-)
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, SinkWriter, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import PreparedTransaction, Sink, SinkIdentity
 from stormproof.sinks.delta.sink import DeltaSink

@@ -15,8 +15,8 @@ from benchmarks.figures import Goal, Unit
 from benchmarks.harness import Case
 from benchmarks.workbench import Workbench
 from stormproof.core.base.arrow import Rows
+from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.share import as_signed, as_words, mix64, tokens
-from stormproof.core.tracking.verdict import Acker
 
 PENDING: Final = 1_000_000
 SMALL_CALLS: Final = 4_000

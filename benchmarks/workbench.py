@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from benchmarks.corpus import Corpus, write_corpus
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Limit
-from stormproof.core.engine.java import delta_jars
+from stormproof.core.engine.delta_jars import delta_jars
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.spark import SparkEngine, spark_session
 from stormproof.core.graph.topology import TopologyGraph

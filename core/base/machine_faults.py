@@ -3,14 +3,11 @@
 A message fails only by what a user's function, a decoder or a table's rule says of it. Every other error is sorted here,
 where it is raised: a fault that may pass (a full disk, no memory, no network), a fault that somebody must mend first (a
 missing module, a missing right), or neither. Only an error of the last kind leads to bisection of its batch.
-
-A package that only some sources need is imported when one is used, and asked for by name where it is missing.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import pickle
 import socket
@@ -180,27 +177,3 @@ def _told(error: BaseException, advice: str) -> str:
         f"{socket.gethostname()} lacks what a run needs: {type(error).__name__}: {storable_text(error)}{place_of(error)}. "
         f"No message is to blame, none counts a failure, and nothing is half written. What to do: {advice}"
     )
-
-
-# ---- packages that only some sources need
-
-
-def required(module: str, extra: str, who: str) -> Any:
-    """A module of an optional package.
-
-    Raises:
-        MachineUnfit: it is not installed here; says what installs it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # it is there, and lacks something itself
-        host = socket.gethostname()
-        raise MachineUnfit(
-            f"{who} needs the Python package {module.partition('.')[0]}, which is not installed on {host}; "
-            f"install it with: pip install 'stormproof[{extra}]'",
-            host=host,
-            error="missing package",
-            extra=extra,
-        ) from error

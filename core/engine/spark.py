@@ -4,8 +4,6 @@ A job goes by RDDs of byte strings: Spark hands from task to task what they send
 SQL is used: no plan is made and optimised, and no column is converted, which is most of the time of a small
 job. PySpark's own `RDD.partitionBy` would pickle the strings and gather a thousand of them in a worker's memory. So what it
 does below is done here, with the same classes of the JVM; they are the same in every Spark from 3.5 on.
-
-`SmallJobs` foretells of which jobs all tasks are better run in one process.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import contextlib
 import functools
 import gc
 import logging
-import math
 import os
 import shlex
 import socket
@@ -48,9 +45,11 @@ from stormproof.core.base.errors import (
 )
 from stormproof.core.base.machine_faults import classified, unpickled
 from stormproof.core.base.process import process_life
+from stormproof.core.engine.delta_jars import delta_jars
 from stormproof.core.engine.executors import ask_executors, first_fault_of
-from stormproof.core.engine.java import delta_jars, find_java
+from stormproof.core.engine.java import find_java
 from stormproof.core.engine.shipping import packed, unshippable
+from stormproof.core.engine.small_jobs import SMALL_JOB_MS, SmallJobs
 from stormproof.core.engine.spark_error import carried, fault_in, raised_by_job, what_happened
 from stormproof.core.engine.spark_settings import is_local, session_settings, without_secrets
 from stormproof.core.engine.worker import end_in_silence_when_idle, granted_worker_mb, limit_memory
@@ -63,7 +62,6 @@ from stormproof.core.tracking.verdict import JobReport
 
 if TYPE_CHECKING:
     from stormproof.core.start.settings import Settings
-
 
 Task: TypeAlias = Callable[[int, Iterable[bytes]], Iterable[bytes]]
 """What a task runs: it is given its number and what was sent to it."""
@@ -110,48 +108,6 @@ def _serializer(context: Any) -> Any:
 
 
 # ---- which jobs are small: their tasks' work is less than what it costs Spark to hand rows from stage to stage
-
-SMALL_JOB_MS: Final = 100.0
-TASKS_MAX: Final = 16
-"""A job with more tasks has each of them on a core of its own: their fixed costs, one after another, would be too much."""
-
-
-class SmallJobs:
-    """Foretells the work of a batch from that of the batch before it.
-
-    A life's first job is never small: nothing is known of its functions. What is foretold is the time of all tasks
-    together (`ComponentCounts.busy_ns`) for each message, times the messages. Where a batch takes longer than foretold, it
-    runs on one core, and the next one is not small. `limit_ms` 0: no job is; infinite: every one, the first, too.
-
-    Threads: any number.
-    """
-
-    def __init__(self, limit_ms: float) -> None:
-        self._limit_ns = limit_ms * 1e6
-        self._lock = threading.Lock()
-        self._ns_a_message: dict[str, float] = {}
-
-    def is_small(self, job: Job, parts: Sequence[StageJob]) -> bool:
-        """Whether all tasks of this job are better run one after another in one process.
-
-        A job that looks for a culprit is not: what one of its tasks meets must not be laid at another's door.
-        """
-        if not self._limit_ns or job.messages is None or job.careful or job.per_message:
-            return False
-        if len(parts) < 2 or sum(parts[0].tasks) > TASKS_MAX:
-            return False
-        if math.isinf(self._limit_ns):
-            return True
-        with self._lock:
-            known = self._ns_a_message.get(job.incarnation)
-        return known is not None and known * job.messages <= self._limit_ns
-
-    def ran(self, job: Job, report: JobReport) -> None:
-        """Note how long the tasks of a job have worked."""
-        if report.read_messages:
-            work_ns = sum(counts.busy_ns for counts in report.counts.components.values())
-            with self._lock:
-                self._ns_a_message[job.incarnation] = work_ns / report.read_messages
 
 
 log = logging.getLogger("stormproof.spark")

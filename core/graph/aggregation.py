@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import TopologyError
+from stormproof.core.contract.fold import AnyFold
 from stormproof.core.contract.schema import can_be_key
-from stormproof.core.contract.sink import AnyFold
 
 
 class EmitRow(Protocol):

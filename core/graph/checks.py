@@ -13,8 +13,9 @@ import pyarrow as pa
 from stormproof.core.base.arguments import error_prefix, instead_of, lacks, shown
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.bolt import DEFAULT_STREAM, Streams
+from stormproof.core.contract.fold import AnyFold, Fold
 from stormproof.core.contract.schema import SchemaLike, parse_schema
-from stormproof.core.contract.sink import AnyFold, Fold, SinkSpec
+from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.aggregation import AggregationKind, AnyAggregation, UserAggregation, UserKind
 from stormproof.core.graph.components import GroupingKind, OperationKind, Subscription, UserFunction
 from stormproof.core.user_code.functions import never_begins, refuse_unfit_call

@@ -27,7 +27,6 @@ from stormproof.core.graph.components import (
     Grouping,
     GroupingKind,
     Join,
-    JoinOn,
     Operation,
     OperationKind,
     SinkComponent,
@@ -35,6 +34,7 @@ from stormproof.core.graph.components import (
     Subscription,
     UserFunction,
 )
+from stormproof.core.graph.join import JoinOn
 from stormproof.core.graph.topology import TopologyGraph, by_key
 from stormproof.core.source.spouts import id_of
 from stormproof.core.tracking.partners import Meetings

@@ -52,7 +52,6 @@ from stormproof.core.graph.components import (
     Grouping,
     GroupingKind,
     Join,
-    JoinOn,
     Operation,
     OperationKind,
     OutputStream,
@@ -62,6 +61,7 @@ from stormproof.core.graph.components import (
     Subscription,
     UserFunction,
 )
+from stormproof.core.graph.join import JoinOn
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.user_code.functions import ASYNC, ASYNC_GENERATOR, GENERATOR, never_begins, refuse_unfit_call
 

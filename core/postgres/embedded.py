@@ -19,19 +19,16 @@ import psycopg
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.base.process import ProcessLife, process_life
-from stormproof.core.postgres.binaries import (
+from stormproof.core.postgres.binaries import Binaries, RunAs, find_binaries, run_as
+from stormproof.core.postgres.database import Database, connect
+from stormproof.core.postgres.server_folder import (
     LOCKED_FILE,
     PORT,
-    Binaries,
-    RunAs,
     ServerFolder,
-    find_binaries,
     is_data_locked,
-    run_as,
     take_data_lock,
     try_lock,
 )
-from stormproof.core.postgres.database import Database, connect
 
 # ---- the contents of `postmaster.pid`, and the Postgres processes visible here that work in a data folder
 

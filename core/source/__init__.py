@@ -9,7 +9,8 @@
 | `kafka` | how are Kafka's topics read: by ranges of offsets |
 | `kestrel` | how are the items of Kestrel queues taken over |
 | `rabbitmq` | how are a RabbitMQ queue's messages received and confirmed; how is a stream read by offsets |
-| `memory` | messages in memory; a client of the user's own as a source |
+| `memory`, `iterator` | messages in memory; a client of the user's own as a source |
 | `group`, `spouts` | several spouts as one source; how their messages, ids and seeds are told apart |
-| `metadata` | how does what a broker says of a message become fields; where is the id that its publisher gave it |
+| `metadata` | how does what a broker says of a message become fields |
+| `stable_ids` | where is the id that its publisher gave it |
 """

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.core.storage.protocol import Files, FileState, Names, StorageOptions, storage_options
 
 EXTRA: Final = "object-store"

@@ -21,8 +21,9 @@ from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, Se
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.exchange import Sender
 from stormproof.core.task.job import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, TaskReport, WireRow
+from stormproof.core.tracking.acker import ACKER, acker_of
 from stormproof.core.tracking.share import MANY, Anchors, MessageTable, as_signed, mix64, xor_reduce
-from stormproof.core.tracking.verdict import ACKER, ANY_KEY, Counts, acker_of
+from stormproof.core.tracking.verdict import ANY_KEY, Counts
 
 Observer: TypeAlias = Callable[[str, str, pa.RecordBatch], None]
 """Is called inside a task with all tuples that a component emits at once: component, stream, rows."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import JobFailed
-from stormproof.core.contract.sink import End, row_of_groups, sets_of_groups
+from stormproof.core.contract.fold import End, row_of_groups, sets_of_groups
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
 from stormproof.core.user_code.functions import CAUGHT, blame, column_of, no_rows
 

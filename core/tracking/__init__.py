@@ -13,7 +13,7 @@ The steps of the proof, in the order in which to read them:
 | | | a task keeps this for tuples of one message, of several and of none, beside their rows |
 | 2. verdict | `verdict` | a batch is complete only if reads, acks and failures account for every token and every count |
 | | | what each component did, and how many tuples went over each edge: beside the proof, no part of it |
-| 3. acker | | the same for each message by itself, after a batch whose own verdict was wrong |
+| 3. acker | `acker` | the same for each message by itself, after a batch whose own verdict was wrong |
 | 4. attempts | `attempts` | a batch is completed, run again, or divided down to one message, in boundedly many attempts |
 | | `verdict` | the ways in which a batch can end; where no message is to blame, the run stops or waits |
 | | `partners` | a failure spreads to the messages that share a tuple with the failed one; who comes again with it |

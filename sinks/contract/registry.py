@@ -20,7 +20,8 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from stormproof.core.base.errors import CannotTell, Json, UsageError
-from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode, fold_from_json
+from stormproof.core.contract.fold import fold_from_json
+from stormproof.core.contract.sink import Lineage, SinkInput, SinkMode
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import OTHER, Sink
 

@@ -13,19 +13,9 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import SinkRefused, TopologyError
+from stormproof.core.contract.fold import AnyFold, ByOrder, Fold, SetTruncated, SetUnion
 from stormproof.core.contract.schema import require_key
-from stormproof.core.contract.sink import (
-    EVERY_FOLD,
-    EVERY_MODE,
-    AnyFold,
-    ByOrder,
-    Fold,
-    Lineage,
-    SetTruncated,
-    SetUnion,
-    SinkInput,
-    SinkMode,
-)
+from stormproof.core.contract.sink import EVERY_FOLD, EVERY_MODE, Lineage, SinkInput, SinkMode
 from stormproof.core.graph.aggregation import has_extremes, has_sets
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import Sink

@@ -13,10 +13,13 @@ that were written in part, and lost blocks in the files of a MERGE; `hold` refus
 | `versions` | which version is the newest, and how is the next one written; is an error of delta-rs the machine's |
 | `compare` | do its files have the rows that were written |
 | `spark` | how does Spark write, and alone |
-| `upkeep`, `rewrite` | how do small files become few large ones, and which go; how are bounds, and doubled keys, mended |
+| `upkeep`, `rewrite` | how do small files become few large ones, and which go |
+| `repair` | how are bounds, and doubled keys, mended |
 | `catalog` | where is the table of a name, by Spark's catalog |
-| `opening` | how is a table made, opened, claimed, and given the columns of its rows; who writes to it |
-| `table` | is a table fit; which of its columns may have bounds; do two paths mean one; what does the log hold for a sink |
+| `opening` | how is a table made, opened, claimed; who writes to it |
+| `schema_changes` | how does it get the columns of its rows |
+| `table` | is a table fit; do two paths mean one; what does the log hold for a sink |
+| `statistics` | which of its columns may have bounds |
 | `features` | which committer serves which table, as data |
 | `power_loss` | what is synced, and what did a power loss leave: see above |
 """

@@ -29,7 +29,7 @@ from stormproof.core.contract.sink import PreparedFile, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.delta.evidence import Reach, Trail, find_position, our_commits, totals_at
 from stormproof.sinks.delta.log import REPAIRS, DeltaLog, LogEntry, OurCommit, live_adds, live_files
-from stormproof.sinks.delta.table import wrong_statistics
+from stormproof.sinks.delta.statistics import wrong_statistics
 from stormproof.sinks.delta.versions import all_hashable, read_rows
 from stormproof.sinks.prepare.staging import file_digest, parse_prepared_name
 from stormproof.sinks.rows.by_key import doubled_keys

@@ -32,9 +32,9 @@ from stormproof.sinks.delta.evidence import Position, find_commit, require_not_g
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.judge import Judge, LeftOut, may_reject, refused_rows
 from stormproof.sinks.delta.log import Label, OurCommit, Undo, commit_metadata, live_files, undo_metadata
-from stormproof.sinks.delta.opening import (
-    Claims,
-    Committers,
+from stormproof.sinks.delta.opening import Claims, Committers
+from stormproof.sinks.delta.power_loss import put_torn_aside
+from stormproof.sinks.delta.schema_changes import (
     add_columns,
     changes_of,
     known_part,
@@ -43,18 +43,9 @@ from stormproof.sinks.delta.opening import (
     require_kept,
     versions_for,
 )
-from stormproof.sinks.delta.power_loss import put_torn_aside
 from stormproof.sinks.delta.spark import SparkCommitter
-from stormproof.sinks.delta.table import (
-    WITH_STATISTICS,
-    TableRecord,
-    by_delta_rs,
-    by_spark,
-    column_limits,
-    narrowed,
-    require_more_than_partitions,
-    require_table,
-)
+from stormproof.sinks.delta.statistics import WITH_STATISTICS, by_delta_rs, by_spark, narrowed
+from stormproof.sinks.delta.table import TableRecord, column_limits, require_more_than_partitions, require_table
 from stormproof.sinks.delta.versions import (
     OTHERS_CHANGED,
     TableAhead,

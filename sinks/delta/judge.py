@@ -36,7 +36,8 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.message import storable_text
-from stormproof.core.contract.sink import Fold, PreparedFile, SinkInput, SinkMode, TaskContext
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, TaskContext
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.delta.features import DEFAULT, GENERATED, IDENTITY

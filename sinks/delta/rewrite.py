@@ -28,7 +28,7 @@ from deltalake.transaction import AddAction
 from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.log import COMPACTS, IN_COMMIT, DeltaLog, LogEntry, live_adds, now_ms, removal_of
 from stormproof.sinks.delta.power_loss import written_for
-from stormproof.sinks.delta.table import exact_statistics, is_rounded
+from stormproof.sinks.delta.statistics import exact_statistics, is_rounded
 from stormproof.sinks.delta.versions import OTHERS_CHANGED, entry_of, is_conflict, panics_as_errors
 from stormproof.sinks.prepare.writer import as_text
 

@@ -38,9 +38,10 @@ from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.judge import Judge, lacking, may_reject, refused_rows
 from stormproof.sinks.delta.log import GIVEN_UP, Label, Undo, undo_metadata
+from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
-from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, repair, settle_compactions, vacuum
+from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, settle_compactions, vacuum
 from stormproof.sinks.delta.versions import (
     TableHead,
     adopt_files,

@@ -4,7 +4,9 @@
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it; how does a driver write to it |
 | `guard` | which txid does the table hold: commits a txid once |
-| `hold` | what does one driver hold: its commits, its evidence, a count of the rows, the columns; how rows get in |
+| `hold` | what does one driver hold: its commits, its evidence, a count of the rows; how appended rows get in |
+| `merge` | how do rows by key get in |
+| `schema_changes` | how does the table get the columns of its rows |
 | `compare` | does it have the rows that were written |
 | `connection` | its connection, and the sink's own tables; how is an older driver kept from writing |
 | `refusals` | what of the table, beside its columns, can refuse a row or lose one; what a commit asks of it at once |

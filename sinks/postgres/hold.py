@@ -1,14 +1,12 @@
-"""One driver's hold on a Postgres table: connection, fence and guard, the checks of the table, the count of its rows; and
-how the table follows its rows' schema: columns are added and widened in the first batch that needs them.
+"""One driver's hold on a Postgres table: connection, fence and guard, the checks of the table, the count of its rows.
 
-Rows get in by COPY, or by key with COPY into a temporary table and one INSERT ... ON CONFLICT, where `held` is the table's
-row, and `excluded` the added one: see `sinks.rows.merge_sql`.
+Rows get in by COPY, or by key: see `merge`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, LiteralString
 
@@ -32,8 +30,8 @@ from stormproof.sinks.contract.protocol import (
     warning_of,
 )
 from stormproof.sinks.contract.row_rule import Change, SchemaContract
-from stormproof.sinks.postgres.columns import Column, cast_of, column_type, hashed_columns, sent_type, to_wire
-from stormproof.sinks.postgres.connection import MINE, Fence, Link, has_records, make_records, mine_of, one_at_a_time
+from stormproof.sinks.postgres.columns import cast_of, hashed_columns, sent_type, to_wire
+from stormproof.sinks.postgres.connection import Fence, Link, has_records, make_records, one_at_a_time
 from stormproof.sinks.postgres.guard import Guard
 from stormproof.sinks.postgres.refusals import (
     require_deterministic_keys,
@@ -43,9 +41,11 @@ from stormproof.sinks.postgres.refusals import (
     what_can_refuse,
     why_uncounted,
 )
+from stormproof.sinks.postgres.schema_changes import change, changes_for, changes_of
 from stormproof.sinks.postgres.table import (
     Table,
     TableName,
+    as_changed,
     column_limits,
     create_statement,
     find_oid,
@@ -54,7 +54,6 @@ from stormproof.sinks.postgres.table import (
     require_table,
 )
 from stormproof.sinks.rows.limits import Limits
-from stormproof.sinks.rows.merge_sql import POSTGRES, assignments, later_condition, written_where_held
 
 ADDED: Final = sql.Identifier("pg_temp", "stormproof_added")
 """With its schema: the user's own table of this name must be neither hidden by it nor taken for it."""
@@ -122,6 +121,13 @@ def _copy(
     return cursor.rowcount
 
 
+def same_columns(one: LiteralString, other: LiteralString, names: Iterable[str]) -> sql.Composed:
+    """That these columns are equal in two tables of a query."""
+    return sql.SQL(" and ").join(
+        sql.SQL("{0}.{2} = {1}.{2}").format(sql.SQL(one), sql.SQL(other), sql.Identifier(name)) for name in names
+    )
+
+
 def make_added(connection: psycopg.Connection, name: TableName, columns: sql.Composed) -> None:
     """Make the temporary table for rows on their way into a table, where it is missing."""
     # Each time, since a savepoint that was rolled back may have taken the temporary table with it.
@@ -129,13 +135,6 @@ def make_added(connection: psycopg.Connection, name: TableName, columns: sql.Com
         sql.SQL("create temporary table if not exists {} on commit drop as select {} from {} with no data").format(
             ADDED, columns, name.identifier
         )
-    )
-
-
-def same_columns(one: LiteralString, other: LiteralString, names: Iterable[str]) -> sql.Composed:
-    """That these columns are equal in two tables of a query."""
-    return sql.SQL(" and ").join(
-        sql.SQL("{0}.{2} = {1}.{2}").format(sql.SQL(one), sql.SQL(other), sql.Identifier(name)) for name in names
     )
 
 
@@ -163,155 +162,6 @@ class AppendedRows:
     superseded: int = 0
     inserted: int = 0
     change: int = 0
-
-
-class RowsByKey:
-    """Upserts or folds rows into a table, within one transaction of the connection; a key comes once in a call.
-
-    `superseded` counts the rows so far that changed nothing, since the table has a later one of their key, and `inserted`
-    those whose key the table did not have; `change` is by how much the sum of `hashed` over the table is more, where that
-    is given. `may_drop`: the table has triggers that may drop rows without an error; then the rows that changed nothing
-    are looked at. `undecided` columns do not tell which of two rows is later. `passes_over`: such a row is not given to
-    the table at all, which would ask its rules about it: of a row that changes nothing they say nothing.
-    """
-
-    def __init__(
-        self,
-        connection: psycopg.Connection,
-        name: TableName,
-        input_: SinkInput,
-        schema: pa.Schema,
-        where: str,
-        *,
-        may_drop: bool = False,
-        undecided: Sequence[str] = (),
-        partitioned: bool = False,
-        passes_over: bool = False,
-        hashed: sql.Composable | None = None,
-    ) -> None:
-        self._connection = connection
-        self._name = name
-        self._input = input_
-        self._schema = schema
-        self._where = where
-        self._is_made = False
-        self._may_drop = may_drop
-        self._passes_over = passes_over
-        later = later_condition(input_, POSTGRES, undecided)
-        self._later = None if later is None else sql.SQL(later)  # pyright: ignore[reportArgumentType]
-        self._partitioned = partitioned
-        self._hash = hashed
-        self.superseded = self.inserted = self.change = 0
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key's columns."""
-        return self._input.keys
-
-    def held(self) -> int:
-        """How many of the added rows' keys the table has."""
-        counted = sql.SQL(
-            "select count(*) from (select distinct {} from {}) as added where exists (select from {} as held where {})"
-        )
-        keys = counted.format(
-            *(identifiers(self.keys), ADDED, self._name.identifier, same_columns("held", "added", self.keys))
-        )
-        (found,) = self._connection.execute(keys).fetchone() or (0,)
-        return int(found)
-
-    def content(self) -> int:
-        """The sum of the hashes of those rows of the table whose keys were added; 0 where there is no hash."""
-        if self._hash is None:
-            return 0
-        asked = sql.SQL("select coalesce(sum({}), 0) from {} as held where exists (select from {} as added where {})")
-        query = asked.format(self._hash, self._name.identifier, ADDED, same_columns("held", "added", self.keys))
-        found = self._connection.execute(query).fetchone() or (0,)
-        return int(found[0])
-
-    def put(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Upsert or fold these rows by way of a temporary table. Returns how many were taken: all, superseded ones among
-        them, but for those that triggers dropped.
-        """
-        make_added(self._connection, self._name, identifiers(self._schema.names))
-        if self._is_made:
-            self._connection.execute(sql.SQL("truncate {}").format(ADDED))
-        self._is_made = True
-        copied = copy_rows(self._connection, ADDED, self._schema, batches, self._where)
-        # In key order: the index is walked along (a third faster at 100,000 rows), and two writers lock in one order.
-        insert, before = self.insert(ADDED, identifiers(self._input.keys)), self.content()
-        changed = self._changed(insert)
-        self.change += self.content() - before
-        return self.taken(ADDED, copied, changed)
-
-    def insert(self, added: sql.Composable, order: sql.Composable) -> sql.Composed:
-        """The statement that puts the rows of `added` in this order."""
-        columns = identifiers(self._schema.names)
-        return sql.SQL(
-            "insert into {} as held ({}) select {} from {} as excluded{} order by {} on conflict ({}) do {}"
-        ).format(
-            *(self._name.identifier, columns, columns, added, self._but_superseded, order),
-            *(identifiers(self._input.keys), self._update()),
-        )
-
-    def taken(self, added: sql.Composable, given: int, changed: int) -> int:
-        """How many rows of `added` were taken, superseded ones among them, which are counted; the others were dropped."""
-        if self._later is None and self._updates:
-            return changed
-        dropped = self._dropped(added) if self._may_drop and changed < given else 0
-        self.superseded += given - changed - dropped
-        return given - dropped
-
-    def _changed(self, insert: sql.Composed) -> int:
-        """Run the statement. Returns how many rows it changed, and counts those that it inserted."""
-        if not self._partitioned:
-            # A row that was there is locked by this transaction before it is updated, which its new version shows.
-            counted = sql.SQL(
-                "with done as ({} returning held.xmax = 0 as new) select count(*), count(*) filter (where new) from done"
-            )
-            changed, new = self._connection.execute(counted.format(insert)).fetchone() or (0, 0)
-        else:  # a partitioned table does not return a row's xmax
-            asked = sql.SQL(
-                "select count(*) from {} as added where not exists (select from {} as held where {})"
-            ).format(ADDED, self._name.identifier, same_columns("held", "added", self._input.keys))
-            (new,) = self._connection.execute(asked).fetchone() or (0,)
-            changed = self._connection.execute(insert).rowcount
-        self.inserted += int(new)
-        return int(changed)
-
-    @property
-    def _but_superseded(self) -> sql.Composable:
-        if not self._passes_over or (self._later is None and self._updates):
-            return sql.SQL("")
-        return sql.SQL(" where not exists (select from {} as held where {}{})").format(
-            self._name.identifier,
-            same_columns("held", "excluded", self._input.keys),
-            sql.SQL("") if self._later is None else sql.SQL(" and not ({})").format(self._later),
-        )
-
-    def _dropped(self, added: sql.Composable) -> int:
-        """The rows that should have changed the table and did not: it lacks their key, or has an earlier row of it."""
-        keys = same_columns("held", "excluded", self._input.keys)
-        row = self._connection.execute(
-            sql.SQL("select count(*) from {} as excluded left join {} as held on {} where held.{} is null{}").format(
-                added,
-                self._name.identifier,
-                keys,
-                sql.Identifier(self._input.keys[0]),
-                sql.SQL("") if self._later is None else sql.SQL(" or {}").format(self._later),
-            )
-        ).fetchone()
-        return 0 if row is None else int(row[0])
-
-    @property
-    def _updates(self) -> bool:
-        return bool(written_where_held(self._input))
-
-    def _update(self) -> sql.Composable:
-        if not self._updates:
-            return sql.SQL("nothing")
-        changed = ", ".join(f"{name} = {value}" for name, value in assignments(self._input, POSTGRES).items())
-        update = sql.SQL("update set {}").format(sql.SQL(changed))  # pyright: ignore[reportArgumentType]
-        return update if self._later is None else sql.SQL("{} where {}").format(update, self._later)
 
 
 log = logging.getLogger("stormproof.sink")
@@ -545,96 +395,3 @@ class TableHold(StoreRecord):
         if oid is None:
             raise self.guard.gone()
         return read_table(connection, oid)
-
-
-_WIDER: Final = ("smallint", "integer", "bigint")
-
-
-def changes_for(table: Table, input_: SinkInput) -> tuple[Change, ...]:
-    """What has to change before the table can hold such rows; a type that cannot be widened is left to `require_table`.
-
-    Integers, `real` and `numeric` are widened to what holds both the rows' values and the table's. A key column is never
-    added: rows that are there would have none.
-    """
-    there = {column.name: column for column in table.columns}
-    found: list[Change] = []
-    for field in input_.schema:
-        made = column_type(field.type)
-        column = there.get(field.name)
-        if made is None:
-            continue
-        if column is None:
-            if field.name not in input_.keys:
-                found.append(Change(field.name, None, made))
-            continue
-        wider = _wider(field.type, column, made)
-        if wider is not None and not column.generated:
-            found.append(Change(field.name, column.type, wider))
-    return tuple(found)
-
-
-def _wider(kind: pa.DataType, column: Column, made: str) -> str | None:
-    """The type that the column is to be widened to; None where it is wide enough, or of another kind."""
-    if column.type != column.base and not column.type.startswith("numeric("):
-        return None  # a domain, or a length
-    if made in _WIDER and column.base in _WIDER:
-        return made if _WIDER.index(made) > _WIDER.index(column.base) else None
-    if made == "double precision" and column.base == "real":
-        return made
-    if pa.types.is_decimal128(kind) and column.base == "numeric" and column.modifier >= 4:
-        precision, scale = (column.modifier - 4) >> 16, (column.modifier - 4) & 0x7FF
-        digits, fraction = max(precision - scale, kind.precision - kind.scale), max(scale, kind.scale)
-        return (
-            f"numeric({digits + fraction},{fraction})" if (digits + fraction, fraction) != (precision, scale) else None
-        )
-    return None
-
-
-def as_changed(table: Table, changes: tuple[Change, ...]) -> Table:
-    """The table as it will be, for the checks of rows that are written before it is changed."""
-    columns = {column.name: column for column in table.columns}
-    for change in changes:
-        base, modifier = change.becomes, -1
-        if base.startswith("numeric("):
-            precision, scale = (int(digits) for digits in base[8:-1].split(","))
-            base, modifier = "numeric", (precision << 16 | scale) + 4
-        new = Column(change.column, change.becomes, base, modifier, not_null=False, has_default=False, generated=False)
-        old = columns.get(change.column)
-        kept = new if old is None else replace(old, type=new.type, base=new.base, modifier=new.modifier)
-        columns[change.column] = kept
-    return replace(table, columns=tuple(columns.values()))
-
-
-def change(
-    connection: psycopg.Connection, table: Table, changes: tuple[Change, ...], identity: SinkIdentity, txid: int
-) -> None:
-    """Change the table, and record it with the txid, in the caller's transaction."""
-    if not changes:
-        return
-    parts = [
-        sql.SQL("add column {} {}" if one.was is None else "alter column {} type {}").format(
-            sql.Identifier(one.column),
-            sql.SQL(one.becomes),  # pyright: ignore[reportArgumentType]
-        )
-        for one in changes
-    ]
-    connection.execute(sql.SQL("alter table {} {}").format(table.name.identifier, sql.SQL(", ").join(parts)))
-    mine = {**mine_of(identity), "txid": txid}
-    # Unchecked, a later attempt may write a txid again, and need further changes.
-    (first,) = connection.execute(
-        f"select coalesce(max(number) + 1, 0) from stormproof_sink.schema_change where {MINE} and txid = %(txid)s", mine
-    ).fetchone() or (0,)
-    connection.cursor().executemany(
-        "insert into stormproof_sink.schema_change (topology, incarnation, sink, txid, number, change) "
-        "values (%s, %s, %s, %s, %s, %s)",
-        [(*mine.values(), n, str(one)) for n, one in enumerate(changes, start=first)],
-    )
-
-
-def changes_of(connection: psycopg.Connection, identity: SinkIdentity, txid: int) -> tuple[str, ...]:
-    """What a txid changed, by the sink's own record."""
-    rows = connection.execute(
-        f"select change from stormproof_sink.schema_change where {MINE} and txid = %(txid)s order by number",
-        {**mine_of(identity), "txid": txid},
-    ).fetchall()
-    return tuple(str(text) for (text,) in rows)

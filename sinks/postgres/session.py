@@ -27,8 +27,9 @@ from stormproof.sinks.contract.protocol import (
 from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.compare import compare
-from stormproof.sinks.postgres.hold import AppendedRows, RowsByKey, TableHold, copy_rows, insert_rows
+from stormproof.sinks.postgres.hold import AppendedRows, TableHold, copy_rows, insert_rows
 from stormproof.sinks.postgres.judge import EXCLUDED, RowsInOrder, is_about_rows, move_in_order, move_without_rejects
+from stormproof.sinks.postgres.merge import RowsByKey
 from stormproof.sinks.postgres.refusals import (
     Facts,
     Moved,

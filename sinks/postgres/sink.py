@@ -35,10 +35,9 @@ from stormproof.sinks.contract.row_rule import (
 )
 from stormproof.sinks.postgres.columns import cast_of, column_type
 from stormproof.sinks.postgres.connection import asked, has_records, key_of_name, locate
-from stormproof.sinks.postgres.hold import as_changed
 from stormproof.sinks.postgres.refusals import has_row_security, what_can_refuse
 from stormproof.sinks.postgres.session import PostgresSession
-from stormproof.sinks.postgres.table import Table, TableName, check_types, find_oid, wire_schema
+from stormproof.sinks.postgres.table import Table, TableName, as_changed, check_types, find_oid, wire_schema
 
 _MAY_CREATE: Final = """
     select coalesce(has_schema_privilege(coalesce(%(schema)s::text, current_schema()::text), 'CREATE'), false),

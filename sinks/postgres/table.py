@@ -18,10 +18,11 @@ from psycopg import sql
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.contract.sink import ByOrder, SetUnion, SinkInput
+from stormproof.core.contract.fold import ByOrder, SetUnion
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
-from stormproof.sinks.contract.row_rule import require_lineage_takes_null
+from stormproof.sinks.contract.row_rule import Change, require_lineage_takes_null
 from stormproof.sinks.postgres.columns import (
     UUID_KEY_PATTERN,
     UUID_PATTERN,
@@ -251,6 +252,21 @@ def table_of(row: Sequence[Any]) -> Table:
         tuple(frozenset(names) for (names,) in map(dict.values, keys or ())),
         tuple(column for (column,) in map(dict.values, partitioned_by or ())),
     )
+
+
+def as_changed(table: Table, changes: tuple[Change, ...]) -> Table:
+    """The table as it will be, for the checks of rows that are written before it is changed."""
+    columns = {column.name: column for column in table.columns}
+    for change in changes:
+        base, modifier = change.becomes, -1
+        if base.startswith("numeric("):
+            precision, scale = (int(digits) for digits in base[8:-1].split(","))
+            base, modifier = "numeric", (precision << 16 | scale) + 4
+        new = Column(change.column, change.becomes, base, modifier, not_null=False, has_default=False, generated=False)
+        old = columns.get(change.column)
+        kept = new if old is None else replace(old, type=new.type, base=new.base, modifier=new.modifier)
+        columns[change.column] = kept
+    return replace(table, columns=tuple(columns.values()))
 
 
 def check_types(schema: pa.Schema, where: str) -> None:

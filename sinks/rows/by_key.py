@@ -16,18 +16,8 @@ import pyarrow as pa
 
 from stormproof.core.base.arrow import Rows, Words, pc
 from stormproof.core.base.errors import SinkRefused
-from stormproof.core.contract.sink import (
-    MESSAGE_COLUMNS,
-    ByOrder,
-    Fold,
-    PreparedFile,
-    SetTruncated,
-    SetUnion,
-    SinkInput,
-    TaskWriter,
-    row_of_groups,
-    sets_of_groups,
-)
+from stormproof.core.contract.fold import ByOrder, Fold, SetTruncated, SetUnion, row_of_groups, sets_of_groups
+from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, SinkInput, TaskWriter
 from stormproof.core.task.reduce import Members
 from stormproof.core.task.router import hash_keys, is_hashable
 

@@ -33,7 +33,8 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.base.arrow import Rows, Words, pc
-from stormproof.core.contract.sink import AnyFold, Fold, PreparedFile
+from stormproof.core.contract.fold import AnyFold, Fold
+from stormproof.core.contract.sink import PreparedFile
 from stormproof.core.tracking.share import GAMMA, mix64
 from stormproof.sinks.rows.limits import is_bytes, is_string, plain
 

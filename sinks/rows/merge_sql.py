@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.contract.sink import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion, SinkInput
+from stormproof.core.contract.fold import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.rows.by_key import compared_columns
 from stormproof.sinks.rows.limits import is_string
 

@@ -33,7 +33,7 @@ from .core.start.settings import (
 )
 from .core.source.files import FileSource as FileSource
 from .core.source.kafka import KafkaSource as KafkaSource
-from .core.source.memory import IteratorSource as IteratorSource
+from .core.source.iterator import IteratorSource as IteratorSource
 from .core.source.kestrel import KestrelSource as KestrelSource
 from .core.source.memory import MemorySource as MemorySource
 from .core.source.nats import NatsSource as NatsSource

@@ -1,6 +1,6 @@
 """What `stormproof.sink` offers; this list is the only one."""
 
-from .core.contract.sink import Fold as Fold
+from .core.contract.fold import Fold as Fold
 from .core.contract.sink import Lineage as Lineage
 from .core.contract.sink import (
     PreparedFile as PreparedFile,

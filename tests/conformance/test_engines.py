@@ -20,8 +20,9 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.task import task
 from stormproof.core.task.job import WireRow
 from stormproof.core.tracking import share as tracking
+from stormproof.core.tracking.acker import ACKER
 from stormproof.core.tracking.share import Anchors, BoltInputs
-from stormproof.core.tracking.verdict import ACKER, ComponentCounts, Counts
+from stormproof.core.tracking.verdict import ComponentCounts, Counts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

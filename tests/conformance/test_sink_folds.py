@@ -18,7 +18,8 @@ from support.fold_harness import EVERYTHING, NEGATIVE_NAN, VALUES, Folded, FoldH
 
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee
-from stormproof.core.contract.sink import Fold, SinkInput
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.contract.protocol import describe_sink

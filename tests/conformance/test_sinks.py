@@ -16,7 +16,7 @@ from support.sink_harness import KINDS, SCHEMA, SinkHarness
 
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.errors import CannotTell, PositionMismatch
-from stormproof.core.contract.sink import End, Fold
+from stormproof.core.contract.fold import End, Fold
 from stormproof.sinks.contract import protocol
 from stormproof.sinks.contract.protocol import (
     CommitDecision,

@@ -11,8 +11,8 @@ import pytest
 from support.tuple_trees import classic_notices, share_notices
 
 from stormproof.core.base.arrow import Rows, Words
+from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.share import tokens
-from stormproof.core.tracking.verdict import Acker
 
 CHILDREN = 3
 MESSAGES = 2**18

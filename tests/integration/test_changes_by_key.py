@@ -19,7 +19,8 @@ from deltalake import DeltaTable
 from support.typed_rows import IDENTITY, put
 
 from stormproof import DeltaSink, PostgresSink
-from stormproof.core.contract.sink import ByOrder, End, Fold, SinkInput
+from stormproof.core.contract.fold import ByOrder, End, Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
 from stormproof.sink import Lineage
 from stormproof.sinks.contract.protocol import Sink, SinkIdentity

@@ -23,7 +23,8 @@ from deltalake.transaction import AddAction
 from support import duck
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof.core.contract.sink import ByOrder, End, SinkInput
+from stormproof.core.contract.fold import ByOrder, End
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.delta.sink import DeltaSink
 

@@ -27,7 +27,8 @@ from support.sink_harness import SinkHarness
 from support.typed_rows import put
 
 from stormproof.core.base.errors import SinkRefused, StormproofError
-from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.sinks.contract.protocol import ALREADY_HELD, APPLIED, Held, SinkIdentity
 from stormproof.sinks.delta.features import FEATURES, Committer

@@ -27,7 +27,8 @@ from stormproof.core.base.errors import (
 )
 from stormproof.core.base.failpoint import watched
 from stormproof.core.base.message import Guarantee
-from stormproof.core.contract.sink import Fold, SinkInput, TaskContext, transaction_digest
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
 from stormproof.sinks.delta.hold import CONFLICT_TRIES_MAX
 from stormproof.sinks.delta.log import Label

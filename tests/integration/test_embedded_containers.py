@@ -21,9 +21,10 @@ from support.processes import Child
 
 from stormproof.core.base.errors import SettingsError, StoreUnavailable
 from stormproof.core.postgres import embedded
-from stormproof.core.postgres.binaries import RunAs, is_data_locked, may_enter, take_data_lock
+from stormproof.core.postgres.binaries import RunAs, may_enter
 from stormproof.core.postgres.database import connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
+from stormproof.core.postgres.server_folder import is_data_locked, take_data_lock
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.25)]
 

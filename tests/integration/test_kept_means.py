@@ -10,7 +10,8 @@ import pytest
 from support.typed_rows import put
 
 from stormproof import MemorySink, MemorySource, Topology, mean
-from stormproof.core.contract.sink import Fold, SinkInput
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.postgres.sink import PostgresSink

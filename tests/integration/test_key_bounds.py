@@ -14,13 +14,14 @@ from support.queues import prepared_database
 from support.typed_rows import EDGES, decimals, put
 
 from stormproof import MemorySource, Topology
-from stormproof.core.contract.sink import Fold, SinkInput
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database
 from stormproof.core.start.settings import Settings
 from stormproof.sinks.delta.features import AskedCommitter
 from stormproof.sinks.delta.log import DeltaLog, live_adds
 from stormproof.sinks.delta.sink import DeltaSink
-from stormproof.sinks.delta.table import WITH_STATISTICS, wrong_statistics
+from stormproof.sinks.delta.statistics import WITH_STATISTICS, wrong_statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

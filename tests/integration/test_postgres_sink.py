@@ -25,7 +25,8 @@ from stormproof.core.base.errors import (
     TopologyError,
 )
 from stormproof.core.base.message import Guarantee
-from stormproof.core.contract.sink import Fold, SinkInput, TaskContext, transaction_digest
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.sinks.contract.protocol import CommitOutcome, Held, PreparedTransaction

@@ -25,7 +25,7 @@ from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
-from stormproof.sinks.delta.table import WITH_STATISTICS
+from stormproof.sinks.delta.statistics import WITH_STATISTICS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

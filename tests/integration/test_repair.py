@@ -27,7 +27,8 @@ from support.doubled_keys import (
 )
 from support.typed_rows import EDGES, IDENTITY, decimals, put
 
-from stormproof.core.contract.sink import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion, SinkInput
+from stormproof.core.contract.fold import AnyFold, ByOrder, End, Fold, SetTruncated, SetUnion
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sink import Lineage
 from stormproof.sinks.contract.protocol import Repair, SinkIdentity
 from stormproof.sinks.contract.row_rule import with_lineage
@@ -138,7 +139,7 @@ def test_another_writer_that_takes_a_file_meanwhile_comes_first(
         calls.append(1)
         return found
 
-    monkeypatch.setattr("stormproof.sinks.delta.upkeep.live_adds", and_then_another)
+    monkeypatch.setattr("stormproof.sinks.delta.repair.live_adds", and_then_another)
     repaired(path, "upsert")
     assert len(calls) == 2
     assert {row["k"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()} == {*LARGE}

@@ -25,12 +25,12 @@ from support.doubled_keys import LARGE, compared, opened, repaired, written_befo
 
 from stormproof.core.base import failpoint
 from stormproof.core.base.errors import StoreUnavailable
-from stormproof.sinks.delta import upkeep
+from stormproof.sinks.delta import repair
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.rewrite import COMPACTED, put_entry
 
 POINTS: Final = ("repair.before", "repair.after_files", "repair.after_log_entry", "repair.after_sync")
-MODULES: Final = ("delta/upkeep.py", "delta/rewrite.py", "delta/power_loss.py", "storage/files.py", "delta/versions.py")
+MODULES: Final = ("delta/repair.py", "delta/rewrite.py", "delta/power_loss.py", "storage/files.py", "delta/versions.py")
 MENDED: Final = {"upsert": 3, "fold": 6}
 """The number that each key's row has then."""
 HOWS: Final = ("upsert", "fold")
@@ -186,7 +186,7 @@ def test_control_a_repair_in_two_versions_leaves_neither(tmp_path: Path, monkeyp
         failpoint.failpoint("repair.after_log_entry")
         return put(log, version, entry, *more)
 
-    monkeypatch.setattr(upkeep, "put_entry", in_two)
+    monkeypatch.setattr(repair, "put_entry", in_two)
     written_before(where, "upsert")
     before = held(where)
     with failpoint.armed("repair.after_log_entry=raise"), pytest.raises(failpoint.FailpointReached):

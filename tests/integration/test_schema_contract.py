@@ -19,13 +19,14 @@ from support.typed_rows import IDENTITY
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.contract.sink import Fold, SinkInput, TaskContext, transaction_digest
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkSession
 from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.delta.log import DeltaLog
-from stormproof.sinks.delta.opening import add_columns
-from stormproof.sinks.postgres.hold import changes_for
+from stormproof.sinks.delta.schema_changes import add_columns
+from stormproof.sinks.postgres.schema_changes import changes_for
 from stormproof.sinks.rows.limits import discarded_in
 
 OLD = pa.table({"word": ["a"], "n": pa.array([1], pa.int32())})

@@ -15,7 +15,8 @@ from support.topologies import MAX_ATTEMPTS
 
 from stormproof import DeltaSink, PostgresQueue, PostgresSink, Topology
 from stormproof.core.base.errors import SinkRefused
-from stormproof.core.contract.sink import Fold, SinkInput
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.rows.limits import Limits
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.state.delta import DeltaMap

@@ -19,7 +19,7 @@ from support.tuple_trees import (
     words_of,
 )
 
-from stormproof.core.tracking.verdict import Acker
+from stormproof.core.tracking.acker import Acker
 
 IDS = st.integers(-(2**63), 2**63 - 1)
 INNER: list[Form] = [classic, open_shares]

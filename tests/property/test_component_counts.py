@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.base.message import Guarantee
+from stormproof.core.tracking.acker import ACKER
 from stormproof.core.tracking.attempts import JobDied
-from stormproof.core.tracking.verdict import ACKER, Counts, JobReport
+from stormproof.core.tracking.verdict import Counts, JobReport
 from stormproof.testing import Faults, simulate, simulation
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.jobs import Flight

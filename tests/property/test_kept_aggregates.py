@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.fold_harness import VALUES, Folded, FoldHarness, comparable, rows_of
 
 from stormproof import collect_set, first, last
-from stormproof.core.contract.sink import ByOrder, End, Fold, SetTruncated, SetUnion
+from stormproof.core.contract.fold import ByOrder, End, Fold, SetTruncated, SetUnion
 
 Row = dict[str, Any]
 STORES = ("memory", "postgres", "delta")

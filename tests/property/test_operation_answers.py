@@ -19,10 +19,10 @@ from support.jobs import run_job, source
 
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
-from stormproof.core.graph.components import JoinOn
+from stormproof.core.graph.join import JoinOn
 from stormproof.core.task.combine import Combiner, combine, finish
+from stormproof.core.task.join import joined_rows, matches
 from stormproof.core.task.reduce import rows_with_keys
-from stormproof.core.task.task import joined_rows, matches
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.stream import Topology
 

@@ -15,7 +15,8 @@ from support.random_tables import batches
 from support.typed_rows import IDENTITY, put
 
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.contract.sink import ByOrder, End, SinkInput
+from stormproof.core.contract.fold import ByOrder, End
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import Repair, SinkIdentity
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink

@@ -321,7 +321,7 @@ def test_control_no_condition_on_the_order_is_caught(
     tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stormproof.sinks.delta.versions.later_condition", lambda *_: None)
-    monkeypatch.setattr("stormproof.sinks.postgres.hold.later_condition", lambda *_: None)
+    monkeypatch.setattr("stormproof.sinks.postgres.merge.later_condition", lambda *_: None)
     with pytest.raises(AssertionError):
         in_delta(LATE, tmp_path / "lake")
     with pytest.raises(AssertionError):

@@ -18,8 +18,9 @@ from stormproof.core.task import task as task_module
 from stormproof.core.task.exchange import Received, Way, receive
 from stormproof.core.task.job import TaskReport
 from stormproof.core.tracking import attempts
+from stormproof.core.tracking.acker import Acker
 from stormproof.core.tracking.share import Anchors, mix64, unsigned
-from stormproof.core.tracking.verdict import Acker, Complete, JobReport, mismatches, misread
+from stormproof.core.tracking.verdict import Complete, JobReport, mismatches, misread
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from stormproof.core.contract.sink import Fold, SinkInput
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import Repair, SinkIdentity
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink

@@ -33,7 +33,7 @@ from stormproof.core.bolt import (
 from stormproof.core.contract.sink import SinkWriter, TaskContext, TaskWriter
 from stormproof.core.graph.components import BoltOrFunction, OutputStream, Subscription
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.source.memory import Item, IteratorSource
+from stormproof.core.source.iterator import Item, IteratorSource
 from support.jobs import Batch
 
 PARALLELISM = 3

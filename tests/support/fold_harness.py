@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from stormproof.core.contract.sink import AnyFold, Fold, SinkInput, TaskContext, transaction_digest
+from stormproof.core.contract.fold import AnyFold, Fold
+from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.graph.aggregation import Aggregation, AggregationKind, GroupBy
 from stormproof.core.graph.checks import fold_of
 from stormproof.core.task.combine import combine, finish, merge

@@ -31,14 +31,15 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from stormproof.core.base.errors import SinkRefused, TopologyError
 from stormproof.core.base.failpoint import FailpointReached, watched
 from stormproof.core.base.message import Guarantee
+from stormproof.core.contract.fold import Fold
 from stormproof.core.contract.schema import can_be_key
-from stormproof.core.contract.sink import Fold, SinkInput, SinkMode, TaskContext, transaction_digest
+from stormproof.core.contract.sink import SinkInput, SinkMode, TaskContext, transaction_digest
 from stormproof.core.graph.aggregation import has_extremes
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
 from stormproof.sinks.delta.log import DeltaLog, checksum_of
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
-from stormproof.sinks.delta.table import WITH_STATISTICS
+from stormproof.sinks.delta.statistics import WITH_STATISTICS
 from stormproof.sinks.delta.versions import panics_as_errors
 from stormproof.sinks.rows.merge_sql import quoted, spark_quoted
 from support import duck

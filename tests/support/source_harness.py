@@ -17,7 +17,8 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.source.files import FileSource
 from stormproof.core.source.files.formats import Format
 from stormproof.core.source.files.rows import unpack
-from stormproof.core.source.memory import Item, IteratorSource, MemorySource
+from stormproof.core.source.iterator import Item, IteratorSource
+from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.postgres_queue import PostgresQueue
 from stormproof.testing import Message, PendingSourceHarness, SourceHarness, messages_of
 

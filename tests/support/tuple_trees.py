@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 
 from stormproof.core.base.arrow import Rows, Words
+from stormproof.core.tracking.acker import Acker, acker_of
 from stormproof.core.tracking.share import GAMMA, mix64, split_one, split_runs
-from stormproof.core.tracking.verdict import Acker, acker_of
 
 WORD = 2**64
 

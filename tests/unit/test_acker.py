@@ -28,8 +28,9 @@ from support.tuple_trees import (
 )
 
 from stormproof.core.contract.source import Expectation
+from stormproof.core.tracking.acker import Acker, acker_of
 from stormproof.core.tracking.share import mix64, signed, tokens, xor_reduce
-from stormproof.core.tracking.verdict import Acker, JobReport, acker_of, mismatches
+from stormproof.core.tracking.verdict import JobReport, mismatches
 
 MESSAGE = 1
 FORMS: list[Form] = [classic, open_shares, split_shares]

@@ -27,7 +27,7 @@ from stormproof.core.graph.aggregation import ReducerAggregator
 from stormproof.core.graph.components import OutputStream
 from stormproof.core.graph.plan import FUSED_MAX, compile_topology
 from stormproof.core.pending.memory import MemorySliceReader
-from stormproof.core.source.memory import UntrackedSliceReader
+from stormproof.core.source.iterator import UntrackedSliceReader
 from stormproof.core.task.job import WireRow
 
 FIRST_ID = 100

@@ -8,7 +8,7 @@ import pytest
 from support.brokers import LEFT_OUT, left_out
 
 from stormproof.core.base.errors import MachineUnfit
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.capabilities import (
     KAFKA,

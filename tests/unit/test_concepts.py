@@ -12,7 +12,7 @@ from support.tuple_trees import ids_of, words_of
 
 from stormproof.core.base.message import FailureReason
 from stormproof.core.graph.components import GroupingKind, OutputStream
-from stormproof.core.tracking.verdict import Acker
+from stormproof.core.tracking.acker import Acker
 
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
 IN_STORMS_FORM = """

@@ -12,7 +12,7 @@ from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import FatalError, StoreUnavailable, UsageError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Expectation, Lease, Limit
-from stormproof.core.source.memory import Item, IteratorSource
+from stormproof.core.source.iterator import Item, IteratorSource
 
 ANY = Limit(100)
 A, B, C = Lease("a", 1), Lease("b", 1), Lease("c", 1)

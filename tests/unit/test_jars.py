@@ -13,7 +13,7 @@ import pytest
 from support.command_line import CommandLine
 
 from stormproof.core.base.errors import SettingsError, StoreUnavailable
-from stormproof.core.engine import java, spark_lines
+from stormproof.core.engine import delta_jars, java, spark_lines
 from stormproof.core.engine.spark_lines import SparkLine, spark_line
 from stormproof.core.start.settings import Settings
 from stormproof.trident.driver.run import make_engine
@@ -23,7 +23,7 @@ LINE = SparkLine("4.2", "4.4.0", "delta-spark_4.2_2.13", 7, sees_repeated_tasks=
 
 @pytest.fixture(autouse=True)
 def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(java, "spark_line", lambda: LINE)
+    monkeypatch.setattr(delta_jars, "spark_line", lambda: LINE)
     monkeypatch.setattr(java, "_CLONE", tmp_path / "clone")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "clone").mkdir()
@@ -42,7 +42,7 @@ def filled(folder: Path, *names: str) -> Path:
 def listed(folder: Path) -> Path:
     """As `fetch` leaves a folder."""
     marks = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in folder.glob("*.jar")}
-    (folder / java.MANIFEST).write_text(json.dumps({"jars": marks}))
+    (folder / delta_jars.MANIFEST).write_text(json.dumps({"jars": marks}))
     return folder
 
 
@@ -53,25 +53,25 @@ def test_they_are_looked_for_here_in_the_clone_and_in_the_users_own_folder(tmp_p
     with pytest.raises(
         SettingsError, match=r"\.jars: no such folder; .*clone/\.jars: .*cache/.*fetch .*: stormproof jars"
     ):
-        java.delta_jars()
-    for place in (java.user_jars_folder(), tmp_path / "clone/.jars", tmp_path / ".jars"):
+        delta_jars.delta_jars()
+    for place in (delta_jars.user_jars_folder(), tmp_path / "clone/.jars", tmp_path / ".jars"):
         filled(place, *MAIN)
-        assert java.delta_jars() == [place / name for name in MAIN]
+        assert delta_jars.delta_jars() == [place / name for name in MAIN]
 
 
 def test_a_folder_that_was_filled_is_checked_against_its_list(tmp_path: Path) -> None:
     folder = listed(filled(tmp_path / "jars", *MAIN))
-    assert len(java.delta_jars(folder)) == 2
+    assert len(delta_jars.delta_jars(folder)) == 2
     content = bytearray((folder / MAIN[0]).read_bytes())
     content[-30] ^= 1  # its size stays
     (folder / MAIN[0]).write_bytes(content)
     with pytest.raises(SettingsError, match=rf"missing or cut off: {MAIN[0]}.*stormproof jars {folder}"):
-        java.delta_jars(folder)
+        delta_jars.delta_jars(folder)
 
 
 def test_a_folder_of_ones_own_needs_the_main_jars(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no jar of delta-storage"):
-        java.delta_jars(filled(tmp_path / "jars", MAIN[0]))
+        delta_jars.delta_jars(filled(tmp_path / "jars", MAIN[0]))
 
 
 def test_jars_for_another_line_of_spark_are_refused_by_name_and_replaced_by_a_fetch(
@@ -82,10 +82,10 @@ def test_jars_for_another_line_of_spark_are_refused_by_name_and_replaced_by_a_fe
     with pytest.raises(
         SettingsError, match=rf"no jar of delta-spark_4\.2_2\.13\); fetch them with: stormproof jars {folder}"
     ):
-        java.delta_jars(folder)
-    monkeypatch.setattr(java, "_submit", lambda ivy, *_: answer(ivy, 7))
+        delta_jars.delta_jars(folder)
+    monkeypatch.setattr(delta_jars, "_submit", lambda ivy, *_: answer(ivy, 7))
     monkeypatch.setattr("shutil.which", lambda _: "/bin/bash")
-    assert java.fetch(folder).fetched
+    assert delta_jars.fetch(folder).fetched
     assert not (folder / old).exists()
 
 
@@ -94,8 +94,8 @@ def test_jars_that_others_may_write_are_refused_here_and_taken_where_they_are_na
     folder = filled(tmp_path / ".jars", *MAIN)
     (tmp_path / what).chmod(0o777)
     with pytest.raises(SettingsError, match=r"every user may write it.*STORMPROOF_DELTA_JARS_DIR"):
-        java.delta_jars()
-    assert len(java.delta_jars(folder)) == 2
+        delta_jars.delta_jars()
+    assert len(delta_jars.delta_jars(folder)) == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
@@ -106,7 +106,7 @@ def test_jars_of_another_user_are_refused(tmp_path: Path, linked: bool) -> None:
         (tmp_path / ".jars").symlink_to(folder)
     os.chown(folder, 4711, 4711)
     with pytest.raises(SettingsError, match=r"\.jars is not used: it belongs to user 4711"):
-        java.delta_jars()
+        delta_jars.delta_jars()
 
 
 def test_what_is_there_and_whole_is_not_fetched(
@@ -134,22 +134,22 @@ def answer(folder: Path, number: int, *, torn: bool = False) -> subprocess.Compl
 def test_a_fetch_that_fails_leaves_the_folder_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, torn: bool
 ) -> None:
-    monkeypatch.setattr(java, "_submit", lambda ivy, *_: answer(ivy, number, torn=torn))
+    monkeypatch.setattr(delta_jars, "_submit", lambda ivy, *_: answer(ivy, number, torn=torn))
     folder = tmp_path / "mine"
     said = "Connection refused" if number == 0 else "6 of 7 jars are whole"
     with pytest.raises(StoreUnavailable, match=rf"{said}.*registry is reached"):
-        java.fetch(folder)
+        delta_jars.fetch(folder)
     assert [path.name for path in folder.iterdir() if path.name != ".lock"] == []
 
 
 def test_a_damaged_folder_is_filled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "_submit", lambda ivy, *_: answer(ivy, 7))
+    monkeypatch.setattr(delta_jars, "_submit", lambda ivy, *_: answer(ivy, 7))
     monkeypatch.setattr("shutil.which", lambda _: "/bin/bash")
-    assert java.fetch().folder == java.user_jars_folder()
-    damaged = next(java.user_jars_folder().glob("*.jar"))
+    assert delta_jars.fetch().folder == delta_jars.user_jars_folder()
+    damaged = next(delta_jars.user_jars_folder().glob("*.jar"))
     damaged.write_bytes(b"")
-    again = java.fetch()
-    assert (again.fetched, len(again.jars), java.fetch().fetched) == (True, 7, False)
+    again = delta_jars.fetch()
+    assert (again.fetched, len(again.jars), delta_jars.fetch().fetched) == (True, 7, False)
     assert zipfile.is_zipfile(damaged)
 
 

@@ -19,17 +19,17 @@ from stormproof import (
     last,
 )
 from stormproof.core.base.errors import TopologyError, UsageError
-from stormproof.core.contract.sink import (
+from stormproof.core.contract.fold import (
     AnyFold,
     ByOrder,
     End,
     Fold,
     SetTruncated,
     SetUnion,
-    SinkInput,
     fold_from_json,
     fold_to_json,
 )
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.row_rule import check_fold_input
 from stormproof.testing import simulate
 

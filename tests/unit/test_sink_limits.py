@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import SinkRefused, TopologyError
-from stormproof.core.contract.sink import Fold, SinkInput
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.row_rule import check_fold_input
 from stormproof.sinks.rows.by_key import fold_tables
 from stormproof.sinks.rows.limits import ColumnLimit, Limits

@@ -9,7 +9,8 @@ import pytest
 from support.sink_harness import APPEND, FOLD
 
 from stormproof.core.base.errors import CannotTell, Json, TopologyError, UsageError
-from stormproof.core.contract.sink import AnyFold, ByOrder, End, Fold, SetUnion, SinkInput, SinkMode, require_mode
+from stormproof.core.contract.fold import AnyFold, ByOrder, End, Fold, SetUnion
+from stormproof.core.contract.sink import SinkInput, SinkMode, require_mode
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract import registry
 from stormproof.sinks.contract.protocol import OTHER, describe_sink

@@ -15,7 +15,7 @@ from support.jobs import run_job, source
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import TaskContext
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.engine.spark import TASKS_MAX, SmallJobs
+from stormproof.core.engine.small_jobs import TASKS_MAX, SmallJobs
 from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
 from stormproof.core.heartbeat.listener import Heard

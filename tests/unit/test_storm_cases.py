@@ -37,7 +37,8 @@ from stormproof.core.heartbeat.task import AttemptKey, Heartbeat, Place, running
 from stormproof.core.task import account, task
 from stormproof.core.task.job import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, Job, WireRow
 from stormproof.core.tracking import share as tracking
-from stormproof.core.tracking.verdict import JobReport, acker_of
+from stormproof.core.tracking.acker import acker_of
+from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.driver.jobs import LeaseKeeper, Watch
 
 TIMEOUT_S = 10.0

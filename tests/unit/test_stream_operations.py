@@ -20,7 +20,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.aggregation import Aggregator, CombinerAggregator, EmitRow, ReducerAggregator
 from stormproof.core.graph.plan import compile_topology
-from stormproof.core.task import task
+from stormproof.core.task import join, task
 from stormproof.core.task.combine import evaluate as evaluate_rightly
 from stormproof.core.task.job import WireRow
 from stormproof.core.tracking.share import Anchors, overlaid
@@ -232,21 +232,21 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def _acked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of the right side without a partner are acked once more."""
-    right = task.join_rows
+    right = join.join_rows
 
-    def join_rows(*args: Any) -> task.Joined:
+    def join_rows(*args: Any) -> join.Joined:
         made = right(*args)
-        return task.Joined(made.rows, made.deliveries, [*made.unmatched, made.unmatched[1]])
+        return join.Joined(made.rows, made.deliveries, [*made.unmatched, made.unmatched[1]])
 
     monkeypatch.setattr("stormproof.core.task.task.join_rows", join_rows)
 
 
 def _not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = task.join_rows
+    right = join.join_rows
 
-    def join_rows(*args: Any) -> task.Joined:
+    def join_rows(*args: Any) -> join.Joined:
         made = right(*args)
-        return task.Joined(made.rows, made.deliveries, [])
+        return join.Joined(made.rows, made.deliveries, [])
 
     monkeypatch.setattr("stormproof.core.task.task.join_rows", join_rows)
 
@@ -254,7 +254,7 @@ def _not_acked(monkeypatch: pytest.MonkeyPatch) -> None:
 def _one_side_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is joined is anchored to its left row alone."""
     right = overlaid
-    monkeypatch.setattr(task, "overlaid", lambda rows, parts: right(rows, parts[:1]))
+    monkeypatch.setattr(join, "overlaid", lambda rows, parts: right(rows, parts[:1]))
 
 
 def _unsplit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +265,9 @@ def _unsplit(monkeypatch: pytest.MonkeyPatch) -> None:
         return [self.take(np.repeat(np.arange(self.rows), counts))] * subscribers
 
     monkeypatch.setattr(task, "Anchors", Anchors)
-    right = task.join_rows
+    right = join.join_rows
 
-    def join_rows(on: Any, left: Any, right_: Any, subscribers: int) -> task.Joined:
+    def join_rows(on: Any, left: Any, right_: Any, subscribers: int) -> join.Joined:
         with pytest.MonkeyPatch.context() as inside:
             inside.setattr(Anchors, "deliveries", deliveries)
             return right(on, left, right_, subscribers)

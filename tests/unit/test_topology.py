@@ -9,7 +9,8 @@ from support.jobs import source
 
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee
-from stormproof.core.contract.sink import Fold, SinkInput, SinkMode
+from stormproof.core.contract.fold import Fold
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.graph.plan import CombineNode, OperationNode, WriteNode, compile_topology
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.ledger.graphs import Graph, changes, graph_of

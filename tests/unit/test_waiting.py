@@ -17,7 +17,7 @@ from stormproof.core.base.message import FailureReason
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
-from stormproof.core.task import operate
+from stormproof.core.task import concurrent_calls
 from stormproof.core.task.operate import Applied, Calls, apply
 
 AT_A_TIME = 4
@@ -135,7 +135,7 @@ def test_an_async_call_that_is_not_over_in_time_is_cancelled() -> None:
 def test_more_calls_that_never_end_than_a_process_can_leave_behind_are_nobodys_fault(
     released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operate, "LEFT_MAX", len(operate.left_behind) + 2)
+    monkeypatch.setattr(concurrent_calls, "LEFT_MAX", len(concurrent_calls.left_behind) + 2)
     with pytest.raises(MachineUnavailable, match="No message is to blame"):
         applied(lambda _: released.wait(), calls=Calls(timeout_s=0.1))
 

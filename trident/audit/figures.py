@@ -14,7 +14,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from stormproof.core.base.errors import Json
-from stormproof.core.tracking.verdict import ACKER
+from stormproof.core.tracking.acker import ACKER
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.tables import ComponentRow, EdgeRow, record_of

@@ -374,7 +374,7 @@ def _java() -> str:
 
 
 def _jars(settings: Settings) -> str:
-    from stormproof.core.engine.java import delta_jars
+    from stormproof.core.engine.delta_jars import delta_jars
 
     jars = delta_jars(settings.delta_jars_dir)
     return f"{len(jars)} in {jars[0].parent}" if jars else "none needed"

@@ -14,7 +14,7 @@ from stormproof.core.engine.archive import (
     pack_package,
     python_name,
 )
-from stormproof.core.engine.java import fetch
+from stormproof.core.engine.delta_jars import fetch
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.output import emit, note, say

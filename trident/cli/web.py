@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.loading import import_plugins
 from stormproof.trident.cli.output import json_line, note, printed, say

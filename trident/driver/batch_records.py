@@ -32,7 +32,8 @@ from stormproof.core.graph.plan import (
     taker_of,
 )
 from stormproof.core.source.spouts import unshown
-from stormproof.core.tracking.verdict import ACKER, Complete, ComponentCounts, Counts, Edge, FailedIn
+from stormproof.core.tracking.acker import ACKER
+from stormproof.core.tracking.verdict import Complete, ComponentCounts, Counts, Edge, FailedIn
 from stormproof.sinks.contract.protocol import (
     PROBLEM,
     CommitResult,

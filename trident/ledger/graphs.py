@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from stormproof.core.base.arguments import operator
 from stormproof.core.base.errors import Json, PositionMismatch, UsageError
 from stormproof.core.base.message import storable_text
+from stormproof.core.contract.fold import fold_from_json
 from stormproof.core.contract.schema import type_name
-from stormproof.core.contract.sink import fold_from_json
 from stormproof.core.graph.plan import (
     BoltNode,
     CombineNode,

@@ -16,7 +16,8 @@ from stormproof.sinks.contract.registry import SinkAddress
 from stormproof.sinks.postgres.columns import known_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.connection import key_of_name, locate
-from stormproof.sinks.postgres.hold import RowsByKey, TableHold
+from stormproof.sinks.postgres.hold import TableHold
+from stormproof.sinks.postgres.merge import RowsByKey
 from stormproof.sinks.postgres.refusals import is_empty, require_durable
 from stormproof.sinks.postgres.table import (
     MapKey,

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from stormproof.core.contract.sink import Fold
+from stormproof.core.contract.fold import Fold
 from stormproof.core.contract.source import SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import SinkIdentity

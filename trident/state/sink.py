@@ -17,8 +17,9 @@ from stormproof.core.base.errors import CannotTell, Json, SinkRefused, StoreUnav
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee
 from stormproof.core.base.process import kept_from_forks
+from stormproof.core.contract.fold import AnyFold, Fold
 from stormproof.core.contract.schema import can_be_key
-from stormproof.core.contract.sink import APPEND_AND_FOLD, EVERY_FOLD, AnyFold, Fold, SinkInput, SinkMode, TableKey
+from stormproof.core.contract.sink import APPEND_AND_FOLD, EVERY_FOLD, SinkInput, SinkMode, TableKey
 from stormproof.core.contract.source import SourceKind
 from stormproof.core.postgres.database import Database
 from stormproof.core.storage.protocol import absolute

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Slice
 from stormproof.trident.telemetry.catalogue import BUCKETS_S, METRICS, Book, Kind, Metric, Where

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import SettingsError, TransientError
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.core.base.message import FailureReason, Guarantee
 from stormproof.core.contract.source import Backlog, Slice, Source
 from stormproof.core.graph.plan import Plan

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arguments import instead_of, require_whole, shown
 from stormproof.core.base.errors import TopologyError
-from stormproof.core.contract.sink import ByOrder, End, SetTruncated, SetUnion
+from stormproof.core.contract.fold import ByOrder, End, SetTruncated, SetUnion
 from stormproof.core.graph.aggregation import (
     Aggregation,
     AggregationKind,

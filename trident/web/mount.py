@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stormproof.core.base.clock import SystemClock
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.trident.web.people import LOOPBACK, POLL_S, Identify, WebOptions, WebUser
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ca
 
 from stormproof.core.base.arguments import shown
 from stormproof.core.base.errors import MissingRight, StoreUnavailable, StormproofError, TransientError, UsageError
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer

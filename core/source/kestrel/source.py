@@ -20,7 +20,8 @@ from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.kestrel.client import Address, Connection, Hosts
-from stormproof.core.source.metadata import Fact, IdFrom, KeepsMetadata, Metadata
+from stormproof.core.source.metadata import Fact, KeepsMetadata, Metadata
+from stormproof.core.source.stable_ids import IdFrom
 
 log = logging.getLogger("stormproof.source")
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 import pyarrow as pa
 
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.core.base.message import storable_text
 from stormproof.core.source.metadata import Fact, Metadata
 

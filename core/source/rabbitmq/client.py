@@ -22,7 +22,7 @@ import pyarrow as pa
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, MissingRight, StoreUnavailable, StormproofError, UsageError
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.core.base.message import storable_text
 from stormproof.core.source.metadata import Fact, Metadata
 

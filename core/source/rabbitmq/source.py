@@ -16,7 +16,7 @@ from stormproof.core.contract.payload import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.metadata import MESSAGE_ID, IdFrom, KeepsMetadata
+from stormproof.core.source.metadata import KeepsMetadata
 from stormproof.core.source.rabbitmq.client import (
     AUTO,
     PREFETCH_MAX,
@@ -27,6 +27,7 @@ from stormproof.core.source.rabbitmq.client import (
     dataset_at,
     limits_said,
 )
+from stormproof.core.source.stable_ids import MESSAGE_ID, IdFrom
 
 log = logging.getLogger("stormproof.source")
 

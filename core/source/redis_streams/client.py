@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, MissingRight, PositionMismatch, StoreUnavailable, UsageError
-from stormproof.core.base.machine_faults import required
+from stormproof.core.base.extras import required
 from stormproof.core.base.message import storable_text
 from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look
 

@@ -19,7 +19,8 @@ import pyarrow as pa
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.message import Guarantee, MessageFailure
-from stormproof.core.contract.sink import AnyFold, PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext, TaskWriter
+from stormproof.core.contract.fold import AnyFold
+from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode, SinkSpec, TaskContext, TaskWriter
 from stormproof.core.contract.source import Lease, Limit, Resolution, Slice
 from stormproof.core.pending.numbered import range_of
 from stormproof.core.source.memory import MemorySource

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.core.contract.sink import AnyFold, ByOrder, End, SetTruncated, SetUnion, SinkInput
+from stormproof.core.contract.fold import AnyFold, ByOrder, End, SetTruncated, SetUnion
+from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import CommitOutcome, CommitResult, PreparedTransaction, SinkSession
 from stormproof.testing.sinks.harness import SinkHarness
 

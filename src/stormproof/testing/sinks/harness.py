@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pytest
 
+from stormproof.core.contract.fold import Fold
 from stormproof.core.contract.sink import (
     MESSAGE_COLUMNS,
-    Fold,
     PreparedFile,
     SinkInput,
     SinkMode,
