@@ -24,7 +24,7 @@ from stormproof.core.base.errors import JobFailed, TasksBroken, UsageError
 from stormproof.core.base.message import FailureReason, storable_text
 from stormproof.core.bolt.tuples import Tuple, text_of
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.functions import CAUGHT, batch_of, blame
+from stormproof.core.user_code.functions import CAUGHT, batch_of, blame, copied, copies_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,14 @@ class Output:
     (row, number of links, tuple in hand).
     """
 
-    __slots__ = ("_component", "chosen", "handles", "name", "odd", "ordinals", "schema", "tasks", "values")
+    __slots__ = ("_component", "chosen", "copies", "handles", "name", "odd", "ordinals", "schema", "tasks", "values")
 
     def __init__(self, component: str, name: str, schema: pa.Schema, tasks: int | None) -> None:
         self._component = component
         self.name = name
         self.schema = schema
         self.tasks = tasks
+        self.copies = copies_of(schema)
         self.clear()
 
     def clear(self) -> None:
@@ -334,8 +335,8 @@ class Collector:
         chosen: int | None = None
         if task is not None or out.tasks is not None:
             chosen = out.checked_task(task)
-        if type(values) is list or type(values) is dict:  # the bolt may change it before the call is over
-            values = values.copy()
+        if values.__class__ in out.copies:
+            values = copied(values, out.copies)
         if type(anchors) is Tuple:
             links = anchors._links
             if links >= 0 and anchors._origin.owner is self:

@@ -34,7 +34,7 @@ from stormproof.core.bolt.collector import (
 )
 from stormproof.core.bolt.tuples import Origin, Tuple, handle_of, text_of, tuples_from
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.functions import CAUGHT, arrow_result, blame, nulls_refused
+from stormproof.core.user_code.functions import CAUGHT, arrow_result, blame, copied, nulls_refused
 
 P = ParamSpec("P")
 
@@ -235,8 +235,8 @@ class _Basic(_Way):
                 chosen = out.checked_task(task)
                 if chosen is not None:
                     out.chosen.append(chosen)
-            if type(values) is list or type(values) is dict:  # the bolt may change it before the call is over
-                values = values.copy()
+            if values.__class__ in out.copies:
+                values = copied(values, out.copies)
             out.values.append(values)
             out.handles.append(row)
 

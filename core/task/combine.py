@@ -26,7 +26,7 @@ from stormproof.core.graph.aggregation import (
 )
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.reduce import How, Request, failed_for_group, in_key_order, members_of, reduced
-from stormproof.core.user_code.functions import CAUGHT, batch_of, blame, column_of
+from stormproof.core.user_code.functions import CAUGHT, batch_of, blame, column_of, copied, copies_of
 
 COMBINE_ROWS_MAX: Final = 262_144
 """The partial rows that a combiner holds before it merges them, so that its number of keys bounds its memory."""
@@ -85,11 +85,11 @@ def prepare(group: GroupBy, rows: pa.RecordBatch, heartbeat: Heartbeat | None = 
     for a in group.aggregations:
         if not isinstance(a, UserAggregation) or not a.combines or _prepared(a) in rows.schema.names:
             continue
-        values: list[object] = []
+        values, copies = list[object](), copies_of(a.results)
         calls: Iterable[tuple[object, ...]] = arguments([rows.column(f) for f in a.fields])
         for call in calls if heartbeat is None else heartbeat.each(list(calls)):
             try:
-                values.append(a.code.init(*call))
+                values.append(copied(a.code.init(*call), copies))
             except CAUGHT as error:
                 failed.setdefault(len(values), blame(error))
                 values.append(None)
@@ -369,11 +369,14 @@ class _Round:
             left = [row for row in left if row not in raised]
 
     def _reduced(self, a: UserAggregation) -> tuple[list[pa.Array], Rows]:
-        calls, reduce = self._calls(a), a.code.reduce
-        values = [
-            self._over(rows, lambda: self._unblamed(a, "init", a.code.init), lambda v, row: reduce(v, *calls[row]))
-            for rows in self._members
-        ]
+        calls, reduce, copies = self._calls(a), a.code.reduce, copies_of(a.results)
+
+        def reduced_of(rows: list[int]) -> object:
+            return self._over(
+                rows, lambda: self._unblamed(a, "init", a.code.init), lambda v, row: reduce(v, *calls[row])
+            )
+
+        values = [copied(reduced_of(rows), copies) for rows in self._members]
         column = (
             pa.nulls(len(values), a.results.field(0).type) if self.failed else results_column(self._group, a, values)
         )
@@ -383,21 +386,24 @@ class _Round:
         calls, aggregate = self._calls(a), a.code.aggregate
         out: list[object] = []
         counts: list[int] = []
-        emitted: list[object] = []
+        emitted, copies = list[object](), copies_of(a.results)
+
+        def emit(values: object) -> None:
+            emitted.append(copied(values, copies))
 
         def begin() -> Any:
             emitted.clear()
             return self._unblamed(a, "init", a.code.init)
 
         def step(state: Any, row: int) -> Any:
-            gave = aggregate(state, emitted.append, *calls[row])
+            gave = aggregate(state, emit, *calls[row])
             return state if gave is None else gave
 
         for rows in self._members:
             state = self._over(rows, begin, step)
             if self.failed:
                 continue  # this round gives no result
-            self._unblamed(a, "complete", partial(a.code.complete, state, emitted.append))
+            self._unblamed(a, "complete", partial(a.code.complete, state, emit))
             out += emitted
             counts.append(len(emitted))
         batch, wrong = batch_of(out, a.results, (), f"{type(a.code).__name__} emitted")

@@ -25,11 +25,14 @@ from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.concurrent_calls import Call, Waiting, _in_child
 from stormproof.core.user_code.functions import (
     CAUGHT,
+    Copies,
     answer_with,
     arrow_result,
     batch_of,
     blame,
     calls_end_here,
+    copied,
+    copies_of,
     no_rows,
     nulls_refused,
 )
@@ -155,18 +158,21 @@ class _Given:
         arguments: Iterable[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         if heartbeat is not None and heartbeat.careful:  # it notes one message at a time
             at_a_time, arguments = 1, heartbeat.each(list(arguments))
+        copies = copies_of(node.schema)
         if node.kind in (OperationKind.FLAT_MAP, OperationKind.FLAT_EACH) and not node.is_async:
-            call = _collected(call)
-        waiting = Waiting(node.component, call, node.is_async, at_a_time, calls.timeout_s, heartbeat, calls.go_on)
+            call = _collected(call, copies)
+        waiting = Waiting(
+            node.component, call, node.is_async, at_a_time, calls.timeout_s, heartbeat, calls.go_on, copies
+        )
         return waiting.calls(arguments, calls.message_id)
 
 
-def _collected(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _collected(call: Callable[[Any], Any], copies: Copies) -> Callable[[Any], Any]:
     """As the function, but what it yields is gathered by whoever calls it."""
 
     def collect(argument: Any) -> Any:
         result = call(argument)
-        return result if result.__class__ in _ONE_VALUE else list(result)
+        return result if result.__class__ in _ONE_VALUE else [copied(value, copies) for value in result]
 
     return collect
 
@@ -175,11 +181,12 @@ def _called(given: _Given) -> tuple[list[object], _Failures]:
     """What the function returns for each row; None where it raised."""
     made: list[object] = []
     call, arguments = given.each(made)
-    append, failed = made.append, _Failures()
+    append, failed, copies = made.append, _Failures(), copies_of(given.node.schema)
     while True:
         try:
             for argument in arguments:
-                append(call(argument))
+                result = call(argument)
+                append(result if result.__class__ not in copies else copied(result, copies))
             break
         except CAUGHT as error:
             failed.raised(len(made), error)
@@ -199,14 +206,14 @@ def _flat_map(given: _Given) -> Applied:
     made: list[object] = []
     ends: list[int] = []
     call, arguments = given.each(ends)
-    extend, mark, failed = made.extend, ends.append, _Failures()
+    extend, mark, failed, copies = made.extend, ends.append, _Failures(), copies_of(given.node.schema)
     while True:
         try:
             for argument in arguments:
                 result = call(argument)
                 if result.__class__ in _ONE_VALUE:  # it may be iterable, but its letters or keys are not meant
                     raise TypeError(f"a flat_map's function gives an iterable of values, got {_shown_value(result)}")
-                extend(result)
+                extend([copied(value, copies) for value in result] if copies else result)
                 mark(len(made))
             break
         except CAUGHT as error:

@@ -16,7 +16,7 @@ from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import JobFailed
 from stormproof.core.contract.fold import End, row_of_groups, sets_of_groups
 from stormproof.core.graph.aggregation import DECIMAL_DIGITS_MAX, GroupBy
-from stormproof.core.user_code.functions import CAUGHT, blame, column_of, no_rows
+from stormproof.core.user_code.functions import CAUGHT, blame, column_of, copied, copies_of, no_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +240,13 @@ def _listed(component: str, request: Request, members: Members) -> pa.Array:
 
 
 def _folded(component: str, request: Request, values: list[object], members: Members) -> pa.Array:
-    combine, folded = request.code.combine, list[object]()
+    combine, folded, copies = request.code.combine, list[object](), copies_of(pa.schema([request.field]))
     try:
         for start, stop in zip(members.starts[:-1].tolist(), members.starts[1:].tolist(), strict=True):
             value = values[start]
             for other in values[start + 1 : stop]:
                 value = combine(value, other)
-            folded.append(value)
+            folded.append(copied(value, copies))
     except CAUGHT as error:
         raise failed_for_group(component, f"{type(request.code).__name__}.combine", blame(error)[1]) from error
     made, wrong = column_of(folded, request.field)

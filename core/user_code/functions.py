@@ -412,6 +412,39 @@ def value_text(value: object) -> str:
     return storable_text(text, CULPRIT_MAX_CHARACTERS)
 
 
+Copies = Mapping[type, Callable[[Any], object]]
+
+
+def _all_copied(value: Any) -> object:
+    return copied(value, _ALL)
+
+
+_ALL: Final[Copies] = {
+    tuple: lambda value: tuple(map(_all_copied, value)),
+    list: lambda value: [*map(_all_copied, value)],
+    dict: lambda value: {key: _all_copied(part) for key, part in value.items()},
+    bytearray: bytes,
+    memoryview: bytes,
+    np.ndarray: np.copy,
+}
+_ROWS: Final[Copies] = {list: list.copy, dict: dict.copy}
+
+
+def copies_of(schema: pa.Schema) -> Copies:
+    """How a row that a user's code gives is copied, by its type: the code may fill the same list or buffer again before its
+    rows are taken. Of other types nothing can be changed.
+    """
+    if any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in schema.types):
+        return _ALL
+    return _ROWS if len(schema) > 1 else {}
+
+
+def copied(value: object, copies: Copies) -> object:
+    """The value, or a copy of it."""
+    copy = copies.get(value.__class__)
+    return value if copy is None else copy(value)
+
+
 def batch_of(
     made: list[object], schema: pa.Schema, skip: Iterable[int], gave: str = "the function gave"
 ) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
@@ -478,7 +511,8 @@ def _row(row: object, schema: pa.Schema, gave: str) -> tuple[Sequence[object], s
 
 
 def arrow_result(result: object, given: int, schema: pa.Schema) -> tuple[pa.RecordBatch, Rows]:
-    """What Arrow-wise code gave for `given` rows, checked against its schema; columns are matched by name.
+    """What Arrow-wise code gave for `given` rows, checked against its schema; columns are matched by name. They are copied:
+    the code may fill the same NumPy array again.
 
     Raises:
         TypeError: it is no (record batch, parent index) of that schema.
@@ -504,4 +538,5 @@ def arrow_result(result: object, given: int, schema: pa.Schema) -> tuple[pa.Reco
         )
     if len(parent) and (int(parent.min()) < 0 or int(parent.max()) >= given):
         raise ValueError(f"the parent index has numbers outside 0 to {given - 1}")
-    return pa.RecordBatch.from_arrays(arrays, schema=schema), parent.astype(np.int64)
+    made = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.concat_batches([made, made.slice(0, 0)]), parent.astype(np.int64)

@@ -216,6 +216,25 @@ def test_values_that_are_changed_after_the_emit_were_read_before(kind: type[Any]
         assert rows(run(runner(bolt, default="word string, n long"), "x")) == [("a", 1)]
 
 
+@pytest.mark.parametrize(
+    ("schema", "given", "kept"),
+    [("n array<long>", [[1]], [1]), ("s struct<n: long>", [{"n": 1}], {"n": 1}), ("b binary", [bytearray(b"a")], b"a")],
+)
+def test_a_value_inside_that_is_changed_after_the_emit_was_read_before(schema: str, given: Any, kept: object) -> None:
+    def execute(self: Each, t: Tuple) -> None:
+        basic(t, lambda values: self.collector.emit(values, anchors=t))
+        self.collector.ack(t)
+
+    def basic(t: Tuple, emit: Callable[[object], object]) -> None:
+        (value,) = given
+        held = value.copy()
+        emit((t["word"], held))
+        held.clear()
+
+    for bolt in (Each(execute), Basic(basic)):
+        assert rows(run(runner(bolt, default=f"word string, {schema}"), "x")) == [("x", kept)]
+
+
 def test_held_tuples_are_acked_together_in_finish() -> None:
     def finish(self: Each) -> None:
         self.collector.emit(len(self.held), anchors=self.held)

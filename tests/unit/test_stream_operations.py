@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.jobs import Ran, run_job, source
 from support.operations import COUNTS, LINES, OPERATIONS, WORDS, Greatest, Letters, Ranked, add_all, doubled, words_of
@@ -72,6 +73,121 @@ def test_the_plan_of_every_operation_is_picklable() -> None:
     )
     stages = compile_topology(topology, Guarantee.EXACTLY_ONCE).stages
     assert pickle.loads(pickle.dumps(stages)) is not None  # noqa: S301 - just made
+
+
+# -- what is filled again ----------------------------------------------------------------------------------------------
+
+HELD: dict[str, Any] = {
+    "list": ["", 0],
+    "dict": {"w": "", "n": 0},
+    "inner": [0],
+    "bytes": bytearray(1),
+    "array": np.zeros(1, np.int64),
+}
+"""What the functions below give for every word, with the word's values in it."""
+
+
+def filled(kind: str, word: str) -> Any:
+    held, values = HELD[kind], {"w": word, "n": ord(word)}
+    match kind:
+        case "list":
+            held[:] = values.values()
+        case "dict":
+            held |= values
+        case _:
+            held[0] = values["n"]
+    return held
+
+
+class Filled(Aggregator):
+    """A row for each group: the same list, filled again."""
+
+    result = "w string, n int"
+
+    def init(self) -> None:
+        return None
+
+    def aggregate(self, state: Any, emit: EmitRow, /, word: str) -> str:
+        return word
+
+    def complete(self, state: str, emit: EmitRow, /) -> None:
+        emit(filled("list", state))
+
+
+class Kept(ReducerAggregator):
+    result = "array<int>"
+
+    def init(self) -> list[int]:
+        return list[int](filled("inner", "x"))
+
+    def reduce(self, value: list[int], /, word: str) -> list[int]:
+        return list[int](filled("inner", word))
+
+
+def points(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
+    found = NUMBERS[: rows.num_rows]
+    found[:] = [ord(word) for word in rows.column("word").to_pylist()]
+    if len(found) > 1:
+        raise ValueError("one word at a time")
+    return pa.record_batch({"n": pa.array(found)}), np.arange(rows.num_rows)
+
+
+NUMBERS = np.zeros(9, np.int64)
+
+
+def doubles(word: str) -> Iterator[Any]:
+    yield filled("list", word)
+    yield filled("list", word.upper())
+
+
+async def awaited(word: str) -> AsyncIterator[Any]:
+    for one in doubles(word):
+        yield one
+
+
+PAIRS: dict[str, Any] = {"schema": "w string, n int"}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda w: w.flat_map(doubles, **PAIRS),
+        lambda w: w.flat_map(doubles, concurrency=3, **PAIRS),
+        lambda w: w.flat_map(awaited, **PAIRS),
+    ],
+)
+def test_what_a_generator_gives_and_fills_again_was_taken_before(
+    tmp_path: Path, build: Callable[[Stream], Stream]
+) -> None:
+    ran = good(one(tmp_path, build, [b"a"]))
+    assert [tuple(row.values()) for row in ran.rows["out"]] == [("a", 97), ("A", 65)]
+
+
+@pytest.mark.parametrize(
+    ("build", "shown"),
+    [
+        (lambda w: w.map(lambda x: filled("list", x), schema="w string, n int"), lambda w, n: (w, n)),
+        (lambda w: w.map(lambda x: filled("dict", x), schema="w string, n int"), lambda w, n: (w, n)),
+        (lambda w: w.map(lambda x: (x, filled("inner", x)), schema="w string, n array<int>"), lambda w, n: (w, [n])),
+        (lambda w: w.map(lambda x: filled("array", x), schema="n array<long>"), lambda w, n: ([n],)),
+        (lambda w: w.map(lambda x: filled("dict", x), schema="s struct<w: string>"), lambda w, n: ({"w": w},)),
+        (lambda w: w.map(lambda x: filled("bytes", x), schema="b binary"), lambda w, n: (w.encode(),)),
+        (lambda w: w.map(lambda x: memoryview(filled("bytes", x)), schema="b binary"), lambda w, n: (w.encode(),)),
+        (lambda w: w.each(lambda x: filled("inner", x), schema="n array<int>"), lambda w, n: (w, [n])),
+        (lambda w: w.flat_map(lambda x: [filled("list", x)], schema="w string, n int"), lambda w, n: (w, n)),
+        (
+            lambda w: w.group_by("word").agg(Filled()).map(lambda _, *x: x, schema="w string, n int"),
+            lambda w, n: (w, n),
+        ),
+        (lambda w: w.group_by("word").agg(k=Kept()), lambda w, n: (w, [n])),
+        (lambda w: w.arrow(points, schema="n long"), lambda w, n: (n,)),
+    ],
+)
+def test_what_a_function_gives_and_fills_again_was_taken_before(
+    tmp_path: Path, build: Callable[[Stream], Stream], shown: Callable[[str, int], tuple[object, ...]]
+) -> None:
+    ran = good(one(tmp_path, build, [b"a b", b"c d"], engine=InlineEngine(1)))
+    assert [tuple(row.values()) for row in ran.rows["out"]] == [shown(w, ord(w)) for w in "abcd"]
 
 
 # -- what fails --------------------------------------------------------------------------------------------------------
