@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 import psycopg
 
-from stormproof.core.base.errors import PositionMismatch, SinkRefused
+from stormproof.core.base.errors import PositionMismatch, SettingsError, SinkRefused
 from stormproof.core.base.failpoint import failpoint
 from stormproof.sinks.contract.protocol import (
     Evidence,
@@ -25,7 +25,7 @@ from stormproof.sinks.contract.protocol import (
     SinkIdentity,
     SinkProblem,
 )
-from stormproof.sinks.postgres.connection import MINE, mine_of
+from stormproof.sinks.postgres.connection import MINE, has_records, mine_of
 from stormproof.sinks.postgres.table import TableName, find_oid
 
 # Unchecked, a later attempt may write a txid again: the ledger names the last one.
@@ -63,9 +63,32 @@ class Guard:
             self._server = "" if row is None else str(row[0])
         return f"{self._server}/{oid}"
 
-    def gone(self) -> SinkRefused:
+    def gone(self, connection: psycopg.Connection) -> SinkRefused | SettingsError:
         """The error for a table that is not there."""
-        return SinkRefused(f"{self._where}: there is no such table, it is gone", problem=SinkProblem.TABLE_GONE)
+        return self.out_of_path(connection) or SinkRefused(
+            f"{self._where}: there is no such table, it is gone", problem=SinkProblem.TABLE_GONE
+        )
+
+    def out_of_path(self, connection: psycopg.Connection) -> SettingsError | None:
+        """The error for a name that leads nowhere since this role's search path lacks the schema of the guard's table."""
+        if self._name.schema is not None or not has_records(connection):
+            return None
+        found = connection.execute(
+            "select n.nspname::text, current_user::text from stormproof_sink.guard g "
+            "join pg_class c on g.table_id = %(server)s || c.oid join pg_namespace n on n.oid = c.relnamespace "
+            f"where {MINE} and c.relname = %(table)s and not pg_table_is_visible(c.oid)".encode(),
+            {**self._mine, "table": self._name.table, "server": self.id_of(connection, 0)[:-1]},
+        ).fetchone()
+        if found is None:
+            return None
+        schema, role = found
+        name = TableName(schema, self._name.table)
+        return SettingsError(
+            f"{self._where}: its table is {name}, and the search path of role {role!r} does not lead there. Name it with "
+            "its schema, or set the role's search_path",
+            table=str(name),
+            role=role,
+        )
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
@@ -169,9 +192,8 @@ class Guard:
                 self.claim(connection)
             return self._read(connection, "for update", same_table=same_table)
         txid, digest, table_id, oid = row
-        return self._held(
-            Held(txid, digest), table_id, None if oid is None else self.id_of(connection, oid), same_table
-        )
+        current = None if oid is None else self.id_of(connection, oid)
+        return self._held(connection, Held(txid, digest), table_id, current, same_table)
 
     def _read(self, connection: psycopg.Connection, lock: str, *, same_table: bool) -> Held | None:
         row = connection.execute(
@@ -181,12 +203,14 @@ class Guard:
         if row is None or row[0] is None:
             return None
         txid, digest, table_id = row
-        return self._held(Held(txid, digest), table_id, self.table_id(connection), same_table)
+        return self._held(connection, Held(txid, digest), table_id, self.table_id(connection), same_table)
 
-    def _held(self, held: Held, table_id: str, current: str | None, same_table: bool) -> Held:
+    def _held(
+        self, connection: psycopg.Connection, held: Held, table_id: str, current: str | None, same_table: bool
+    ) -> Held:
         """What is held, by the table with `table_id`, where that is the `current` one or need not be."""
         if same_table and current is None:
-            raise self.gone()
+            raise self.gone(connection)
         if same_table and table_id != current:
             raise PositionMismatch(
                 f"{self._where}: txid {held.txid} went to table {table_id}, the table is now {current}; {self._inspect}",

@@ -210,8 +210,8 @@ class TableHold(StoreRecord):
         if self._table_id is None:
             with self.link.transaction() as connection:
                 self._table_id = self.guard.table_id(connection)
-        if self._table_id is None:
-            raise self.guard.gone()
+                if self._table_id is None:
+                    raise self.guard.gone(connection)
         return self._table_id
 
     def take_over(self, *, create: bool) -> None:
@@ -231,7 +231,7 @@ class TableHold(StoreRecord):
             self._fence.lock(connection)
             if find_oid(connection, self.name) is None:
                 if not create:
-                    raise self.guard.gone()
+                    raise self.guard.gone(connection)
                 one_at_a_time(connection)
                 connection.execute(create_statement(self.name, self.input))
             table, _ = self.check(connection)
@@ -355,6 +355,8 @@ class TableHold(StoreRecord):
                 return EvidenceReport(self.guard.table_id(connection), (), None)
             entries = self.guard.entries(connection, first, last)
             oid = find_oid(connection, self.name)
+            if oid is None and (hidden := self.guard.out_of_path(connection)) is not None:
+                raise hidden
             # A map's number of rows does not follow from what was written: several rows may have one key, or none be kept.
             counts = self.input.mode is not SinkMode.UPSERT and oid is not None
             uncounted = why_uncounted(connection, oid) if counts and oid is not None else None
@@ -393,5 +395,5 @@ class TableHold(StoreRecord):
     def _table(self, connection: psycopg.Connection) -> Table:
         oid = find_oid(connection, self.name)
         if oid is None:
-            raise self.guard.gone()
+            raise self.guard.gone(connection)
         return read_table(connection, oid)

@@ -359,7 +359,7 @@ class PostgresSession(TableHold, SinkSession):
         if facts is None:
             facts = facts_of(ask_facts(connection, self.name, self.input))
             if facts is None:
-                raise self.guard.gone()
+                raise self.guard.gone(connection)
             require_table(facts.table, self.input, where)
             require_no_volatile(facts.volatile, where)
         require_files(self._staging, transaction.files, where=where, digests=True)

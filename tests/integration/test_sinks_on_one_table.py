@@ -14,7 +14,7 @@ from support.streams import SCHEMA, ArrowFrames, Handout
 from support.topologies import MAX_ATTEMPTS
 
 from stormproof import DeltaMap, DeltaSink, PostgresMap, PostgresQueue, PostgresSink, Topology, count, exactly_once
-from stormproof.core.base.errors import TopologyError
+from stormproof.core.base.errors import SettingsError, TopologyError
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkSpec
 from stormproof.core.graph.plan import compile_topology
@@ -217,3 +217,22 @@ def test_the_audit_finds_a_table_as_the_sink_did(operated: Operated, state: bool
     ((described,),) = operated.sql("select description::text from stormproof.topology_sink")
     assert "search_path" in described
     assert secret not in described
+
+
+@pytest.mark.parametrize("state", [False, True], ids=["sink", "map"])
+def test_a_table_that_the_roles_search_path_does_not_lead_to_is_not_called_gone(
+    operated: Operated, state: bool
+) -> None:
+    ((name,),) = operated.sql("select quote_ident(current_database())")
+    operated.sql(f"create schema elsewhere; alter database {name} set search_path = elsewhere")
+    sinks = PostgresSink("counts", name="a"), StateSink("a", PostgresMap("counts"))
+    operated.put(*LINES)
+    operated.run(words(operated, sinks[state]))
+    operated.sql(f"alter database {name} reset search_path")
+    report = operated.verify(status=4)
+    assert report["violations"] == []
+    assert "its table is elsewhere.counts" in report["unknowns"][0]["text"]
+    with pytest.raises(SettingsError, match=r"its table is elsewhere\.counts, and the search path of role"):
+        operated.run(words(operated, sinks[state]))
+    operated.sql("drop table elsewhere.counts")
+    assert operated.verify(status=1)["violations"]
