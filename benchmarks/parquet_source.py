@@ -114,7 +114,7 @@ class RepeatedParquet(Source):
         starts = [first + sum(self._corpus.rows[:i]) for i in range(len(self._corpus.files))]
         return tuple(_reader(path, start) for path, start in zip(self._corpus.files, starts, strict=True))
 
-    def hold(self, lease: Lease, tx: object | None = None) -> None:
+    def pin(self, lease: Lease, tx: object | None = None) -> None:
         """Fenced where the lease was resolved."""
         if self._lease != lease:
             raise Fenced(f"source {self.name}: the lease of {lease.owner} was returned")

@@ -769,7 +769,7 @@ CREATE TABLE stormproof.pending_slice (
   deaths INTEGER DEFAULT 0 NOT NULL,
   death_counted BOOLEAN DEFAULT false NOT NULL,
   PRIMARY KEY (id),
-  CONSTRAINT pending_slice_state CHECK (state in ('open', 'held', 'returned')),
+  CONSTRAINT pending_slice_state CHECK (state in ('open', 'pinned', 'returned')),
   CONSTRAINT pending_slice_owner CHECK ((state = 'returned') = (owner is null)),
   FOREIGN KEY(subscription) REFERENCES stormproof.pending_subscription (id) ON DELETE cascade
 );
@@ -782,7 +782,7 @@ COMMENT ON COLUMN stormproof.pending_slice.path IS 'of a part: its place; else e
 COMMENT ON COLUMN stormproof.pending_slice.mates IS 'slices of one name are opened together';
 COMMENT ON COLUMN stormproof.pending_slice.messages IS 'how many it has';
 COMMENT ON COLUMN stormproof.pending_slice.bytes IS 'of their payloads';
-COMMENT ON COLUMN stormproof.pending_slice.state IS 'open, held (its batch is prepared) or returned';
+COMMENT ON COLUMN stormproof.pending_slice.state IS 'open, pinned (its batch is prepared) or returned';
 COMMENT ON COLUMN stormproof.pending_slice.owner IS 'the batch that has it; null: returned';
 COMMENT ON COLUMN stormproof.pending_slice.epoch IS 'of that batch''s driver';
 COMMENT ON COLUMN stormproof.pending_slice.expires_at IS 'when the lease runs out; null: it does not';

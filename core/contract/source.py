@@ -428,8 +428,8 @@ class Source(Protocol):
         """
         ...
 
-    def hold(self, lease: Lease, tx: object | None = None) -> None:
-        """Make an open lease a held one, which never expires; called before anything is committed to a sink.
+    def pin(self, lease: Lease, tx: object | None = None) -> None:
+        """Pin an open lease: from then on it never expires; called before anything is committed to a sink.
 
         Raises:
             Fenced: the lease has lapsed, was returned, or belongs to another epoch.

@@ -52,7 +52,7 @@ class _Leased:
     """A slice and its lease, if it has one (`row.owner`)."""
 
     row: SliceRow
-    held: bool = False
+    pinned: bool = False
     expires_s: float = 0.0
     death_counted: bool = False
 
@@ -229,7 +229,7 @@ class MemoryRows:
     def free(self, mates: Collection[str] | None = None) -> SliceRow | None:
         """The first slice that was returned or whose lease ran out; one with mates may have its lease still."""
         slices, named = self._sub.slices.values(), set(mates or ()) - {""}
-        own = (one for one in slices if self._is_free(one) or (one.row.mates in named and not one.held))
+        own = (one for one in slices if self._is_free(one) or (one.row.mates in named and not one.pinned))
         free = (one.row for one in own if mates is None or one.row.mates in mates)
         return min(free, key=lambda row: (row.place, row.id), default=None)
 
@@ -294,13 +294,13 @@ class MemoryRows:
             self._drop(self._sub.slices, leased.row.id)
         return leased.row
 
-    def touch(self, lease: Lease, *, hold: bool) -> bool:
+    def touch(self, lease: Lease, *, pin: bool) -> bool:
         """Hold, or move the expiry."""
         leased = self._mine(lease)
         if leased is None or self._is_free(leased):
             return False
         expires_s = self._clock.monotonic_s() + lease.seconds
-        self._put(self._sub.slices, leased.row.id, replace(leased, held=leased.held or hold, expires_s=expires_s))
+        self._put(self._sub.slices, leased.row.id, replace(leased, pinned=leased.pinned or pin, expires_s=expires_s))
         return True
 
     def give_back(self, lease: Lease) -> bool:
@@ -326,7 +326,7 @@ class MemoryRows:
             row = leased.row
             if row.owner is None:
                 continue
-            died = row.epoch < epoch and not leased.held
+            died = row.epoch < epoch and not leased.pinned
             row = replace(row, epoch=epoch, deaths=row.deaths + (died and not leased.death_counted))
             self._put(slices, id_, replace(leased, row=row, death_counted=leased.death_counted or died))
             owners.append(row.owner or "")
@@ -535,7 +535,7 @@ class MemoryRows:
         return next((one for one in sub.slices.values() if (one.row.owner, one.row.epoch) == wanted), None)
 
     def _is_free(self, leased: _Leased) -> bool:
-        return leased.row.owner is None or (not leased.held and self._clock.monotonic_s() >= leased.expires_s)
+        return leased.row.owner is None or (not leased.pinned and self._clock.monotonic_s() >= leased.expires_s)
 
     def _of_slice(self, slice_id: int) -> dict[int, _Waiting]:
         return {id_: retry for id_, retry in sorted(self._sub.retries.items()) if retry.slice == slice_id}

@@ -210,17 +210,17 @@ class PostgresRows:
         found = self._run(statement, *self._who, lease.owner, lease.epoch).fetchone()
         return found and SliceRow(*found)
 
-    def touch(self, lease: Lease, *, hold: bool) -> bool:
-        """Open to held, or move the expiry of an open one."""
+    def touch(self, lease: Lease, *, pin: bool) -> bool:
+        """Open to pinned, or move the expiry of an open one."""
         change = (
-            "state = 'held', expires_at = null"
-            if hold
+            "state = 'pinned', expires_at = null"
+            if pin
             else "expires_at = case when state = 'open' then clock_timestamp()"
             f" + make_interval(secs => {float(lease.seconds)}) end"
         )
         done = self._run(
             f"update {SCHEMA}.pending_slice set {change} where {MINE} and owner = %s and epoch = %s"
-            " and (state = 'held' or (state = 'open' and expires_at > clock_timestamp()))",
+            " and (state = 'pinned' or (state = 'open' and expires_at > clock_timestamp()))",
             *self._who,
             lease.owner,
             lease.epoch,

@@ -176,7 +176,7 @@ class PendingRows(Protocol):
     def free(self, mates: Collection[str] | None = None) -> SliceRow | None:
         """The first slice, by its path, that was returned or whose lease ran out, locked; of the latter `owner` is set.
 
-        With `mates`, only slices of one of these names; and those whose lease has not run out, too, unless they are held:
+        With `mates`, only slices of one of these names; and those whose lease has not run out, too, unless they are pinned:
         that of a mate, in another source, has. The empty name stands for slices that share none.
         """
         ...
@@ -214,8 +214,8 @@ class PendingRows(Protocol):
         """The slice of a lease, locked or deleted; None where this owner has none in this epoch."""
         ...
 
-    def touch(self, lease: Lease, *, hold: bool) -> bool:
-        """Open to held, or (not `hold`) move the expiry of an open one; False where the lease lapsed or is not there."""
+    def touch(self, lease: Lease, *, pin: bool) -> bool:
+        """Open to pinned, or (not `pin`) move the expiry of an open one; False where the lease lapsed or is not there."""
         ...
 
     def give_back(self, lease: Lease) -> bool:

@@ -264,17 +264,17 @@ class PendingSource(Connector):
                 found |= zip(batch.column("id").to_pylist(), batch.column("payload").to_pylist(), strict=True)
         return found
 
-    def hold(self, lease: Lease, tx: object | None = None) -> None:
-        """Open to held; Fenced where the lease lapsed, was returned, or belongs to another epoch."""
-        self._touch(lease, tx, hold=True)
+    def pin(self, lease: Lease, tx: object | None = None) -> None:
+        """Open to pinned; Fenced where the lease lapsed, was returned, or belongs to another epoch."""
+        self._touch(lease, tx, pin=True)
 
     def extend(self, lease: Lease) -> None:
         """Move the lease's expiry; Fenced where it is not ours any more."""
-        self._touch(lease, None, hold=False)
+        self._touch(lease, None, pin=False)
 
-    def _touch(self, lease: Lease, tx: object | None, *, hold: bool) -> None:
+    def _touch(self, lease: Lease, tx: object | None, *, pin: bool) -> None:
         with self.rows(tx) as rows:
-            if rows.touch(lease, hold=hold):
+            if rows.touch(lease, pin=pin):
                 return
             self._explain(rows.fate(lease), lease)
             raise Fenced(

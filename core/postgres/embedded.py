@@ -138,7 +138,7 @@ class EmbeddedPostgres:
     Guarantee:
         The server outlives its starter (a session of its own: neither Ctrl-C nor the starter's death reaches it). Users
         hold a shared file lock, which the kernel drops with a killed process; starting and stopping need an exclusive
-        one. The last user to release stops it; where the last one was killed, the server stays, the next user adopts
+        one. The last user to release stops it; where the last one was killed, the server stays, the next user joins
         it, and its release stops it. What was committed survives any of this, and a crash of the machine.
         No second server starts on the same data, whatever the folder is called (a link, a second mount, a moved folder)
         and whatever containers its users are in, as long as they share a kernel: the server's processes hold a lock
@@ -182,7 +182,7 @@ class EmbeddedPostgres:
         return self._folder.log
 
     def acquire(self) -> Database:
-        """Start the server, or adopt the running one, and become one of its users.
+        """Start the server, or join the running one, and become one of its users.
 
         Raises:
             StoreUnavailable: it did not start (with the end of its log), another process holds the start lock, a server
@@ -200,7 +200,7 @@ class EmbeddedPostgres:
                 try:
                     if not try_lock(lock, path, shared=True):  # an exclusive one is only held under the start lock
                         raise self._folder.failed(f"another process holds {path} although it starts and stops nothing")
-                    self._database = self._adopt() or self._start()
+                    self._database = self._join() or self._start()
                 except BaseException:
                     os.close(lock)
                     raise
@@ -259,7 +259,7 @@ class EmbeddedPostgres:
         """
         return is_data_locked(self._data) or self.pid is not None
 
-    def _adopt(self) -> Database | None:
+    def _join(self) -> Database | None:
         """The running server's database, once it answers; None where none runs."""
         if not self._works():
             return None
@@ -453,7 +453,7 @@ class EmbeddedPostgres:
 
     def _end_elsewhere(self, mode: StopMode) -> None:
         """End a server in another PID namespace, which no signal from here reaches."""
-        database = self._adopt()
+        database = self._join()
         if database is not None:
             self._send_from_inside(database, mode)
 

@@ -110,7 +110,7 @@ class SourceGroup(Source):
         since each source's confirm and abort may be repeated. `times_opened` also counts slices that were returned
         because they could not share a batch with those of another spout.
 
-    `hold` and `extend` work only on the object that opened or recovered the lease. Nothing else depends on what the object
+    `pin` and `extend` work only on the object that opened or recovered the lease. Nothing else depends on what the object
     remembers.
 
     Threads: one that opens, confirms and recovers; others may `extend` meanwhile.
@@ -344,17 +344,17 @@ class SourceGroup(Source):
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
-    def hold(self, lease: Lease, tx: object | None = None) -> None:
-        """Open to held, in every source of the slice.
+    def pin(self, lease: Lease, tx: object | None = None) -> None:
+        """Open to pinned, in every source of the slice.
 
         Raises:
             Fenced: a source refuses, or this object neither opened nor recovered the lease.
         """
         for member in self._holding(lease):
-            member.source.hold(lease, tx)
+            member.source.pin(lease, tx)
 
     def extend(self, lease: Lease) -> None:
-        """Move the lease's expiry, in every source of the slice; raises Fenced as `hold` does."""
+        """Move the lease's expiry, in every source of the slice; raises Fenced as `pin` does."""
         for member in self._holding(lease):
             member.source.extend(lease)
 

@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     Raises:
         SettingsError: an unknown name (the known ones are listed), or an invalid value (with the place where it was set).
 
-    Threads: any number. Forks: allowed; each starts or adopts the embedded Postgres for itself.
+    Threads: any number. Forks: allowed; each starts or joins the embedded Postgres for itself.
     """
 
     model_config = SettingsConfigDict(
@@ -278,7 +278,7 @@ class Settings(BaseSettings):
         return self.database_url is None and not any(os.environ.get(name) for name in _PG_NAMES)
 
     def resolve_database(self, environment: Mapping[str, str] | None = None) -> Database:
-        """The Postgres to use: `database_url`, else PG* variables, else the embedded one, started or adopted.
+        """The Postgres to use: `database_url`, else PG* variables, else the embedded one, started or joined.
 
         An embedded one is held until this process ends.
 

@@ -1,6 +1,6 @@
 """The attempts at one batch: from its opened slice to its outcome. A message that kills its worker is set aside here.
 
-It knows no ledger and no store: a journal records each further attempt before its job runs, and the caller acts on the
+It knows no ledger and no store: an attempt log records each further attempt before its job runs, and the caller acts on the
 outcome. No batch goes on for ever: each way in which an attempt can end leads to another attempt a bounded number of times.
 """
 
@@ -91,7 +91,7 @@ class JobDied:
         return cls(storable_text(error), suspects=suspects, outside=str(error.details.get(OUTSIDE, "")))
 
 
-class Journal(Protocol):
+class AttemptLog(Protocol):
     """Records each further attempt, before its job runs."""
 
     def next_attempt(self, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]) -> Expectation:
@@ -112,7 +112,7 @@ class _InHand:
 
     name: str
     slice: Slice
-    journal: Journal
+    attempt_log: AttemptLog
     attempt: Attempt
     failed: dict[int, FailedIn] = field(default_factory=dict[int, FailedIn])
     died: int = 0
@@ -190,17 +190,17 @@ class BatchRunner:
         self._shortages = Shortages()
         self._lost_batches = 0
 
-    def attempts(self, name: str, slice_: Slice, seed: int, journal: Journal) -> Attempts:
+    def attempts(self, name: str, slice_: Slice, seed: int, attempt_log: AttemptLog) -> Attempts:
         """Yields each attempt whose job is to be run, is sent the job's result, and returns the batch's outcome.
 
-        `name` names the batch in logs and errors. Journal and source are called in the thread that sends.
+        `name` names the batch in logs and errors. Attempt log and source are called in the thread that sends.
 
         Raises:
             BatchUnverified: a message that is alone in its batch cannot be read again.
-            TransientError: the journal or the source does not answer; nothing was decided.
+            TransientError: the attempt log or the source does not answer; nothing was decided.
         """
         # A driver died while it ran this batch before, perhaps of one message: a careful attempt notes which.
-        batch = _InHand(name, slice_, journal, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
+        batch = _InHand(name, slice_, attempt_log, Attempt(1, seed, slice_.expected, careful=slice_.deaths > 0))
         while True:
             batch.unverified_seen = self._unverified
             result = yield batch.attempt
@@ -209,10 +209,10 @@ class BatchRunner:
                 return outcome
 
     def failed_in_hand(
-        self, name: str, slice_: Slice, seed: int, journal: Journal, error: str, ids: Collection[int] | None
+        self, name: str, slice_: Slice, seed: int, attempt_log: AttemptLog, error: str, ids: Collection[int] | None
     ) -> AllFailed:
         """The outcome of a batch of which these messages (None: its only one) are not to run again."""
-        batch = _InHand(name, slice_, journal, Attempt(1, seed, slice_.expected))
+        batch = _InHand(name, slice_, attempt_log, Attempt(1, seed, slice_.expected))
         found = [self._blamed(message, FailureReason.WORKER_LOST, error) for message in self._read(batch, 1, ids)]
         if not found:
             raise BatchUnverified(f"{name}: its one message cannot be read again")
@@ -465,7 +465,7 @@ class BatchRunner:
         seed, excluded = self._new_seed(), frozenset(batch.failed)
         if batch.trial is not None:
             excluded |= self._ids(batch) - set(batch.trial)
-        expected = batch.journal.next_attempt(before.number, end, storable_text(error), seed, excluded)
+        expected = batch.attempt_log.next_attempt(before.number, end, storable_text(error), seed, excluded)
         batch.attempt = Attempt(
             before.number + 1, seed, expected, excluded, per_message=per_message, careful=careful or before.careful
         )

@@ -309,7 +309,7 @@ class SinkSession(StoreRecord, Protocol):
         ...
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        """Adopt one transaction, by the table of `decide`.
+        """Commit one transaction, by the table of `decide`.
 
         `checked` is on under exactly-once. Off (at-least-once, at-most-once), the txid is recorded as evidence, and
         what the sink held before is not compared.

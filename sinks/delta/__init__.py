@@ -1,12 +1,13 @@
-"""Delta tables as a sink: appends by adoption of prepared files, folds by MERGE; committed by delta-rs, or by Spark.
+"""Delta tables as a sink: appends by adding prepared files to the log, folds by MERGE; by delta-rs, or by Spark.
 
 A power loss is handled in two places: `power_loss` syncs a version's files and log entry, finds log entries and checkpoints
-that were written in part, and lost blocks in the files of a MERGE; `hold` refuses to go on or takes the lost version back.
+that were written in part, and lost blocks in the files of a MERGE; `transactional_table` refuses to go on
+or takes the lost version back.
 
 | module | question that it answers |
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it, how does a driver write to it |
-| `hold` | the commit: may this driver write the next txid; which one does the log hold, with all of its files |
+| `transactional_table` | the commit: may this driver write the next txid; is the last one in the log, with its files |
 | `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
 | `log` | what does the log say of each version and of the live files, and how does it spell their paths |
 | `evidence` | at which txid is the table, by its log; what has become of our txids' rows |

@@ -1,6 +1,6 @@
 """Compares the files of a Delta table with the prepared files on record.
 
-An adopted file that is live still is compared by its SHA-256. Files that were rewritten without a change of data (OPTIMIZE,
+An added file that is live still is compared by its SHA-256. Files that were rewritten without a change of data (OPTIMIZE,
 or a commit by Spark, which copies the prepared files) are compared by content: the rows of all files that went into some
 files, with the rows of those.
 
@@ -58,33 +58,33 @@ from stormproof.sinks.rows.content import (
 )
 
 if TYPE_CHECKING:
-    from stormproof.sinks.delta.hold import TableHold
+    from stormproof.sinks.delta.transactional_table import TransactionalTable
 
 _BATCH_ROWS: Final = 64 * 1024
 _MAPPING: Final = "delta.columnMapping.mode"
 _STORED_AS: Final = "delta.columnMapping.physicalName"
 
 
-def compare(hold: TableHold, read: ReadRecord, span: Span, progress: Progress) -> Comparison:
+def compare(ours: TransactionalTable, read: ReadRecord, span: Span, progress: Progress) -> Comparison:
     """See `SupportsCompareRows.compare_rows`."""
     found = Compared()
-    table = hold.load()
-    entries = [entry for v in hold.log.tail(table.version()) if (entry := hold.log.entry(v)) is not None]
-    if hold.input.mode is SinkMode.APPEND:
-        one = _Files(hold, table, entries, span, progress, found)
+    table = ours.load()
+    entries = [entry for v in ours.log.tail(table.version()) if (entry := ours.log.entry(v)) is not None]
+    if ours.input.mode is SinkMode.APPEND:
+        one = _Files(ours, table, entries, span, progress, found)
         one.against(read())
     else:
-        compare_by_key(hold, table, entries, read, span, found)
+        compare_by_key(ours, table, entries, read, span, found)
     if span[0] <= 1:
-        _statistics(hold, table, found)
+        _statistics(ours, table, found)
     return found.comparison
 
 
-def _statistics(hold: TableHold, table: DeltaTable, found: Compared) -> None:
+def _statistics(ours: TransactionalTable, table: DeltaTable, found: Compared) -> None:
     """Whether the table's statistics of each live file let its rows be found."""
     try:
-        adds = live_adds(hold.log, table.version())
-        wrong, unread = wrong_statistics(hold.log, adds)
+        adds = live_adds(ours.log, table.version())
+        wrong, unread = wrong_statistics(ours.log, adds)
     except (OSError, ValueError, SinkRefused) as error:
         found.left_out.append(f"the statistics of its files: {error}")
         return
@@ -101,7 +101,7 @@ def _statistics(hold: TableHold, table: DeltaTable, found: Compared) -> None:
 
 @dataclass(slots=True)
 class _Source:
-    """What a txid wrote, as far as it can be told apart in the table: one adopted file, or all that a commit copied."""
+    """What a txid wrote, as far as it can be told apart in the table: one added file, or all that a commit copied."""
 
     txid: int
     rows: int
@@ -120,21 +120,21 @@ class _Files:
 
     def __init__(
         self,
-        hold: TableHold,
+        ours: TransactionalTable,
         table: DeltaTable,
         entries: Sequence[LogEntry],
         span: Span,
         progress: Progress,
         found: Compared,
     ) -> None:
-        self._hold, self._entries, self._span, self._progress, self._found = hold, entries, span, progress, found
+        self._table, self._entries, self._span, self._progress, self._found = ours, entries, span, progress, found
         self._live = live_files(table)
         self._partitions = _partitions(table)
         self._is_partitioned = bool(table.metadata().partition_columns)
         self._operations = {entry.version: entry.operation for entry in entries}
         self._stored_as = stored_names(table)
         self._changed = [entry.version for entry in entries if entry.changes_table]
-        self._commits = our_commits(entries, hold.identity.application_id)
+        self._commits = our_commits(entries, ours.identity.application_id)
         self._trail = Trail()
         self._origins = _Origins()
         for entry in entries:
@@ -200,7 +200,7 @@ class _Files:
         return sources
 
     def _source(self, txid: int, file: PreparedFile, path: str, version: int = 0) -> _Source:
-        """One adopted file."""
+        """One added file."""
         partition = _spelled(json.loads(file.partition)) if file.partition and self._partitions else "{}"
         content, (files, _, _) = Content.of_text(file.content), self._trail.end(path, self._live)
         return _Source(txid, file.rows, partition, content, version, file.path, file.digest, files)
@@ -216,10 +216,10 @@ class _Files:
     # -- comparing ---------------------------------------------------------------------------------------------------
 
     def _plain(self, sources: Sequence[_Source]) -> None:
-        """Files that are as they were adopted."""
+        """Files that are as they were added."""
         good, rows = set[int](), 0
         for source in sources:
-            path = self._hold.log.local_path(source.path)
+            path = self._table.log.local_path(source.path)
             if path is None or files_at(path).stat(path) is None:
                 continue  # the log's own check names a file that is missing
             try:
@@ -282,7 +282,7 @@ class _Files:
             return "rows of their files were deleted"
         if any(source.content is None for source in group):
             return "their rows were moved to other files, and no content digest of them is on record"
-        paths = [path for path in files if self._hold.log.local_path(path) is None]
+        paths = [path for path in files if self._table.log.local_path(path) is None]
         return "their files are not on this machine's file systems" if paths else None
 
     def _compare_group(self, group: Sequence[_Source], files: set[str], txids: set[int]) -> bool:
@@ -305,7 +305,7 @@ class _Files:
         return not differs
 
     def _read(self, path: str, kinds: Sequence[tuple[str, str]]) -> Content:
-        local = self._hold.log.local_path(path)
+        local = self._table.log.local_path(path)
         assert local is not None
         total = ContentSum(kinds)
         with files_at(local).open_native(local) as opened, pq.ParquetFile(opened) as parquet:
@@ -338,7 +338,7 @@ class _Files:
                     by_others=True,
                 )
             name = parse_prepared_name(os.path.basename(path))
-            mine = name is not None and name.incarnation == self._hold.identity.incarnation
+            mine = name is not None and name.incarnation == self._table.identity.incarnation
             if path in traced or later:
                 continue
             if mine or (path in self._trail.known and not strangers):
@@ -448,7 +448,7 @@ def _rows_of(table: DeltaTable) -> int | None:
 
 
 def compare_by_key(
-    hold: TableHold,
+    ours: TransactionalTable,
     table: DeltaTable,
     entries: Sequence[LogEntry],
     read: ReadRecord,
@@ -456,13 +456,13 @@ def compare_by_key(
     found: Compared,
 ) -> None:
     """Compare the table as a whole, and count the rows of an upsert or a fold by txid."""
-    lineage, application = hold.input.lineage, hold.identity.application_id
+    lineage, application = ours.input.lineage, ours.identity.application_id
     column = None if lineage is None else lineage.txid
-    _foreign_versions(hold.log, application, entries, span, found)
+    _foreign_versions(ours.log, application, entries, span, found)
     if span[1] is None:
-        _against_totals(hold, table, found, entries)
+        _against_totals(ours, table, found, entries)
     else:
-        found.not_in_part(hold.input)
+        found.not_in_part(ours.input)
     if column is None:
         return
     if any(_is_another_lifes(entry, application) for entry in entries):
@@ -475,7 +475,7 @@ def compare_by_key(
     except (DeltaError, OSError, ValueError) as error:
         found.left_out.append(f"its rows: they cannot be counted by txid: {error}")
         return
-    written = {ours.txid: ours.rows for entry in entries if (ours := entry.ours(application)) is not None}
+    written = {mine.txid: mine.rows for entry in entries if (mine := entry.ours(application)) is not None}
     record = read()
     for txid, files in record.files.items():
         written.setdefault(txid, sum(file.rows for file in files))
@@ -499,14 +499,14 @@ def _is_another_lifes(entry: LogEntry, application: str) -> bool:
     )
 
 
-def _against_totals(hold: TableHold, table: DeltaTable, found: Compared, entries: Sequence[LogEntry]) -> None:
+def _against_totals(ours: TransactionalTable, table: DeltaTable, found: Compared, entries: Sequence[LogEntry]) -> None:
     """The table's keys, its number of rows and its sums, with the record of its commits. Where this sink was renamed, the
     record that goes on is that of its newest name.
     """
-    keys, schema, there_now = hold.input.keys, hold.input.schema, table.schema().to_arrow().names
-    sums = [name for name in summed_columns(hold.input.folds) if name in there_now]
-    application = hold.identity.application_id
-    expected = totals_at(hold.log, table, find_position(hold.log, table, application), application)
+    keys, schema, there_now = ours.input.keys, ours.input.schema, table.schema().to_arrow().names
+    sums = [name for name in summed_columns(ours.input.folds) if name in there_now]
+    application = ours.identity.application_id
+    expected = totals_at(ours.log, table, find_position(ours.log, table, application), application)
     newest = max((entry.version for entry in entries if entry.ours(application) is not None), default=-1)
     if any(entry.version > newest and _is_another_lifes(entry, application) for entry in entries):
         expected = None
@@ -521,11 +521,11 @@ def _against_totals(hold: TableHold, table: DeltaTable, found: Compared, entries
             there = Totals(batch.num_rows + (there.rows or 0), added_up(there.sums, sums_of(batch, sums)))
             content.add(batch)
         keyed = partial(read_rows, table, schema, keys)
-        doubled = doubled_keys(keyed, there.rows or 0, keys) if all_hashable(hold.input) else None
+        doubled = doubled_keys(keyed, there.rows or 0, keys) if all_hashable(ours.input) else None
     except (DeltaError, OSError, ValueError) as error:
         found.left_out.append(f"its rows: they cannot be read: {error}")
         return
-    found.by_key(hold.input, expected, replace(there, content=content.content), doubled)
+    found.by_key(ours.input, expected, replace(there, content=content.content), doubled)
 
 
 def _foreign_versions(

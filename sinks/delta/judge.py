@@ -7,7 +7,7 @@ loses against the held one is not asked, since the table never hears of it. Spar
 computes generated columns and defaults, too. What cannot be known before a commit is an identity column's value: a
 constraint that names one, or a column generated from one, is not asked.
 
-The table's log adopts files as a whole. So the rows that are left of a file are written into a new one, and the log entry
+The table's log adds files as a whole. So the rows that are left of a file are written into a new one, and the log entry
 records each row that was left out: the driver that commits again is told the same.
 """
 
@@ -456,29 +456,29 @@ class Judge:
     where: str
 
     def refused(self) -> LeftOut | None:
-        """Before the rows are put: misfits, and where files are adopted the rows that violate a CHECK constraint, or a NOT
+        """Before the rows are put: misfits, and where files are added the rows that violate a CHECK constraint, or a NOT
         NULL made since they were checked. A MERGE, and Spark, ask the table themselves, and `refused_since` comes after.
         """
         files = self.transaction.files
-        asks = self._adopts and may_reject(self.table, self.input)
+        asks = self._adds_files and may_reject(self.table, self.input)
         if Misfits.of(files) or (asks and violates(self.table, self.directory, files, self.where)):
             return self._left_out()
         return None
 
     def refused_since(self) -> LeftOut | None:
         """The same for a table that has just refused the rows as a whole; None, too, where it cannot be told which."""
-        return None if self._adopts else self._left_out()
+        return None if self._adds_files else self._left_out()
 
     def untold(self) -> str:
         """Which of the table's rules cannot be asked, and the remedy, for the error of a refusal; "": none."""
         return "" if self.spark is None else _ToldBySpark(self, self.spark).untold()
 
     @property
-    def _adopts(self) -> bool:
+    def _adds_files(self) -> bool:
         return self.spark is None and not self.input.is_by_key
 
     def _left_out(self) -> LeftOut | None:
-        """The rows that are left are written and synced, into files to be adopted or to be read. Where the commit fails,
+        """The rows that are left are written and synced, into files to be added or to be read. Where the commit fails,
         these go with the dead attempts'.
         """
         transaction, input_ = self.transaction, self.input
@@ -501,7 +501,7 @@ class Judge:
             )
         changed = {row.file for row in refused} if not input_.is_by_key else {f.path for f in transaction.files}
         old = {file.path: file for file in transaction.files if file.path in changed}
-        written = _Rewritten(self.directory, old, input_, self._adopts).written(rejects.kept())
+        written = _Rewritten(self.directory, old, input_, self._adds_files).written(rejects.kept())
         files = written + tuple(file for file in transaction.files if file.path not in changed)
         return LeftOut(
             replace(transaction, files=files, rows=sum(file.rows for file in files)),
@@ -509,7 +509,7 @@ class Judge:
             transaction.superseded - rejects.reinstated,
             rejects.reinstated,
             record,
-            written if self._adopts else (),
+            written if self._adds_files else (),
         )
 
 
@@ -534,7 +534,7 @@ class _Rewritten:
     directory: str
     files: Mapping[str, PreparedFile]
     input: SinkInput
-    adopted: bool
+    added: bool
 
     def written(self, parts: Iterator[Part]) -> tuple[PreparedFile, ...]:
         """The new files. Where it fails, they are removed."""
@@ -566,10 +566,10 @@ class _Rewritten:
             self.directory,
             TaskContext(name.incarnation, name.txid, name.attempt, name.task),
             schema,
-            private=not self.adopted,
+            private=not self.added,
             partition=file.partition,
-            guarded=self.adopted,
-            hashed=schema.names if self.adopted and file.content else (),
+            guarded=self.added,
+            hashed=schema.names if self.added and file.content else (),
             summed=summed_columns(self.input.folds),
         )
 

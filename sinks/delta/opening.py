@@ -43,7 +43,7 @@ from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, committer_of
 from stormproof.sinks.delta.versions import (
     NewestTable,
     TableHead,
-    adopt_files,
+    add_files,
     entry_of,
     is_table,
     may_pass,
@@ -115,7 +115,7 @@ class Committers:
         if committer is Committer.SPARK:
             self.spark.append(self.spark.no_rows(self._input.schema.names), label)
         else:
-            adopt_files(table, [], label.for_delta_rs())
+            add_files(table, [], label.for_delta_rs())
 
     def restore(self, committer: Committer, table: DeltaTable, version: int, metadata: Mapping[str, str]) -> None:
         """RESTORE the table to a version, in a version with this metadata."""

@@ -55,7 +55,7 @@ from stormproof.sinks.rows.by_key import compared_columns, latest_of
 from stormproof.sinks.rows.merge_sql import quoted, written_where_held
 
 if TYPE_CHECKING:
-    from stormproof.sinks.delta.hold import TableHold
+    from stormproof.sinks.delta.transactional_table import TransactionalTable
 
 log = logging.getLogger("stormproof.sink")
 
@@ -64,44 +64,44 @@ _FILE: Final = "_stormproof_file"
 _ROW: Final = "_stormproof_row"
 
 
-def repair(hold: TableHold, application: str, *, dry_run: bool) -> Repair:
+def repair(ours: TransactionalTable, application: str, *, dry_run: bool) -> Repair:
     """See `SupportsUpkeep`."""
     mended = dict[str, int]()
     for left in reversed(range(TRIES_MAX)):
-        committer = _committer(hold, hold.load())
-        spark = hold.committers.spark if committer is Committer.SPARK else None
+        committer = _committer(ours, ours.load())
+        spark = ours.committers.spark if committer is Committer.SPARK else None
         try:
-            with hold.committers.alone_with_lock(committer):
-                return _repair_once(hold, application, spark, mended, dry_run=dry_run)
+            with ours.committers.alone_with_lock(committer):
+                return _repair_once(ours, application, spark, mended, dry_run=dry_run)
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            hold.close()
+            ours.close()
             if not (left and is_conflict(error)):
                 kind = StoreUnavailable if may_pass(error) else SinkRefused
                 raise kind(
-                    f"{hold.where}: the repair failed, and the table is as it was, or repaired; to see which, or to end it, "
+                    f"{ours.where}: the repair failed, and the table is as it was, or repaired; to see which, or to end it, "
                     f"run it again: {shown(error)}"
                 ) from error
     raise AssertionError("unreachable")
 
 
-def _committer(hold: TableHold, table: DeltaTable) -> Committer:
+def _committer(ours: TransactionalTable, table: DeltaTable) -> Committer:
     """Who is to write: Spark, too, where delta-rs writes rows, but makes no dataset that says in which file a row is."""
     features = table.protocol().reader_features or ()
-    if hold.input.is_by_key and not SUPPORTED_READER_FEATURES.issuperset(features):
-        return hold.committers.require_served(Committer.SPARK)
-    return hold.committers.of_files(table)
+    if ours.input.is_by_key and not SUPPORTED_READER_FEATURES.issuperset(features):
+        return ours.committers.require_served(Committer.SPARK)
+    return ours.committers.of_files(table)
 
 
 def _repair_once(
-    hold: TableHold, application: str, spark: SparkCommitter | None, mended: dict[str, int], *, dry_run: bool
+    ours: TransactionalTable, application: str, spark: SparkCommitter | None, mended: dict[str, int], *, dry_run: bool
 ) -> Repair:
     """`mended`: the files that have got right statistics already, and those that get them here, with the version."""
-    table, log = hold.load(), hold.log
+    table, log = ours.load(), ours.log
     adds = live_adds(log, table.version())
     wrong, unread = wrong_statistics(log, adds)
     left = [f"{len(unread)} files, such as {unread[0]}: their statistics are not read here"] if unread else []
-    plan = _Doubled(hold.input, log, spark)
-    if hold.input.is_by_key:
+    plan = _Doubled(ours.input, log, spark)
+    if ours.input.is_by_key:
         plan.look(table)
     version, files = max(mended.values(), default=None), sorted({*wrong, *mended})
     done = Repair(version, files, plan.kept.num_rows, plan.rows_gone, [*left, *plan.left])
@@ -109,20 +109,20 @@ def _repair_once(
         return done
     # Of the features that have a writer none asks anything of an `add` that has other statistics, and is the same otherwise.
     for found in choose(TableFacts.of(table), SinkMode.APPEND).refused if wrong else ():
-        raise SinkRefused(f"{hold.where}: {refusal(found, SinkMode.APPEND)}; nothing was written")
+        raise SinkRefused(f"{ours.where}: {refusal(found, SinkMode.APPEND)}; nothing was written")
     failpoint("repair.before")
     more = {REPAIRS: application}
     removed = {REMOVED: _off_the_record(log, table, adds, application, plan.rows_gone)} if plan.rows_gone else {}
     if wrong or spark is None:
-        version = _put(hold, table, adds, wrong, plan, more if spark else more | removed)
+        version = _put(ours, table, adds, wrong, plan, more if spark else more | removed)
         mended.update(dict.fromkeys(wrong, version))
     if plan.rows_gone and spark is not None:
-        version = _put_by_spark(hold, spark, plan, more | removed)
+        version = _put_by_spark(ours, spark, plan, more | removed)
     return replace(done, version=version)
 
 
 def _put(
-    hold: TableHold,
+    ours: TransactionalTable,
     table: DeltaTable,
     adds: Mapping[str, Mapping[str, Any]],
     wrong: Mapping[str, Any],
@@ -130,7 +130,7 @@ def _put(
     more: Mapping[str, str],
 ) -> int:
     """Put right statistics, and files that are written anew, by an entry of our own."""
-    log, names = hold.log, list[str]()
+    log, names = ours.log, list[str]()
     with new_files(log, table.version(), names):
         written = {name: plan.rewritten(name, adds[name], names) for name in plan.files}
         log.files.sync_folder(log.table)
@@ -143,7 +143,7 @@ def _put(
             return REPAIRS in there.info and paths == {file.path for file in there.added}
 
         version = put_entry(log, table.version(), entry, {*wrong, *written}, is_it)
-    _sync(hold, version)
+    _sync(ours, version)
     return version
 
 
@@ -154,20 +154,20 @@ def _timed(log: DeltaLog, behind: int) -> dict[str, int]:
     return {} if at_ms is None else {IN_COMMIT: max(now_ms(), at_ms + 1)}
 
 
-def _put_by_spark(hold: TableHold, spark: SparkCommitter, plan: _Doubled, more: Mapping[str, str]) -> int:
+def _put_by_spark(ours: TransactionalTable, spark: SparkCommitter, plan: _Doubled, more: Mapping[str, str]) -> int:
     """Have Spark leave the kept row of each key; it knows what the table's features ask for."""
-    hold.close()
-    before = hold.narrowed(hold.load(), Committer.SPARK, hold.where).version()
+    ours.close()
+    before = ours.narrowed(ours.load(), Committer.SPARK, ours.where).version()
     plan.put(spark, more)
-    version = next(entry.version for entry in hold.log.on_from(before + 1) if REPAIRS in entry.info)
-    _sync(hold, version)
+    version = next(entry.version for entry in ours.log.on_from(before + 1) if REPAIRS in entry.info)
+    _sync(ours, version)
     return version
 
 
-def _sync(hold: TableHold, version: int) -> None:
+def _sync(ours: TransactionalTable, version: int) -> None:
     failpoint("repair.after_log_entry")
-    hold.close()
-    power_loss.sync_version(hold.log, version)
+    ours.close()
+    power_loss.sync_version(ours.log, version)
     failpoint("repair.after_sync")
 
 

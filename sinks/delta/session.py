@@ -1,4 +1,4 @@
-"""A Delta sink opened by one driver: its prepared files are adopted by the table's log, or merged into the table."""
+"""A Delta sink opened by one driver: its prepared files are added to the table's log, or merged into the table."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from stormproof.sinks.delta import power_loss
 from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.evidence import find_position
 from stormproof.sinks.delta.features import AskedCommitter, Committer
-from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.judge import Judge, lacking, may_reject, refused_rows
 from stormproof.sinks.delta.log import GIVEN_UP, Label, Undo, undo_metadata
 from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
+from stormproof.sinks.delta.transactional_table import TransactionalTable
 from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, settle_compactions, vacuum
 from stormproof.sinks.delta.versions import (
     TableHead,
-    adopt_files,
+    add_files,
     all_hashable,
     is_conflict,
     may_pass,
@@ -82,7 +82,7 @@ MERGE_ROWS_IN_MEMORY_MAX: Final = 1_000_000
 """A fold of more rows is streamed from its files; the table's files are then not pruned by the range of its keys."""
 
 
-class DeltaSession(TableHold, SinkSession):
+class DeltaSession(TransactionalTable, SinkSession):
     """One driver's side of a Delta table: its hold on the table, and the folder with the prepared files."""
 
     def __init__(
@@ -119,15 +119,15 @@ class DeltaSession(TableHold, SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the table's folder (append) or in the staging folder (fold)."""
-        adopted = not self.input.is_by_key and self.committer() is Committer.DELTA_RS
-        partitions = tuple(self.head().metadata().partition_columns) if adopted else ()
+        added = not self.input.is_by_key and self.committer() is Committer.DELTA_RS
+        partitions = tuple(self.head().metadata().partition_columns) if added else ()
         leaves_out = self.contract is SchemaContract.DISCARD_ROW
         rejects = leaves_out or self._names_groups or may_reject(self.head(), self.input)
         return FileWriter(
             self.identity.sink,
             self._directory,
             self.limits,
-            private=not adopted,
+            private=not added,
             partitions=partitions,
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
@@ -187,18 +187,18 @@ class DeltaSession(TableHold, SinkSession):
         if not self.input.is_by_key:
             put_back(self._directory, transaction.files)
         by = require_table(table, self.input, where, self._asked)
-        adopts = by is Committer.DELTA_RS and not self.input.is_by_key
-        if adopts:
+        adds = by is Committer.DELTA_RS and not self.input.is_by_key
+        if adds:
             self._require_partitions(table, transaction, where)
         states = states_of(self._directory, transaction.files)
-        # The driver under which files to adopt were written need not read them again. Files that are not adopted are read
+        # The driver under which files to add were written need not read them again. Files that are not added are read
         # anyway, and files that outlived their driver may have changed: in both cases their digests are compared.
-        digests = not adopts or any(state is None or state.modified_ns < self._opened_ns for state in states)
+        digests = not adds or any(state is None or state.modified_ns < self._opened_ns for state in states)
         require_files(self._directory, transaction.files, where=where, digests=digests, states=states)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
-        if adopts and not may_reject(table, self.input):
+        if adds and not may_reject(table, self.input):
             self._require_no_nulls(table, transaction, where)
         if self.input.is_by_key:
             read = partial(prepared_batches, self._directory, transaction.files, self.input.keys)
@@ -252,13 +252,13 @@ class DeltaSession(TableHold, SinkSession):
                 )
 
     def put_next(self, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
-        """Adopt the files."""
+        """Add the files."""
         with self._files_there(transaction) as files:
             return put_next(self.log, table, files, label)
 
     @contextmanager
     def _files_there(self, transaction: PreparedTransaction) -> Generator[list[AddAction]]:
-        """Around an adoption of the files: up to the log entry a VACUUM may take them, and here they are put back."""
+        """Around the commit of the files: up to the log entry a VACUUM may take them, and here they are put back."""
         put_back(self._directory, transaction.files)
         filled = [file for file in transaction.files if file.rows]
         try:
@@ -267,13 +267,13 @@ class DeltaSession(TableHold, SinkSession):
             put_back(self._directory, transaction.files)
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
-        """Adopt the files, or merge their rows."""
+        """Add the files, or merge their rows."""
         if not self.input.is_by_key:
             with self._files_there(transaction) as files:
-                adopt_files(table, files, properties)
+                add_files(table, files, properties)
             return
         if transaction.rows == 0:
-            adopt_files(table, [], properties)
+            add_files(table, [], properties)
             return
         schema = self.input.schema
         batches = prepared_batches(self._directory, transaction.files, schema.names)
@@ -299,8 +299,8 @@ class DeltaSession(TableHold, SinkSession):
             spark.append(frame, label)
 
     def sweep(self, is_dead: IsDead) -> int:
-        """Remove prepared files of dead attempts; never one that the table's log has adopted."""
-        swept = sweep_folder(self._directory, self.identity.incarnation, is_dead, self.adopted)
+        """Remove prepared files of dead attempts; never one that the table's log has added."""
+        swept = sweep_folder(self._directory, self.identity.incarnation, is_dead, self.added_files)
         if not self.input.is_by_key:
             sweep_guards(self._directory, self.identity.incarnation, is_dead)
         return swept
@@ -310,8 +310,8 @@ class DeltaSession(TableHold, SinkSession):
         return unreached(self._directory, files)
 
     def finished(self, transaction: PreparedTransaction) -> None:
-        """The files of a fold may go, and those that Spark has copied; adopted files are the table's own."""
-        copied = self.committer() is Committer.SPARK and not self.has_adopted(transaction)
+        """The files of a fold may go, and those that Spark has copied; added files are the table's own."""
+        copied = self.committer() is Committer.SPARK and not self.has_added(transaction)
         if self.input.is_by_key or copied:
             remove_staged(self._directory, self.identity.incarnation, transaction.txid)
         else:
@@ -325,7 +325,7 @@ class DeltaSession(TableHold, SinkSession):
             self._compact_at_times(self._compact_every)
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        """See `TableHold.commit`."""
+        """See `TransactionalTable.commit`."""
         try:
             result = super().commit(transaction, checked=checked)
         except SinkRefused as error:
@@ -340,7 +340,7 @@ class DeltaSession(TableHold, SinkSession):
         return compare(self, read, (first, last), progress)
 
     def _remove_replaced(self, transaction: PreparedTransaction) -> None:
-        """Remove the prepared files in whose place others were adopted, without the rows that the table refused."""
+        """Remove the prepared files in whose place others were added, without the rows that the table refused."""
         replaced = self._replaced.pop(transaction.txid, None)
         if replaced is None:
             files, paths = files_at(self._directory), [os.path.join(self._directory, f.path) for f in transaction.files]
@@ -351,7 +351,7 @@ class DeltaSession(TableHold, SinkSession):
             if commit is None or commit.txid != transaction.txid:
                 return
             replaced = frozenset(row.file for row in refused_rows(commit.refused))
-        for path in sorted(replaced - self.adopted()) if replaced else ():
+        for path in sorted(replaced - self.added_files()) if replaced else ():
             files_at(self._directory).remove(os.path.join(self._directory, path))
 
     def compact(self, target_bytes: int | None = None) -> Compaction:

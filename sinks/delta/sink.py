@@ -157,7 +157,7 @@ class DeltaSink(TableSink):
     value is NULL, and counted by txid and column; where a column takes no NULL, it fails its message. ``"discard_row"``: the
     message of such a row is a reject of this sink, whole, and the rest of the batch is committed.
 
-    Appended files are written into the table's own folder and adopted by the log. The files of an upsert or a fold go to
+    Appended files are written into the table's own folder and added by the log. The files of an upsert or a fold go to
     `staging`: by default `.stormproof-staging/TABLE` beside the table. There, whoever reaches the table reaches them, on the
     same file system, and neither VACUUM nor a reader of the table's folder comes upon them.
 
@@ -310,7 +310,7 @@ class DeltaSink(TableSink):
         return locate(self._path, f"sink {self._name!r} ({self._path})")
 
     def files_in(self, input_: SinkInput) -> str:
-        """The table's own folder where files are adopted, else the staging folder beside it."""
+        """The table's own folder where files are added, else the staging folder beside it."""
         return self._staging if input_.is_by_key else self._path
 
     def check(self, input_: SinkInput, guarantee: Guarantee) -> None:

@@ -436,16 +436,16 @@ class TableRecord(StoreRecord):
         entry = self.log.entry(commit.version)
         if entry is None:
             return []
-        # Adopted files were synced before they were prepared, a committer's own only after its commit: so these are decoded.
+        # Added files were synced before they were prepared, a committer's own only after its commit: so these are decoded.
         decode = self.log.files.is_local and self._is_copied(commit)
         return lost_files(self.log, entry, self.log.tail(self._newest.load().version()), decode=decode)
 
     def _is_copied(self, commit: OurCommit) -> bool:
-        """Whether a committer wrote files of its own, instead of adopting the prepared ones."""
+        """Whether a committer wrote files of its own, instead of adding the prepared ones."""
         entry = self.log.entry(commit.version)
         return self.input.is_by_key or (entry is not None and entry.is_by_spark)
 
-    def has_adopted(self, transaction: PreparedTransaction) -> bool:
+    def has_added(self, transaction: PreparedTransaction) -> bool:
         """Whether the files of a transaction are the table's own; True where its commit is not the last one, or is gone."""
         position = self.position(self._newest.load(), same_table=False)
         if position is None or position.commit is None or position.txid != transaction.txid:
@@ -453,7 +453,7 @@ class TableRecord(StoreRecord):
         entry = self.log.entry(position.commit.version)
         return entry is None or not {f.path for f in entry.added}.isdisjoint(f.path for f in transaction.files)
 
-    def adopted(self) -> frozenset[str]:
+    def added_files(self) -> frozenset[str]:
         """The files that are live, or that a version still in the log has added: they are the table's, whatever the ledger
         says.
         """

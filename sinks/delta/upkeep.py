@@ -1,4 +1,4 @@
-"""What an operator has done to a Delta table: compaction and VACUUM, under the hold of a commit.
+"""What an operator has done to a Delta table: compaction and VACUUM, under the checks of a commit.
 
 *Compaction*: small files become few large ones, without a change of rows. *VACUUM*: files that the table let go of are
 removed, and no prepared file.
@@ -36,7 +36,7 @@ from stormproof.sinks.delta.rewrite import COMPACTED, LEFT_OVER_S, rewrite
 from stormproof.sinks.delta.versions import is_conflict, may_pass, panics_as_errors, shown
 
 if TYPE_CHECKING:
-    from stormproof.sinks.delta.hold import TableHold
+    from stormproof.sinks.delta.transactional_table import TransactionalTable
 
 log = logging.getLogger("stormproof.sink")
 
@@ -44,7 +44,9 @@ COMPACTION_TRIES_MAX: Final = 5
 """How often a compaction is tried again after other writers' commits that removed files under it."""
 
 
-def compact(hold: TableHold, application: str, epoch: int | None, target_bytes: int | None = None) -> Compaction:
+def compact(
+    ours: TransactionalTable, application: str, epoch: int | None, target_bytes: int | None = None
+) -> Compaction:
     """Compact the files that are smaller than `target_bytes` (None: `delta.targetFileSize`, or the writer's default).
 
     `epoch`: a driver's, which leaves the table to a newer one; None: a command's.
@@ -58,27 +60,27 @@ def compact(hold: TableHold, application: str, epoch: int | None, target_bytes: 
         Fenced: a newer epoch has committed.
     """
     for attempt in range(1, COMPACTION_TRIES_MAX + 1):
-        committer = hold.committers.of_files(hold.load())
+        committer = ours.committers.of_files(ours.load())
         try:
-            settle_compactions(hold, application)
-            with hold.committers.alone_with_lock(committer):
-                return _compact_once(hold, application, epoch, committer, target_bytes, attempt)
+            settle_compactions(ours, application)
+            with ours.committers.alone_with_lock(committer):
+                return _compact_once(ours, application, epoch, committer, target_bytes, attempt)
         except (DeltaError, OSError, ValueError) as error:
-            hold.close()
+            ours.close()
             if attempt < COMPACTION_TRIES_MAX and is_conflict(error):
-                log.info("%s: another writer came first; the compaction begins again", hold.where)
+                log.info("%s: another writer came first; the compaction begins again", ours.where)
                 continue
             kind = StoreUnavailable if may_pass(error) else SinkRefused
             raise kind(
-                f"{hold.where}: the compaction failed (tried {attempt} times), and no row is changed: {shown(error)}"
+                f"{ours.where}: the compaction failed (tried {attempt} times), and no row is changed: {shown(error)}"
             ) from error
     raise AssertionError("unreachable")
 
 
-def commits_since_compaction(hold: TableHold, application: str, most: int) -> int:
+def commits_since_compaction(ours: TransactionalTable, application: str, most: int) -> int:
     """How many commits of ours are in the log behind the last compaction, counted no further than to `most`."""
     commits = 0
-    for entry in hold.log.back_from(hold.load().version()):
+    for entry in ours.log.back_from(ours.load().version()):
         if commits >= most or entry.compacts(application):
             break
         commits += entry.ours(application) is not None
@@ -86,66 +88,71 @@ def commits_since_compaction(hold: TableHold, application: str, most: int) -> in
 
 
 def _compact_once(
-    hold: TableHold, application: str, epoch: int | None, committer: Committer, target_bytes: int | None, attempt: int
+    ours: TransactionalTable,
+    application: str,
+    epoch: int | None,
+    committer: Committer,
+    target_bytes: int | None,
+    attempt: int,
 ) -> Compaction:
-    table = hold.load()
+    table = ours.load()
     for found in choose(TableFacts.of(table, SinkMode.UPSERT), SinkMode.UPSERT).refused:
         if found.feature.by_key is NO_ZONE:
-            raise SinkRefused(f"{hold.where}: {refusal(found, SinkMode.UPSERT)}")
-    position = hold.position(table, same_table=True)
+            raise SinkRefused(f"{ours.where}: {refusal(found, SinkMode.UPSERT)}")
+    position = ours.position(table, same_table=True)
     if epoch is not None and position is not None and position.commit is not None and position.commit.epoch > epoch:
-        raise Fenced(f"{hold.where}: epoch {position.commit.epoch} has committed here, this is epoch {epoch}")
+        raise Fenced(f"{ours.where}: epoch {position.commit.epoch} has committed here, this is epoch {epoch}")
     if committer is Committer.SPARK:
-        table = hold.narrowed(table, committer, hold.where)
+        table = ours.narrowed(table, committer, ours.where)
     before = table.version()
     failpoint("compact.before")
     if committer is Committer.SPARK:
-        hold.committers.spark.compact({COMPACTS: application}, target_bytes)
+        ours.committers.spark.compact({COMPACTS: application}, target_bytes)
     else:
-        rewrite(hold.log, table, application, target_bytes)
+        rewrite(ours.log, table, application, target_bytes)
     failpoint("compact.after_log_entry")
-    made = next((entry for entry in hold.log.on_from(before + 1) if entry.compacts(application)), None)
+    made = next((entry for entry in ours.log.on_from(before + 1) if entry.compacts(application)), None)
     if made is None:
         return Compaction(None, 0, 0, attempt)
-    power_loss.sync_versions(hold.log, before + 1, made.version)
+    power_loss.sync_versions(ours.log, before + 1, made.version)
     failpoint("compact.after_sync")
-    whole = hold.log.entry(made.version)
+    whole = ours.log.entry(made.version)
     assert whole is not None
     return Compaction(made.version, len(whole.removed), len(whole.added), attempt)
 
 
-def settle_compactions(hold: TableHold, application: str) -> None:
+def settle_compactions(ours: TransactionalTable, application: str) -> None:
     """Check the files of compactions, and sync what no commit has synced; take one back that a power loss left without.
 
     Raises:
         SinkRefused: files are lost, and other versions came after it.
         StoreUnavailable: the table cannot be restored now.
     """
-    newest = hold.load().version()
-    for version, lost in _compactions(hold, application):
+    newest = ours.load().version()
+    for version, lost in _compactions(ours, application):
         if not lost:
-            power_loss.sync_version(hold.log, version)
+            power_loss.sync_version(ours.log, version)
         elif version != newest:
             raise _lost(
-                f"{hold.where}: version {version}, a compaction, lost {lost[0]}, and versions up to {newest} came after it. "
+                f"{ours.where}: version {version}, a compaction, lost {lost[0]}, and versions up to {newest} came after it. "
                 "Put the file back. Where there is none, the rows are still in the files that the version replaced, until a "
                 f"VACUUM: RESTORE the table to version {version - 1}, and write the later versions' rows again",
                 lost,
             )
         else:
-            _take_back(hold, version, lost[0])
+            _take_back(ours, version, lost[0])
 
 
-def require_settled(hold: TableHold, application: str) -> None:
+def require_settled(ours: TransactionalTable, application: str) -> None:
     """Refuse where a compaction lost its files: their rows are in the old ones alone.
 
     Raises:
         SinkRefused: names the version and the way on.
     """
-    for version, lost in _compactions(hold, application):
+    for version, lost in _compactions(ours, application):
         if lost:
             raise _lost(
-                f"{hold.where}: version {version}, a compaction, lost {lost[0]}, and its rows are only in the files that it "
+                f"{ours.where}: version {version}, a compaction, lost {lost[0]}, and its rows are only in the files that it "
                 "replaced. Start the topology, which takes it back or says what to do",
                 lost,
             )
@@ -155,44 +162,44 @@ def _lost(text: str, lost: list[str]) -> SinkRefused:
     return SinkRefused(text, problem=SinkProblem.FILE_LOST, files=[*lost])
 
 
-def _compactions(hold: TableHold, application: str) -> Iterator[tuple[int, list[str]]]:
+def _compactions(ours: TransactionalTable, application: str) -> Iterator[tuple[int, list[str]]]:
     """The versions of compactions, each with what is wrong with its live files, newest first: those that may not be synced,
     since they came after our last commit but one, and any further back whose files have gone.
     """
-    table, files = hold.load(), hold.log.files
+    table, files = ours.load(), ours.log.files
     live = {name for uri in table.file_uris() if (name := uri.rpartition("/")[2]).startswith(COMPACTED)}
-    gone = live.difference(files.list(hold.log.table, COMPACTED)) if live else set[str]()
+    gone = live.difference(files.list(ours.log.table, COMPACTED)) if live else set[str]()
     newest, commits, undone = table.version(), 0, set[int]()
-    for entry in hold.log.back_from(newest):
+    for entry in ours.log.back_from(newest):
         undo = entry.undo(application)
         if undo is not None:
             undone.add(undo.version)
         commits += entry.ours(application) is not None
         if commits > 1 and not gone:
             return
-        whole = hold.log.entry(entry.version) if COMPACTS in entry.info and entry.version not in undone else None
+        whole = ours.log.entry(entry.version) if COMPACTS in entry.info and entry.version not in undone else None
         if whole is not None:
             gone.difference_update(file.path for file in whole.added)
-            yield entry.version, lost_files(hold.log, whole, hold.log.tail(newest), decode=commits < 2)
+            yield entry.version, lost_files(ours.log, whole, ours.log.tail(newest), decode=commits < 2)
     if gone:
-        lost = [f"{os.path.join(hold.log.table, name)} is missing" for name in sorted(gone)]
+        lost = [f"{os.path.join(ours.log.table, name)} is missing" for name in sorted(gone)]
         raise _lost(
-            f"{hold.where}: {lost[0]}, which a compaction wrote whose log entry has gone; put the file back", lost
+            f"{ours.where}: {lost[0]}, which a compaction wrote whose log entry has gone; put the file back", lost
         )
 
 
-def _take_back(hold: TableHold, version: int, lost: str) -> None:
-    table = hold.load()
-    position = hold.position(table, same_table=True)
-    hold.restore_before(table, version, None if position is None else position.txid, hold.where)
+def _take_back(ours: TransactionalTable, version: int, lost: str) -> None:
+    table = ours.load()
+    position = ours.position(table, same_table=True)
+    ours.restore_before(table, version, None if position is None else position.txid, ours.where)
     log.warning(
         "%s: a power loss took %s, which a compaction wrote in version %d; the table is as in version %d again, with all of "
         "its rows",
-        *(hold.where, lost, version, version - 1),
+        *(ours.where, lost, version, version - 1),
     )
 
 
-def vacuum(hold: TableHold, application: str, retained_hours: int | None, *, dry_run: bool) -> list[str]:
+def vacuum(ours: TransactionalTable, application: str, retained_hours: int | None, *, dry_run: bool) -> list[str]:
     """Remove the files that the table let go of more than so many hours ago. Returns their paths; with `dry_run` they stay.
 
     `retained_hours` None: `delta.deletedFileRetentionDuration`, or a week. Below an hour, a MERGE may miss files that it has
@@ -207,30 +214,30 @@ def vacuum(hold: TableHold, application: str, retained_hours: int | None, *, dry
         StoreUnavailable: something of the machine's is missing.
     """
     try:
-        table = hold.load()
-        require_settled(hold, application)
+        table = ours.load()
+        require_settled(ours, application)
         before = table.version()
-        power_loss.sync_tail(hold.log, before)  # what took the files out must outlive them
-        committer = hold.committers.of_files(table)
-        with hold.committers.alone_with_lock(committer):
+        power_loss.sync_tail(ours.log, before)  # what took the files out must outlive them
+        committer = ours.committers.of_files(table)
+        with ours.committers.alone_with_lock(committer):
             if committer is Committer.SPARK:
-                gone = hold.committers.spark.vacuum(retained_hours, dry_run=dry_run)
+                gone = ours.committers.spark.vacuum(retained_hours, dry_run=dry_run)
             else:
                 with panics_as_errors():
                     gone = table.vacuum(retained_hours, dry_run=dry_run, enforce_retention_duration=False)
-        power_loss.sync_versions(hold.log, before + 1, hold.load().version())
-        return [*gone, *_left_over(hold, dry_run=dry_run)]
+        power_loss.sync_versions(ours.log, before + 1, ours.load().version())
+        return [*gone, *_left_over(ours, dry_run=dry_run)]
     except (DeltaError, OSError, ValueError) as error:
         kind = StoreUnavailable if may_pass(error) else SinkRefused
-        raise kind(f"{hold.where}: VACUUM failed; no live row is touched: {shown(error)}") from error
+        raise kind(f"{ours.where}: VACUUM failed; no live row is touched: {shown(error)}") from error
 
 
-def _left_over(hold: TableHold, *, dry_run: bool) -> list[str]:
+def _left_over(ours: TransactionalTable, *, dry_run: bool) -> list[str]:
     """Remove the files that failed compactions left more than a day ago: no version names them. Until then a store may carry
     out the PUT of one.
     """
-    log = hold.log
-    unnamed = set(log.files.list(log.table, COMPACTED)) - live_files(hold.load()).keys()
+    log = ours.log
+    unnamed = set(log.files.list(log.table, COMPACTED)) - live_files(ours.load()).keys()
     for entry in map(log.entry, log.versions() if unnamed else ()):
         if entry is not None:
             unnamed -= {*(file.path for file in entry.added), *(path for path, _ in entry.removed)}

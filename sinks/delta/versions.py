@@ -222,7 +222,7 @@ def rows_of_keys(table: DeltaTable, added: pa.Table, input_: SinkInput) -> pa.Ta
     return pa.Table.from_batches(found, schema)
 
 
-def adopt_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:
+def add_files(table: DeltaTable, files: Sequence[AddAction], properties: CommitProperties) -> None:
     """Add files that are in the table's folder already. Without files the version holds its transaction identifier alone."""
     table.create_write_transaction(
         list(files),
@@ -263,7 +263,7 @@ def merge_rows(
         merge = merge.when_matched_update(changed, predicate=later_condition(input_, DATAFUSION))
     metrics = merge.execute()
     if not metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]:
-        adopt_files(table, [], _with_superseded(properties, int(metrics["num_source_rows"])))
+        add_files(table, [], _with_superseded(properties, int(metrics["num_source_rows"])))
 
 
 def _with_superseded(properties: CommitProperties, rows: int) -> CommitProperties:

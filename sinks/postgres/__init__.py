@@ -4,7 +4,7 @@
 | --- | --- |
 | `sink`, `session` | how does a topology name a table, what would a start do with it; how does a driver write to it |
 | `guard` | which txid does the table hold: commits a txid once |
-| `hold` | what does one driver hold: its commits, its evidence, a count of the rows; how appended rows get in |
+| `transactional_table` | is the table as it was; which txids does it hold, and how many rows; how appended rows get in |
 | `merge` | how do rows by key get in |
 | `schema_changes` | how does the table get the columns of its rows |
 | `compare` | does it have the rows that were written |

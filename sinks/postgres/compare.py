@@ -46,7 +46,7 @@ from stormproof.sinks.rows.content import (
 )
 
 if TYPE_CHECKING:
-    from stormproof.sinks.postgres.hold import TableHold
+    from stormproof.sinks.postgres.transactional_table import TransactionalTable
 
 _DIGITS: Final = 38
 
@@ -70,25 +70,27 @@ class _Entry:
         )
 
 
-def compare(hold: TableHold, database: Database, read: ReadRecord, span: Span, progress: Progress) -> Comparison:
+def compare(
+    ours: TransactionalTable, database: Database, read: ReadRecord, span: Span, progress: Progress
+) -> Comparison:
     """See `SupportsCompareRows.compare_rows`."""
     found = Compared()
-    with hold.link.snapshot() as connection:
+    with ours.link.snapshot() as connection:
         if not has_records(connection):
             return found.comparison
-        contents = hold.guard.contents(connection, hold.table_id)
+        contents = ours.guard.contents(connection, ours.table_id)
         entries = {txid: _Entry.of(rows, text) for txid, rows, text, _ in contents}
-        oid = find_oid(connection, hold.name)
+        oid = find_oid(connection, ours.name)
         why = "its table is gone" if oid is None else why_uncounted(connection, oid)
         emptied = next((at for txid, _, _, at in contents if entries[txid].began_empty), None)
-        others = hold.guard.other_rows(connection, hold.table_id, since=emptied) if oid is not None else ()
+        others = ours.guard.other_rows(connection, ours.table_id, since=emptied) if oid is not None else ()
         if why is None and others:
             why = f"its table may hold rows of other lives, too ({', '.join(others)})"
         if oid is None or why is not None:
             found.left_out.append(why or "")
             return found.comparison
-        one = _Reading(hold, database, connection, read_table(connection, oid).columns, entries, span, progress, found)
-        if hold.input.mode is SinkMode.APPEND:
+        one = _Reading(ours, database, connection, read_table(connection, oid).columns, entries, span, progress, found)
+        if ours.input.mode is SinkMode.APPEND:
             one.append()
         else:
             one.by_key()
@@ -101,7 +103,7 @@ class _Reading:
 
     def __init__(
         self,
-        hold: TableHold,
+        ours: TransactionalTable,
         database: Database,
         connection: psycopg.Connection,
         columns: Sequence[Column],
@@ -110,10 +112,10 @@ class _Reading:
         progress: Progress,
         found: Compared,
     ) -> None:
-        self._hold, self._database, self._connection = hold, database, connection
+        self._table, self._database, self._connection = ours, database, connection
         self._columns = {column.name: column for column in columns}
         self._entries, self._span, self._progress, self._found = entries, span, progress, found
-        lineage = hold.input.lineage
+        lineage = ours.input.lineage
         self._txid_column = None if lineage is None or lineage.txid not in self._columns else lineage.txid
         self._sums: dict[Kinds, dict[int | None, Content]] = {}
         """By the columns that a txid's rows had: one that the table got later may have a default in them."""
@@ -145,7 +147,7 @@ class _Reading:
                 now = "gone" if column is None else f"{column.type} now"
                 self._found.left_out.append(f"its rows cannot be hashed as they were: column {name!r} is {now}")
                 return
-        uncovered = [n for n in self._hold.input.schema.names if n not in dict(kinds)]
+        uncovered = [n for n in self._table.input.schema.names if n not in dict(kinds)]
         if kinds and uncovered:
             names = ", ".join(repr(name) for name in uncovered)
             self._found.left_out.append(f"columns whose values the table keeps otherwise than they came: {names}")
@@ -168,16 +170,16 @@ class _Reading:
         if self._span[1] is None:
             self._against_totals()
         else:
-            self._found.not_in_part(self._hold.input)
+            self._found.not_in_part(self._table.input)
         if self._txid_column is not None:
             query = sql.SQL("select {0}, count(*) from {1} group by {0}").format(
-                sql.Identifier(self._txid_column), self._hold.name.identifier
+                sql.Identifier(self._txid_column), self._table.name.identifier
             )
             self._counts = dict(self._connection.execute(query).fetchall())
 
     def _against_totals(self) -> None:
         """The table's rows are read, and no index: a damaged one would hide a key that is twice."""
-        kinds = dict(kinds_of(self._hold.input.schema, summed_columns(self._hold.input.folds)))
+        kinds = dict(kinds_of(self._table.input.schema, summed_columns(self._table.input.folds)))
         kept = [name for name, kind in kinds.items() if name in self._columns and keeps(self._columns[name], kind)]
         sums = [
             sql.SQL("sum({}::{})").format(
@@ -185,7 +187,7 @@ class _Reading:
             )
             for name in kept
         ]
-        table, keys = self._hold.name.identifier, [sql.Identifier(key) for key in self._hold.input.keys]
+        table, keys = self._table.name.identifier, [sql.Identifier(key) for key in self._table.input.keys]
         twice = sql.SQL("select 1 from {} where {} group by {} having count(*) > 1 limit {}").format(
             table,
             sql.SQL(" and ").join(sql.SQL("{} is not null").format(key) for key in keys),
@@ -216,9 +218,9 @@ class _Reading:
                 return None
             hashed, now = row_hash([*self._columns.values()], dict(kinds))
             query = sql.SQL("select count(*), coalesce(sum({}), 0) from {} as held")
-            asked = self._connection.execute(query.format(hashed, self._hold.name.identifier)).fetchone() or (0, 0)
+            asked = self._connection.execute(query.format(hashed, self._table.name.identifier)).fetchone() or (0, 0)
             return Content(int(asked[0]), int(asked[1]) % MODULUS, kinds) if now == kinds else None
-        keys = {*self._hold.input.keys}  # each has the one text that the table gives back
+        keys = {*self._table.input.keys}  # each has the one text that the table gives back
         if any(n not in self._columns or not (n in keys or keeps(self._columns[n], kind)) for n, kind in kinds):
             return None
         total = ContentSum(kinds)
@@ -248,7 +250,7 @@ class _Reading:
         self._whole = total.content
 
     def _count(self) -> int:
-        query = sql.SQL("select count(*) from {}").format(self._hold.name.identifier)
+        query = sql.SQL("select count(*) from {}").format(self._table.name.identifier)
         row = self._connection.execute(query).fetchone()
         return 0 if row is None else int(row[0])
 
@@ -258,7 +260,7 @@ class _Reading:
         """The table's rows, in bounded memory, at the instant of the connection's snapshot; columns by their kinds."""
         chosen = [_expression(self._columns[name], kind) for name, kind in kinds]
         values = sql.SQL(", ").join([*chosen, *more] or [sql.SQL("1")])
-        query = sql.SQL("select {} from {} where {}").format(values, self._hold.name.identifier, where)
+        query = sql.SQL("select {} from {} where {}").format(values, self._table.name.identifier, where)
         snapshot = self._connection.execute("select pg_export_snapshot()").fetchone()
         assert snapshot is not None
         done, decimals = 0, {n: kind for n, kind in kinds if kind.startswith("decimal")}
@@ -275,14 +277,14 @@ class _Reading:
         self._against_ledger(record.files)
         if self._totals is not None:
             known = self._on_record() if not record.given_up else None
-            self._found.by_key(self._hold.input, known, self._totals, self._doubled)
+            self._found.by_key(self._table.input, known, self._totals, self._doubled)
         if self._counts is not None:
             written = {txid: entry.rows for txid, entry in self._entries.items()}
             given_up, began_empty = record.given_up, self._began_empty
             self._found.by_txid(self._counts, written, self._span, given_up=given_up, began_empty=began_empty)
         elif self._whole is not None or self._rows is not None:
             self._judge_whole(record.given_up)
-        elif self._txid_column is not None and self._hold.input.mode is SinkMode.APPEND:
+        elif self._txid_column is not None and self._table.input.mode is SinkMode.APPEND:
             self._judge_txids(record.given_up)
 
     def _against_ledger(self, files: Mapping[int, Any]) -> None:

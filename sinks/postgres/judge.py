@@ -23,9 +23,17 @@ from psycopg import sql
 
 from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import SinkRefused
-from stormproof.sinks.postgres.hold import ADDED, PLACE, AppendedRows, copy_rows, identifiers, make_added, same_columns
 from stormproof.sinks.postgres.merge import RowsByKey
 from stormproof.sinks.postgres.refusals import Facts, Moved, is_of_a_row, only_checks
+from stormproof.sinks.postgres.transactional_table import (
+    ADDED,
+    PLACE,
+    AppendedRows,
+    copy_rows,
+    identifiers,
+    make_added,
+    same_columns,
+)
 from stormproof.sinks.prepare.rejected_messages import Part, Rejects
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.postgres.hold import ADDED, copy_rows, identifiers, make_added, same_columns
 from stormproof.sinks.postgres.table import TableName
+from stormproof.sinks.postgres.transactional_table import ADDED, copy_rows, identifiers, make_added, same_columns
 from stormproof.sinks.rows.merge_sql import POSTGRES, assignments, later_condition, written_where_held
 
 

@@ -27,7 +27,6 @@ from stormproof.sinks.contract.protocol import (
 from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.compare import compare
-from stormproof.sinks.postgres.hold import AppendedRows, TableHold, copy_rows, insert_rows
 from stormproof.sinks.postgres.judge import EXCLUDED, RowsInOrder, is_about_rows, move_in_order, move_without_rejects
 from stormproof.sinks.postgres.merge import RowsByKey
 from stormproof.sinks.postgres.refusals import (
@@ -40,6 +39,7 @@ from stormproof.sinks.postgres.refusals import (
     require_no_volatile,
 )
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
+from stormproof.sinks.postgres.transactional_table import AppendedRows, TransactionalTable, copy_rows, insert_rows
 from stormproof.sinks.prepare.rejected_messages import NO_PARENT, REFUSED_MAX, Rejects
 from stormproof.sinks.prepare.staging import (
     IsDead,
@@ -75,7 +75,7 @@ PROGRESS_ROWS: Final = 1_000_000
 """A commit says each time it has sent so many rows more."""
 
 
-class PostgresSession(TableHold, SinkSession):
+class PostgresSession(TransactionalTable, SinkSession):
     """One driver's side of a Postgres table: its hold on the table, and the folder with the prepared files."""
 
     def __init__(
@@ -111,7 +111,7 @@ class PostgresSession(TableHold, SinkSession):
         )
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        """Adopt one transaction, by the table of `decide`; see the protocol.
+        """Commit one transaction, by the table of `decide`; see the protocol.
 
         All rows are moved at once. Where the table refuses one of them, they are moved again by halves, in another
         transaction: messages may be rejected, or the row would change nothing.

@@ -325,7 +325,7 @@ class MemorySession(SinkSession):
         return Held(guard.txid, guard.digest)
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        """Adopt one transaction, by the table of `decide`."""
+        """Commit one transaction, by the table of `decide`."""
         with self._store.guard:
             return self._commit(transaction, checked=checked)
 

@@ -185,13 +185,13 @@ def test_a_lease_that_ran_out_is_free_and_its_lapse_is_kept_once_another_opens(s
     with store.rows() as rows:
         advanced(rows, A)
         advanced(rows, B, 4, 6)
-        assert rows.touch(B, hold=True)
+        assert rows.touch(B, pin=True)
     store.advance(31)
     with store.rows() as rows:
         assert rows.counts() == Counts(4, 0, 2, 0, 0, None), "a held lease never runs out"
-        assert not rows.touch(A, hold=True)
-        assert not rows.touch(A, hold=False)
-        assert rows.touch(B, hold=False)
+        assert not rows.touch(A, pin=True)
+        assert not rows.touch(A, pin=False)
+        assert rows.touch(B, pin=False)
         found = rows.free()
         assert found is not None
         assert (found.owner, found.epoch) == ("a", 1)
@@ -217,12 +217,12 @@ def test_a_lease_is_extended_to_so_many_seconds_from_now(store: StoreHarness) ->
         advanced(rows, A)
     store.advance(20)
     with store.rows() as rows:
-        assert rows.touch(A, hold=False)
+        assert rows.touch(A, pin=False)
     store.advance(20)
     with store.rows() as rows:
         assert rows.free() is None
-        assert rows.touch(A, hold=True)
-        assert rows.touch(A, hold=True), "it may be repeated"
+        assert rows.touch(A, pin=True)
+        assert rows.touch(A, pin=True), "it may be repeated"
 
 
 def test_a_slice_is_taken_by_its_owner_in_its_epoch_alone(store: StoreHarness) -> None:
@@ -261,7 +261,7 @@ def test_recovery_takes_every_lease_and_counts_one_death_for_each_opening(store:
     store.start()
     with store.rows() as rows:
         row, _, returned = advanced(rows, A), advanced(rows, B, 4, 6), advanced(rows, C, 6, 7)
-        rows.touch(B, hold=True)
+        rows.touch(B, pin=True)
         rows.give_back(C)
     for epoch in (2, 3):
         with store.rows() as rows:

@@ -272,6 +272,6 @@ def _refused_alone(self: Any) -> Any:
 
 
 def _replace_decide(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
-    own = ("stores.memory", "postgres.hold", "delta.hold", "stores.transactional")
+    own = ("stores.memory", "postgres.transactional_table", "delta.transactional_table", "stores.transactional")
     for module in (f"stormproof.sinks.{name}" for name in own):
         monkeypatch.setattr(f"{module}.decide", broken)

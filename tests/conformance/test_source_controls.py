@@ -133,7 +133,7 @@ class CountsReturnedMessages(MemorySource):
 
 
 class LetsHeldLeasesRunOut(MemorySource):
-    def hold(self, lease: Lease, tx: object | None = None) -> None:
+    def pin(self, lease: Lease, tx: object | None = None) -> None:
         self.extend(lease)
 
 

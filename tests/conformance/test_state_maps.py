@@ -106,7 +106,7 @@ class TestPostgresMap(MapStateConformance):
         with self._open() as state:
             self._commit(state, 2, A)
             assert isinstance(state, StoredMap)
-            state.adopts(PreparedTransaction(9, 8, "digest", 0, ()), checked=True)
+            state.announce(PreparedTransaction(9, 8, "digest", 0, ()), checked=True)
             with pytest.raises(PositionMismatch):
                 state.begin_commit(9)
             with psycopg.connect(database.conninfo) as other:

@@ -110,7 +110,7 @@ def opened(factory: Any, folder: Path, epoch: int = 1, **options: Any) -> closin
     return closing(sink.open(IDENTITY, FOLD if fold else APPEND, epoch))
 
 
-def test_a_map_adopts_in_order_and_once(tmp_path: Path) -> None:
+def test_a_map_commits_in_order_and_once(tmp_path: Path) -> None:
     factory = MemoryMap("transactional")
     with opened(factory, tmp_path) as session:
         one = prepare(session, 1, None, ("a", 1), ("b", 2))

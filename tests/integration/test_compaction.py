@@ -25,7 +25,7 @@ from stormproof.sinks.delta.power_loss import written_for
 from stormproof.sinks.delta.rewrite import rewrite
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
-from stormproof.sinks.delta.versions import TableHead, adopt_files, merge_rows
+from stormproof.sinks.delta.versions import TableHead, add_files, merge_rows
 
 pytestmark = pytest.mark.sampled(0.5)
 
@@ -381,7 +381,7 @@ def test_a_vacuum_before_the_log_entry_and_a_kill_behind_it_lose_nothing(append:
 
     def adopted_and_killed(_log: DeltaLog, _table: TableHead, files: Sequence[AddAction], label: Label) -> None:
         vacuum(append)
-        adopt_files(DeltaTable(append.delta_path), files, label.for_delta_rs())
+        add_files(DeltaTable(append.delta_path), files, label.for_delta_rs())
         raise FailpointReached("killed")
 
     with pytest.MonkeyPatch.context() as patch:

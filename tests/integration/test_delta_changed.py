@@ -304,7 +304,7 @@ def test_a_clean_up_at_the_instant_of_a_commit(harness: SinkHarness, monkeypatch
             write_deltalake(harness.delta_path, pa.table({"word": ["x"], "n": [1]}, schema=SCHEMA), mode="append")
             cleaned(harness)
 
-    monkeypatch.setattr("stormproof.sinks.delta.hold.failpoint", cleans)
+    monkeypatch.setattr("stormproof.sinks.delta.transactional_table.failpoint", cleans)
     assert session.commit(harness.prepare(session, 4, 3, {"d": 4}), checked=True).outcome is CommitOutcome.APPLIED
     assert session.held() == Held(4, None)
 

@@ -22,7 +22,7 @@ from stormproof.core.storage.files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitOutcome, SinkIdentity
 from stormproof.sinks.delta.log import DeltaLog, Label
 from stormproof.sinks.delta.sink import DeltaSink
-from stormproof.sinks.delta.versions import HOOKS, adopt_files, put_next
+from stormproof.sinks.delta.versions import HOOKS, add_files, put_next
 
 ROWS = pa.table({"word": ["a"], "n": [1]})
 LABEL = Label("ours", 7, {"stormproof.application": "ours"})
@@ -161,8 +161,8 @@ def test_checkpoints_are_where_delta_rs_makes_them(interval: str | None, tmp_pat
         file = added(f"{number}.parquet")
         label = Label("ours", number + 1, {})
         if not put_next(DeltaLog(ours), DeltaTable(ours), [file], label):
-            adopt_files(DeltaTable(ours), [file], label.for_delta_rs())
-        adopt_files(DeltaTable(theirs), [file], label.for_delta_rs())
+            add_files(DeltaTable(ours), [file], label.for_delta_rs())
+        add_files(DeltaTable(theirs), [file], label.for_delta_rs())
     assert names(ours) == names(theirs)
     assert any("checkpoint" in name for name in names(ours)) == (interval != "none")  # then it is 100
 
@@ -219,7 +219,7 @@ def test_a_claim_keeps_the_options_of_another_writers_file_format(behind: str, t
     harness = SinkHarness("delta-append", tmp_path, None)
     first, log = with_options(harness.delta_path), DeltaLog(str(harness.delta_path))
     if behind == "a checkpoint":
-        adopt_files(DeltaTable(harness.delta_path), [], CommitProperties())
+        add_files(DeltaTable(harness.delta_path), [], CommitProperties())
         DeltaTable(harness.delta_path).create_checkpoint()
         first.unlink()
     assert harness.open().claim(()) == ()

@@ -30,7 +30,7 @@ from stormproof.sinks.delta.versions import (
     NewestTable,
     TableAhead,
     TableHead,
-    adopt_files,
+    add_files,
     load_table,
     put_next,
 )
@@ -57,7 +57,7 @@ class Place:
         if put_next(self.log, head, [file], label):
             self.newest.follow(head, label)
         else:
-            adopt_files(self.newest.load(), [file], label.for_delta_rs())
+            add_files(self.newest.load(), [file], label.for_delta_rs())
 
     def append_and_be_overtaken(self) -> None:
         """Another version comes between ours and our hearing of it."""
@@ -85,7 +85,7 @@ class Place:
 
     def others_append(self) -> None:
         label = Label("theirs", next(self.numbers), {})
-        adopt_files(DeltaTable(self.path), [], label.for_delta_rs())
+        add_files(DeltaTable(self.path), [], label.for_delta_rs())
 
     def others_set_a_property(self) -> None:
         DeltaTable(self.path).alter.set_table_properties(
@@ -269,7 +269,7 @@ class At:
 
     def __init__(self, name: str, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
         self.name, self.act, self.left = name, act, 1
-        monkeypatch.setattr("stormproof.sinks.delta.hold.failpoint", self)
+        monkeypatch.setattr("stormproof.sinks.delta.transactional_table.failpoint", self)
 
     def __call__(self, name: str) -> None:
         if name == self.name and self.left:
@@ -308,7 +308,7 @@ def test_a_version_that_is_delta_rs_s_to_write_is_checked_once(
     session = harness.open()
     DeltaTable(str(harness.delta_path)).alter.set_table_properties({"delta.checkpointInterval": "3"})
     reached: list[str] = []
-    monkeypatch.setattr("stormproof.sinks.delta.hold.failpoint", reached.append)
+    monkeypatch.setattr("stormproof.sinks.delta.transactional_table.failpoint", reached.append)
     for txid in range(1, 8):
         assert committed(harness, session, txid) is CommitOutcome.APPLIED
     assert reached.count("delta.after_check") == 7

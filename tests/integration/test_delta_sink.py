@@ -30,9 +30,9 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.fold import Fold
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkProblem, SinkSession
-from stormproof.sinks.delta.hold import CONFLICT_TRIES_MAX
 from stormproof.sinks.delta.log import Label
 from stormproof.sinks.delta.sink import DeltaSink
+from stormproof.sinks.delta.transactional_table import CONFLICT_TRIES_MAX
 
 A, B, C = {"a": 1}, {"a": 10, "b": 2}, {"c": 3}
 
@@ -73,7 +73,7 @@ class Between:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.actions: dict[str, Callable[[], object]] = {}
-        monkeypatch.setattr("stormproof.sinks.delta.hold.failpoint", self._reached)
+        monkeypatch.setattr("stormproof.sinks.delta.transactional_table.failpoint", self._reached)
 
     def _reached(self, name: str) -> None:
         action = self.actions.pop(name, None)

@@ -23,7 +23,7 @@ from support.operated import Operated
 
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import watched
-from stormproof.sinks.delta import hold as hold_module
+from stormproof.sinks.delta import transactional_table as hold_module
 from stormproof.sinks.delta.versions import may_pass, os_error, shown
 from stormproof.sinks.postgres import session as postgres_session
 from stormproof.sinks.prepare import staging

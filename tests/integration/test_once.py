@@ -266,7 +266,7 @@ def test_control_without_keys_rows_are_doubled_and_the_audit_says_so(
 ) -> None:
     run_keys(cell, ["a", "b"])
     monkeypatch.setattr(handed_in, "job_of", lambda *_: None)
-    monkeypatch.delattr(OneMessageSteps, "_hold")
+    monkeypatch.delattr(OneMessageSteps, "_pin")
     run_keys(cell, ["a"])
     with pytest.raises(AssertionError, match=values_of("a")[0]):
         require_not_too_many(cell, ["a", "b"])

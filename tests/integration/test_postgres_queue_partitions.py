@@ -136,7 +136,7 @@ def test_an_unresolved_slice_keeps_its_partition(store: Store, state: str) -> No
     slice_ = source.open(Lease("a", 1), Limit(2), 1)
     assert slice_ is not None
     if state == "held":
-        source.hold(Lease("a", 1))
+        source.pin(Lease("a", 1))
     assert len(opened(source)) == 22
     if state == "returned":
         source.abort(Lease("a", 1))

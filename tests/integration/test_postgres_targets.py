@@ -24,8 +24,8 @@ from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import CommitOutcome, SinkIdentity, SupportsSkipRows
 from stormproof.sinks.postgres import connection as connection_module
 from stormproof.sinks.postgres import session as session_module
-from stormproof.sinks.postgres.hold import copy_rows
 from stormproof.sinks.postgres.table import TableName
+from stormproof.sinks.postgres.transactional_table import copy_rows
 from stormproof.sinks.prepare.staging import prepared_batches
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]

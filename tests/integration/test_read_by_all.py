@@ -22,10 +22,10 @@ from support.typed_rows import IDENTITY, put
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import SinkIdentity
-from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.sink import DeltaSink
 from stormproof.sinks.delta.statistics import WITH_STATISTICS
+from stormproof.sinks.delta.transactional_table import TransactionalTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,7 +114,7 @@ def test_each_reader_finds_a_row_by_a_boolean_a_small_decimal_or_bytes(
 def test_control_the_bounds_that_spark_takes_lose_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TableHold, "narrowed", lambda _, table, *more: table)
+    monkeypatch.setattr(TransactionalTable, "narrowed", lambda _, table, *more: table)
     sink = DeltaSink(tmp_path / "t", name="t", committer="spark")
     for at in range(3):
         put(sink, ROWS.slice(at, 1), INPUTS["append"], txid=at + 1)

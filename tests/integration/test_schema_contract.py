@@ -136,7 +136,7 @@ def test_a_fold_that_another_driver_commits_behind_the_new_columns_is_folded_onc
             other.commit(transaction, checked=True)
             return changed
 
-        monkeypatch.setattr("stormproof.sinks.delta.hold.add_columns", and_then_the_other)
+        monkeypatch.setattr("stormproof.sinks.delta.transactional_table.add_columns", and_then_the_other)
         assert session.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
     assert DeltaTable(tmp_path / "t").to_pyarrow_table().to_pylist() == [{"word": "a", "n": 2, "more": 1}]
 
@@ -201,7 +201,7 @@ def test_evolve_takes_another_writers_change_into_account(
                 connection.execute("insert into t values ('a', 1.2345)")
             return found
 
-        monkeypatch.setattr("stormproof.sinks.postgres.hold.changes_for", changed_behind)
+        monkeypatch.setattr("stormproof.sinks.postgres.transactional_table.changes_for", changed_behind)
         assert made.put(rows, 1, "evolve").changed == ()
         assert [(row["word"], row["d"], row["more"]) for row in made.rows()] == [
             ("a", Decimal("1.2345"), None),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from support.row_oracle import MAKERS, STEPS, WITH_SPARK, Oracle
 
-from stormproof.sinks.delta import features, hold, opening, rewrite
+from stormproof.sinks.delta import features, opening, rewrite, transactional_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ def test_readers_find_them_where_spark_writes_too(
 
 
 def test_control_bounds_that_delta_rs_rounds_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (hold, opening):
+    for module in (transactional_table, opening):
         monkeypatch.setattr(module, "narrowed", lambda *_, **__: None)
     monkeypatch.setattr(rewrite, "is_rounded", lambda _: False)
     with pytest.raises(AssertionError, match=r"lacks|has beyond it"):

@@ -184,13 +184,13 @@ def every_commit_applies(patch: pytest.MonkeyPatch) -> None:
 
 def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
     """`committed` is recorded, and the messages confirmed, before the sinks hold them."""
-    adopt, finish, ended = Steps.adopt, Steps.finish, dict[int, Finished]()
+    commit_sinks, finish, ended = Steps.commit_sinks, Steps.finish, dict[int, Finished]()
 
     def early(steps: Steps, batch: Prepared) -> SinkAnswers:
         ended[batch.txid] = finish(steps, replace(batch, work={}), {})
-        return adopt(steps, batch)
+        return commit_sinks(steps, batch)
 
-    patch.setattr(Steps, "adopt", early)
+    patch.setattr(Steps, "commit_sinks", early)
     patch.setattr(Steps, "finish", lambda _, batch, *rest: ended[batch.txid])
 
 

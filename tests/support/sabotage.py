@@ -17,10 +17,10 @@ from stormproof.core.pending.rows import At, PendingRows, Subscriber
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.storage.files import LocalFiles
 from stormproof.sinks.contract.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity, SinkSession
-from stormproof.sinks.delta import hold as delta
 from stormproof.sinks.delta import opening, power_loss
+from stormproof.sinks.delta import transactional_table as delta
 from stormproof.sinks.delta.log import Label
-from stormproof.sinks.postgres import hold as postgres
+from stormproof.sinks.postgres import transactional_table as postgres
 from stormproof.sinks.postgres.connection import Fence
 from stormproof.sinks.prepare import writer
 from stormproof.trident.driver import recovery
@@ -30,7 +30,7 @@ from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.ledger import Ledger
 from stormproof.trident.ledger.tables import Run, SinkWork, Txn
-from stormproof.trident.state.delta import MapHold
+from stormproof.trident.state.delta import MapTable
 from stormproof.trident.state.map import StoredMap
 from stormproof.trident.state.postgres import PostgresBacking
 from stormproof.trident.state.sink import StateSession
@@ -58,13 +58,13 @@ def no_fence() -> None:
 
 def confirm_before_commit() -> None:
     """The messages are confirmed, and `committed` is recorded, before the sinks hold the batch."""
-    adopt, finish, ended = Steps.adopt, Steps.finish, dict[int, Finished]()
+    commit_sinks, finish, ended = Steps.commit_sinks, Steps.finish, dict[int, Finished]()
 
     def early(steps: Steps, batch: Prepared) -> SinkAnswers:
         ended[batch.txid] = finish(steps, replace(batch, work={}), {})
-        return adopt(steps, batch)
+        return commit_sinks(steps, batch)
 
-    replace_in(Steps, "adopt", early)
+    replace_in(Steps, "commit_sinks", early)
     replace_in(Steps, "finish", lambda _, batch, *rest: ended[batch.txid])
 
 
@@ -73,7 +73,7 @@ def take_nothing_for_everything() -> None:
 
     def roll_forward(steps: Steps, txn: Txn, *_: object) -> None:
         batch = steps.on_record(txn)
-        steps.finish(batch, steps.settle(batch, steps.adopt(batch)))
+        steps.finish(batch, steps.settle(batch, steps.commit_sinks(batch)))
 
     def work(tx: Tx, txid: int) -> tuple[dict[str, SinkWork], bool]:
         return txns.work(tx, txid), True
@@ -180,10 +180,10 @@ def guard_before_rows() -> None:
 
 def identifier_before_rows() -> None:
     """A map in Delta puts its transaction identifier in a version before the one with the rows."""
-    put = MapHold.put
+    put = MapTable.put
 
     def put_in_two(
-        rows: MapHold, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
+        rows: MapTable, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties
     ) -> None:
         gathered, rows.gathered = rows.gathered, []
         put(rows, table, transaction, properties)
@@ -191,7 +191,7 @@ def identifier_before_rows() -> None:
         rows.gathered = gathered
         put(rows, DeltaTable(table.table_uri), transaction, CommitProperties())
 
-    replace_in(MapHold, "put", put_in_two)
+    replace_in(MapTable, "put", put_in_two)
 
 
 def no_txid_check() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from stormproof.core.contract.sink import TaskContext, files_of, transaction_digest
 from stormproof.sinks.contract.protocol import CommitDecision, Held, PreparedTransaction, SinkIdentity
-from stormproof.sinks.delta import hold as delta_hold
+from stormproof.sinks.delta import transactional_table as delta_hold
 from stormproof.sinks.prepare.staging import prepared_batches
 from stormproof.trident.driver import recovery
 from stormproof.trident.driver.steps import Steps
@@ -71,7 +71,7 @@ def recompute_what_is_prepared() -> None:
             files = files_of(list(task.close()), sink)
             work[sink] = replace(old, files=files, digest=transaction_digest(files))
         batch = replace(batch, work=work)
-        steps.finish(batch, steps.settle(batch, steps.adopt(batch)))
+        steps.finish(batch, steps.settle(batch, steps.commit_sinks(batch)))
 
     _replace(recovery, "_roll_forward", roll_forward)
 

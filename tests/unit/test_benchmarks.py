@@ -126,7 +126,7 @@ def test_parquet_files_are_handed_out_round_by_round_with_expectations_of_their_
         payloads = [payload.decode() for b in batches for payload in b.column("payload").to_pylist()]
         assert payloads == sentences(25).to_pylist()
         rounds.append([n for b in batches for n in b.column("id").to_pylist()])
-        source.hold(lease)
+        source.pin(lease)
         source.confirm(lease)
     assert rounds == [list(range(25)), list(range(25, 50))]
 

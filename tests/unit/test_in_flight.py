@@ -601,11 +601,11 @@ def test_a_further_interrupt_leaves_the_sinks_open(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(MemorySession, "close", close)
     with attached(plan, w.source, w.ledger) as (_, sessions):
         with monkeypatch.context() as held:
-            held.setattr(sessions, "_adopting", Interrupted())
+            held.setattr(sessions, "_committing", Interrupted())
             with pytest.raises(KeyboardInterrupt):
                 sessions.close()
         assert closed == []
-        with pytest.raises(TransientError, match="'counts0' was closed"), sessions.adopting("counts0"):
+        with pytest.raises(TransientError, match="'counts0' was closed"), sessions.committing("counts0"):
             pass
     assert closed == [sessions["counts0"]]
 

@@ -37,7 +37,7 @@ def test_partners_whose_leases_run_out_apart_are_opened_together(longer: str) ->
     clock.advance(29.999)
     assert opened(group, "b") == {b"orders", b"payments"}
     with pytest.raises(Fenced):
-        group.hold(Lease("a", 1))
+        group.pin(Lease("a", 1))
 
 
 class Apart(MemorySource):

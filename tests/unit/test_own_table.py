@@ -224,7 +224,7 @@ def adopt(factory: StateFactory, topology: str, store: KeyValueStore) -> None:
     """One commit, of a map that was opened before the other one's."""
     with closing(factory.make(context(topology, "s"))) as state:
         transaction = PreparedTransaction(1, None, "digest", 0, ())
-        state.adopts(transaction, checked=True)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
+        state.announce(transaction, checked=True)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
         state.begin_commit(1)
         state.commit(1)
 

@@ -131,7 +131,7 @@ def test_a_slice_may_lack_a_spout() -> None:
     slice_ = source.open(lease(), ANY, SEED)
     assert slice_ is not None
     assert list(parts_of(slice_.position)) == ["clicks"]
-    source.hold(lease())
+    source.pin(lease())
     source.extend(lease())
     source.confirm(lease())
     assert source.open(lease("b"), ANY, SEED) is None
@@ -422,7 +422,7 @@ def test_a_lease_that_lapsed_in_one_source_cannot_be_held() -> None:
     opened(source, "a")
     clocks["clicks"].advance(31)
     with pytest.raises(Fenced):
-        source.hold(lease())
+        source.pin(lease())
     with pytest.raises(Fenced):
         source.extend(lease())
 
@@ -432,9 +432,9 @@ def test_hold_is_for_who_opened_or_recovered() -> None:
     opened(source, "a")
     other = SourceGroup(source.sources)
     with pytest.raises(Fenced, match="was not opened or recovered here"):
-        other.hold(lease())
+        other.pin(lease())
     assert other.recover(1) == ("a",)
-    other.hold(lease())
+    other.pin(lease())
 
 
 # -- all together ----------------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ tuning_log = logging.getLogger("stormproof.tuning")
 
 @dataclass(frozen=True, slots=True)
 class SinkAnswers:
-    """The sinks' answers to a batch: the result of each that adopted it, and the one that `refused` it with its error."""
+    """The sinks' answers to a batch: the result of each that committed it, and the one that `refused` it with its error."""
 
     results: dict[str, CommitResult]
     refused: str = ""
@@ -382,7 +382,7 @@ def cause_of(refusal: SinkRefused) -> TxnCause:
 
 
 def to_prepared(txid: int, work: SinkWork) -> PreparedTransaction:
-    """The ledger's record of one batch at one sink, in the form that a sink adopts."""
+    """The ledger's record of one batch at one sink, in the form that a sink commits."""
     of_groups = work.left_out is not None
     return PreparedTransaction(txid, work.previous, work.digest, work.rows, work.files, of_groups=of_groups)
 

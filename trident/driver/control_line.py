@@ -28,7 +28,7 @@ from stormproof.trident.ledger.database import LedgerDatabase
 from stormproof.trident.ledger.tables import Run
 
 
-class Orders:
+class StopRequests:
     """What one run is asked to do. Any thread may ask, a signal handler, too; `wake` is called after each change.
 
     An end that was asked for is not taken back. A stop goes before a drain. `event` stops the run, too, once it is set.
@@ -131,7 +131,7 @@ class ControlLine:
         self,
         engine: sa.Engine,
         run: Run,
-        orders: Orders,
+        stop_requests: StopRequests,
         in_flight: Callable[[], int],
         job: Callable[[], JobProgress | None] = lambda: None,
         *,
@@ -141,7 +141,7 @@ class ControlLine:
         """`heard` is told of each sign of life that was left."""
         self._database = LedgerDatabase(engine, lambda: None)
         self._run = run
-        self._orders = orders
+        self._stop_requests = stop_requests
         self._in_flight, self._job = in_flight, job
         self._every_s = every_s
         self._tell = heard
@@ -173,7 +173,7 @@ class ControlLine:
         """Leave a sign of life, and do what is newly asked for; the second exchange says that it was heard."""
         while True:
             in_flight, job = self._in_flight(), self._job()
-            doing = self._orders.doing(in_flight)
+            doing = self._stop_requests.doing(in_flight)
             with self._database.begin() as connection:
                 asked = control.exchange(
                     *(connection, self._run.incarnation, self._run.epoch, doing, in_flight, self._heard),
@@ -188,7 +188,7 @@ class ControlLine:
             said = self._said(asked, ending)
             if said:
                 log.warning("topology %s: %s", self._run.topology, said)
-            self._orders.follow(paused=asked.paused, ending=ending)
+            self._stop_requests.follow(paused=asked.paused, ending=ending)
 
     def _said(self, asked: control.Control, ending: control.Ending | None) -> str:
         who = f"asked for by {asked.by}{f' ({asked.why})' if asked.why else ''}"
@@ -198,7 +198,7 @@ class ControlLine:
             return f"opens no batch until: stormproof resume {self._run.topology}; {who}"
         if ending is control.Ending.DRAIN:
             return f"opens no new messages, and ends once none is pending, {who}"
-        return f"goes on, {who}" if self._orders.pauses else ""
+        return f"goes on, {who}" if self._stop_requests.pauses else ""
 
     def _keep(self) -> None:
         while not self._done.wait(self._every_s):

@@ -42,7 +42,7 @@ from stormproof.core.tracking.verdict import (
 )
 from stormproof.sinks.prepare.writer import WritesNothing
 from stormproof.trident.driver.batch_records import Accounts, CountedGraph, Prepared, SinkAnswers
-from stormproof.trident.driver.control_line import BY_SIGNAL, Orders
+from stormproof.trident.driver.control_line import BY_SIGNAL, StopRequests
 from stormproof.trident.driver.jobs import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases, Watch, run_watched
 from stormproof.trident.driver.opening import Sessions
 from stormproof.trident.driver.options import RunOptions
@@ -80,7 +80,7 @@ class Coordinator:
     """Runs one topology: one driver, one epoch.
 
     Guarantee:
-        Under exactly-once, whatever is killed in between, each sink adopts each committed txid once and in order, and
+        Under exactly-once, whatever is killed in between, each sink commits each committed txid once and in order, and
         every message that was opened ends in one transaction, as a dead letter, or back in its source.
 
     Not guaranteed:
@@ -122,7 +122,7 @@ class Coordinator:
         self._rng = rng
         self._preflight = preflight
         self._machines_lacked = False
-        self._orders = Orders(clock.wake, stop)
+        self._stop_requests = StopRequests(clock.wake, stop)
         self._runner = BatchRunner(
             source=source,
             guarantee=options.guarantee,
@@ -167,17 +167,17 @@ class Coordinator:
 
     def request_stop(self) -> None:
         """End the run after the batches in flight; a signal handler or another thread may call this."""
-        self._orders.stop(BY_SIGNAL)
+        self._stop_requests.stop(BY_SIGNAL)
 
     def interrupt(self, error: BaseException) -> None:
         """Cancel the jobs, from another thread, and start none: for a signal handler that then raises this."""
-        self._orders.interrupt(error)
+        self._stop_requests.interrupt(error)
         Thread(target=self._cancel_jobs, name="stormproof-interrupt", daemon=True).start()
 
     @property
-    def orders(self) -> Orders:
+    def stop_requests(self) -> StopRequests:
         """What the run is asked to do; any thread may ask."""
-        return self._orders
+        return self._stop_requests
 
     @property
     def in_flight(self) -> int:
@@ -214,14 +214,14 @@ class Coordinator:
             while True:
                 if self._outlasting_outages(self.step) is not None:
                     continue
-                if self._orders.stops:
-                    stopped = self._orders.stopped_by
+                if self._stop_requests.stops:
+                    stopped = self._stop_requests.stopped_by
                     break
                 if self._is_at_limit():
                     stopped = "limit"
                     break
                 if not self._outlasting_outages(self._wait):
-                    stopped = "drain" if self._orders.drains else "idle"
+                    stopped = "drain" if self._stop_requests.drains else "idle"
                     break
         except Exception as error:
             self._drop_in_flight()
@@ -278,7 +278,7 @@ class Coordinator:
             guarded_step,
             self._options,
             self._clock,
-            lambda: self._orders.stops,
+            lambda: self._stop_requests.stops,
             let_go=self._let_go_of_stores,
             recover=recover,
         )
@@ -290,15 +290,17 @@ class Coordinator:
 
     def _wait(self) -> bool:
         """Wait for messages, or paused for the end of the pause; False if the run is to end since none are left."""
-        if self._orders.pauses:
+        if self._stop_requests.pauses:
             self._maintain()
             self._clock.sleep(self._options.poll_interval_s)
             return True
         backlog = self._source.backlog()
         if self._metrics is not None:
             self._metrics.answered(backlog)
-        ready = 0 if self._orders.drains else backlog.ready
-        if (self._options.until_idle or self._orders.drains) and ready == backlog.waiting == backlog.pending == 0:
+        ready = 0 if self._stop_requests.drains else backlog.ready
+        if (
+            self._options.until_idle or self._stop_requests.drains
+        ) and ready == backlog.waiting == backlog.pending == 0:
             return False
         due_s = backlog.next_retry_in_s if backlog.next_retry_in_s is not None else self._options.poll_interval_s
         self._maintain()
@@ -343,7 +345,7 @@ class Coordinator:
 
     def _has_room(self) -> bool:
         """Whether one more batch may be opened. A batch over which drivers died runs by itself."""
-        if self._orders.stops or self._orders.pauses or self._is_at_limit():
+        if self._stop_requests.stops or self._stop_requests.pauses or self._is_at_limit():
             return False
         if any(batch.opened.slice.deaths for batch in self._in_flight.values()):
             return False
@@ -364,7 +366,7 @@ class Coordinator:
     def _open(self) -> bool:
         started_s = self._clock.monotonic_s()
         seed = self._rng.getrandbits(SEED_BITS)
-        limit, figures = replace(self._tuner.limit, fresh=not self._orders.drains), self._tuner.figures
+        limit, figures = replace(self._tuner.limit, fresh=not self._stop_requests.drains), self._tuner.figures
         limit = replace(limit, whole=self._plan.meetings is not None)
         retries_late = started_s < self._retries_from_s and limit.fresh
         opened = self._steps.open(self._options.guarantee, replace(limit, retries=not retries_late), seed, figures)
@@ -383,17 +385,19 @@ class Coordinator:
         """Start the batch's first job; see `stormproof.core.tracking.attempts`."""
         opened = batch.opened
         name, deaths = f"txid {opened.txid} of topology {self._run.topology!r}", opened.slice.deaths
-        journal = self._steps.journal(opened)
+        attempt_log = self._steps.attempt_log(opened)
         noted = self._noted_in(opened) if deaths >= DEATHS_NOTED_MAX else set[int]()
         alone = opened.slice.expected.messages == 1
         if (alone and deaths >= DEATHS_ALONE_MAX) or (noted and (alone or self._plan.meetings is not None)):
             # Slices over which drivers die are opened in parts, so a message that kills its driver ends up alone. It has
             # failed, and does not run again. Where messages meet nothing is divided: the notes of the last driver tell.
             error = f"{deaths} drivers ended while they had it in hand"
-            batch.outcome = self._runner.failed_in_hand(name, opened.slice, opened.seed, journal, error, noted or None)
+            batch.outcome = self._runner.failed_in_hand(
+                name, opened.slice, opened.seed, attempt_log, error, noted or None
+            )
             batch.ready_s = self._clock.monotonic_s()
             return
-        batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, journal)
+        batch.attempts = self._runner.attempts(name, opened.slice, opened.seed, attempt_log)
         self._start_job(batch, next(batch.attempts))
 
     def _decided(self) -> Flight | None:
@@ -436,8 +440,10 @@ class Coordinator:
 
     def _job_ended(self, batch: Flight, result: JobReport | JobDied) -> None:
         """Start the next attempt's job, or keep the outcome."""
-        if self._orders.interrupted is not None:  # Spark's answer to the cancelled job took the interrupt's place
-            raise self._orders.interrupted
+        if (
+            self._stop_requests.interrupted is not None
+        ):  # Spark's answer to the cancelled job took the interrupt's place
+            raise self._stop_requests.interrupted
         assert batch.attempts is not None
         batch.job = None
         if isinstance(result, JobReport):
@@ -469,11 +475,11 @@ class Coordinator:
             )
         batch.committing = prepared
 
-        def adopt() -> SinkAnswers:
+        def commit_sinks() -> SinkAnswers:
             with batch.timed(self._clock, "commit"):
-                return self._steps.adopt(prepared)
+                return self._steps.commit_sinks(prepared)
 
-        self._jobs.start(opened.txid, adopt)
+        self._jobs.start(opened.txid, commit_sinks)
 
     def _shown(self, failure: MessageFailure) -> str:
         return self._source.shown_id(failure.id, failure.origin)

@@ -532,7 +532,7 @@ class Flight:
     ready_s: float = 0.0
     """When its last job ended."""
     committing: Prepared | None = None
-    """What its sinks are adopting; None before the commit begins."""
+    """What its sinks are committing; None before the commit begins."""
 
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
 

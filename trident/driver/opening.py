@@ -74,38 +74,38 @@ def machine_errors(where: str) -> Generator[None]:
 class Sessions(dict[str, SinkSession]):
     """Sessions by their sinks' names, in the topology's order.
 
-    They belong to the driver's thread, except while a sink adopts a batch: then only the committing thread uses a session.
+    They belong to the driver's thread, except while a sink commits a batch: then only the committing thread uses a session.
     An interrupted run ends while that thread goes on, so `close` waits for it: a session that is closed within a commit
     might commit a part.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._adopting = threading.Lock()
+        self._committing = threading.Lock()
         self._closed = False
 
     @contextmanager
-    def adopting(self, sink: str) -> Generator[SinkSession]:
+    def committing(self, sink: str) -> Generator[SinkSession]:
         """A sink's session, for one commit.
 
         Raises:
             TransientError: the sessions are closed, or about to be; nothing was begun.
             StoreUnavailable: an operating system's error; see `machine_errors`.
         """
-        with self._adopting:
+        with self._committing:
             if self._closed:
                 raise TransientError(f"sink {sink!r} was closed, since the run has ended", sink=sink)
             with machine_errors(f"sink {sink!r}"):
                 yield self[sink]
 
     @property
-    def is_adopting(self) -> bool:
+    def is_committing(self) -> bool:
         """Whether a commit is under way."""
-        return self._adopting.locked()
+        return self._committing.locked()
 
     def drop_connections(self) -> None:
         """Wait for the commit that is under way, then close every session's connection; its next use opens another."""
-        with self._adopting, ExitStack() as stack:
+        with self._committing, ExitStack() as stack:
             for session in self.values():
                 stack.callback(session.close)
 
@@ -196,7 +196,7 @@ def attached(
                 raise
             yield run, sessions
     except (Exception, KeyboardInterrupt):
-        if sessions is None or not sessions.is_adopting:
+        if sessions is None or not sessions.is_committing:
             with suppress(StormproofError):
                 ledger.stop(run)
         raise

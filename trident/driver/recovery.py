@@ -106,7 +106,7 @@ class Recount:
             failpoint("recount.after")
             batch = replace(batch, work={**batch.work, sink: fixed})
             rest = {name: item for name, item in batch.work.items() if name not in answers.results}
-            further = self._steps.adopt(replace(batch, work=rest))
+            further = self._steps.commit_sinks(replace(batch, work=rest))
             answers = SinkAnswers({**answers.results, **further.results}, further.refused, further.error)
         return batch, answers
 
@@ -292,11 +292,11 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) 
     with steps.ledger.transaction(steps.run) as tx:
         kept = tx.kept_messages(txn.txid)
     try:
-        batch, results = _adopt(steps, batch, recount)
+        batch, results = _commit_sinks(steps, batch, recount)
     except MovedLate as error:
         if not _take_late_commits(steps, batch, done):
             raise error.__cause__ or error from None
-        batch, results = _adopt(steps, steps.on_record(txn), recount)
+        batch, results = _commit_sinks(steps, steps.on_record(txn), recount)
     finished = steps.finish(batch, results, _given_up(steps, batch, kept) if kept else {})
     resolution = finished.resolution
     _record_dead(steps, txn.txid, batch.failed, resolution, recorded=resolution.dead)
@@ -306,9 +306,9 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) 
     done.ended(finished.result)
 
 
-def _adopt(steps: Steps, batch: Prepared, recount: Recount | None) -> tuple[Prepared, dict[str, CommitResult]]:
-    """Have each sink adopt a prepared batch. Returns it with what it writes in the end, and the results."""
-    answers = steps.adopt(batch)
+def _commit_sinks(steps: Steps, batch: Prepared, recount: Recount | None) -> tuple[Prepared, dict[str, CommitResult]]:
+    """Have each sink commit a prepared batch. Returns it with what it writes in the end, and the results."""
+    answers = steps.commit_sinks(batch)
     if recount is not None:
         batch, answers = recount.settle(batch, answers)
     return batch, steps.settle(batch, answers)
@@ -444,7 +444,7 @@ def _sweep(steps: Steps) -> int:
     """Remove the files of attempts that can never be committed. Returns their number.
 
     Files of a batch whose content was fixed stay, however it ended: under the weaker guarantees a suspended driver may
-    still adopt them, and an adopted file that is missing makes a Delta table unreadable.
+    still commit them, and a committed file that is missing makes a Delta table unreadable.
     """
     with steps.ledger.transaction(steps.run) as tx:
         highest, live = txns.live_attempts(tx)

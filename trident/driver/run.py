@@ -260,7 +260,7 @@ def driver(
             control_line = ControlLine(
                 engine=ledger_engine(database),
                 run=run,
-                orders=coordinator.orders,
+                stop_requests=coordinator.stop_requests,
                 in_flight=lambda: coordinator.in_flight,
                 job=lambda: watch.lowest,
                 heard=None if metrics is None else metrics.recorder.heard,

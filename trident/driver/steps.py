@@ -29,7 +29,7 @@ from stormproof.core.base.message import Guarantee, MessageFailure, storable_tex
 from stormproof.core.contract.sink import PreparedFile, files_of, transaction_digest
 from stormproof.core.contract.source import Expectation, Lease, Limit, Resolution, Slice, SliceReader, Source
 from stormproof.core.heartbeat.listener import suspects_of_dead, sweep
-from stormproof.core.tracking.attempts import Journal
+from stormproof.core.tracking.attempts import AttemptLog
 from stormproof.core.tracking.verdict import AttemptEnd, FailedIn
 from stormproof.sinks.contract.protocol import CommitResult, RefusedRow
 from stormproof.trident.driver.batch_records import (
@@ -204,9 +204,9 @@ class Steps:
             alone = [number for number, message in shown.items() if wanted.get(message) != most]
             self.source.split(slice_, lease, alone, joined)
 
-    def journal(self, opened: Opened) -> Journal:
+    def attempt_log(self, opened: Opened) -> AttemptLog:
         """What records each further attempt at a batch in the ledger."""
-        return _LedgerJournal(self, opened)
+        return _LedgerLog(self, opened)
 
     def next_attempt(
         self, opened: Opened, ended: int, end: AttemptEnd, error: str, seed: int, excluded: frozenset[int]
@@ -260,7 +260,7 @@ class Steps:
         )
         with self.ledger.transaction(self.run) as tx:
             if guarantee is not Guarantee.AT_MOST_ONCE:
-                self._hold(opened, tx)
+                self._pin(opened, tx)
             txns.fix_content(
                 tx,
                 opened.txid,
@@ -324,10 +324,10 @@ class Steps:
                     files=list(lacking),
                 )
 
-    def _hold(self, opened: Opened, tx: Tx) -> None:
+    def _pin(self, opened: Opened, tx: Tx) -> None:
         """Make the batch's lease one that never lapses, in the transaction that fixes its content."""
         with self._while_nobody_took_over(opened):
-            self.source.hold(opened.lease, self.joined(tx))
+            self.source.pin(opened.lease, self.joined(tx))
 
     @contextmanager
     def _while_nobody_took_over(self, opened: Opened) -> Generator[None]:
@@ -365,8 +365,8 @@ class Steps:
             return messages
         return self._reject_limit.of_batch(messages)
 
-    def adopt(self, batch: Prepared) -> SinkAnswers:
-        """Have each sink adopt the batch, in the topology's order, up to the first that refuses.
+    def commit_sinks(self, batch: Prepared) -> SinkAnswers:
+        """Have each sink commit the batch, in the topology's order, up to the first that refuses.
 
         Only the sinks are used, and the ledger is not, so any thread may call this.
 
@@ -388,7 +388,7 @@ class Steps:
                 continue
             failpoint("commit.before_sink")
             try:
-                with self.sessions.adopting(name) as session:
+                with self.sessions.committing(name) as session:
                     prepared = replace(to_prepared(batch.txid, batch.work[name]), rejects_max=batch.rejects_max)
                     result = session.commit(prepared, checked=batch.guarantee is Guarantee.EXACTLY_ONCE)
                 if result.at is None and not result.is_suppressed:
@@ -400,7 +400,7 @@ class Steps:
         return SinkAnswers(results)
 
     def settle(self, batch: Prepared, answers: SinkAnswers) -> dict[str, CommitResult]:
-        """The results, where every sink has adopted the batch; where one refused, the error, recorded in the ledger.
+        """The results, where every sink has committed the batch; where one refused, the error, recorded in the ledger.
 
         Raises:
             Fenced: another driver took over, so that the sink holds another txid or the files are gone.
@@ -631,7 +631,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class _LedgerJournal:
+class _LedgerLog:
     steps: Steps
     opened: Opened
 

@@ -19,12 +19,12 @@ from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import PreparedTransaction
 from stormproof.sinks.contract.registry import SinkAddress
 from stormproof.sinks.delta.compare import compare
-from stormproof.sinks.delta.hold import TableHold
 from stormproof.sinks.delta.log import DeltaLog
 from stormproof.sinks.delta.opening import opening, prepare_table
 from stormproof.sinks.delta.power_loss import require_whole
 from stormproof.sinks.delta.table import check_types, key_of_path, locate, require_plain_files, require_table
-from stormproof.sinks.delta.versions import TableHead, adopt_files, merge_rows
+from stormproof.sinks.delta.transactional_table import TransactionalTable
+from stormproof.sinks.delta.versions import TableHead, add_files, merge_rows
 from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.rows.content import NOTHING, Content
 from stormproof.sinks.rows.limits import Limits
@@ -50,7 +50,7 @@ class DeltaBacking(Backing):
                 require_whole(DeltaLog(path), where)
             else:
                 prepare_table(path, identity, self._input, where, create=context.create)
-            self._hold = MapHold(
+            self._table = MapTable(
                 path,
                 identity=identity,
                 input_=self._input,
@@ -59,21 +59,21 @@ class DeltaBacking(Backing):
                 committer="delta-rs",
             )
             if not reading:
-                require_plain_files(self._hold.load(), where)
+                require_plain_files(self._table.load(), where)
 
     @property
-    def record(self) -> TableHold:
+    def record(self) -> TransactionalTable:
         """The table's log."""
-        return self._hold
+        return self._table
 
     def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
         """See `SupportsCompareRows`."""
-        return compare(self._hold, read, (first, last), progress)
+        return compare(self._table, read, (first, last), progress)
 
     @property
     def limits(self) -> Limits:
-        """What the table's columns can hold."""
-        return self._hold.limits
+        """What the table's columns can ours."""
+        return self._table.limits
 
     @property
     def may_lose_files(self) -> bool:
@@ -82,7 +82,7 @@ class DeltaBacking(Backing):
 
     def keep_held(self) -> None:
         """Check that the files of the last commit are there, and sync it."""
-        self._hold.keep_held()
+        self._table.keep_held()
 
     def require_own(self) -> None:
         """Refuse a table to which another state committed last.
@@ -90,14 +90,14 @@ class DeltaBacking(Backing):
         Raises:
             SinkRefused: names that state and its topology.
         """
-        mine = self._hold.identity
-        for application in self._hold.writers():
+        mine = self._table.identity
+        for application in self._table.writers():
             match application.split("/"):
                 case ["stormproof", mine.topology, _, mine.sink]:
                     return
                 case ["stormproof", topology, _, sink]:
                     raise SinkRefused(
-                        f"{self._hold.where}: the table holds state {sink!r} of topology {topology!r}; a map has one "
+                        f"{self._table.where}: the table holds state {sink!r} of topology {topology!r}; a map has one "
                         "writer: use another table"
                     )
                 case _:
@@ -105,10 +105,10 @@ class DeltaBacking(Backing):
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Check that the table can be written to; nothing is written."""
-        table = self._hold.load()
-        require_table(table, self._input, f"{self._hold.where}, txid {transaction.txid}")
-        self._hold.position(table, same_table=checked)
-        self._begun, self._hold.gathered, self._hold.changed = (transaction, checked), (), NOTHING
+        table = self._table.load()
+        require_table(table, self._input, f"{self._table.where}, txid {transaction.txid}")
+        self._table.position(table, same_table=checked)
+        self._begun, self._table.gathered, self._table.changed = (transaction, checked), (), NOTHING
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of these keys at the table's newest version."""
@@ -121,7 +121,7 @@ class DeltaBacking(Backing):
             field, values = field.cast(large), pc.cast(values, large)
         first = field.isin(values)
         # The files are read as they are: the checks admit no partitions, deletion vectors or renamed columns.
-        files = dataset(self._hold.load().file_uris(), schema=self._input.schema, format="parquet")
+        files = dataset(self._table.load().file_uris(), schema=self._input.schema, format="parquet")
         found = files.to_table(filter=first)
         joined = wanted.join(found, names, join_type="left outer").sort_by(_PLACE).select(self._stored.names)
         columns = [column.combine_chunks() for column in joined.cast(self._stored).columns]
@@ -129,24 +129,24 @@ class DeltaBacking(Backing):
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
         """Gather the rows; a key comes only once in a txid."""
-        self._hold.changed += change_of(keys, stored, held)
+        self._table.changed += change_of(keys, stored, held)
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._input.schema)
-        self._hold.gathered = (*self._hold.gathered, rows)
+        self._table.gathered = (*self._table.gathered, rows)
 
     def end(self) -> None:
         """Merge the gathered rows together with the transaction identifier: all of the txid or nothing."""
         assert self._begun is not None
         transaction, checked = self._begun
-        self._hold.commit(transaction, checked=checked)
-        self._begun, self._hold.gathered = None, ()
+        self._table.commit(transaction, checked=checked)
+        self._begun, self._table.gathered = None, ()
 
     def close(self) -> None:
         """Nothing to let go."""
-        self._hold.close()
+        self._table.close()
 
 
-class MapHold(TableHold):
-    """The hold of a map, with the rows that a txid has written, in memory."""
+class MapTable(TransactionalTable):
+    """The table of a map, with the rows that a txid has written, in memory."""
 
     gathered: Sequence[pa.RecordBatch] = ()
     changed: Content = NOTHING
@@ -165,7 +165,7 @@ class MapHold(TableHold):
         if self.gathered:
             merge_rows(table, pa.Table.from_batches(self.gathered), self.input, properties)
         else:
-            adopt_files(table, (), properties)
+            add_files(table, (), properties)
 
 
 class DeltaMap:
@@ -214,7 +214,7 @@ class DeltaMap:
         return locate(self._path, f"DeltaMap({self._path!r})")
 
     def check(self, schema: pa.Schema, where: str) -> None:
-        """Raise TopologyError for a column that no Delta table can hold, and for a place that is no local folder."""
+        """Raise TopologyError for a column that no Delta table can ours, and for a place that is no local folder."""
         if "://" in self._path:
             raise TopologyError(f"{where}: {self._path!r} is not a local path; only local folders are supported yet")
         check_types(schema, where)

@@ -291,7 +291,7 @@ class StoredMap:
 
     # -- a txid ------------------------------------------------------------------------------------------------------
 
-    def adopts(self, transaction: PreparedTransaction, *, checked: bool) -> None:
+    def announce(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Announce the transaction of the next `begin_commit`."""
         self._next = transaction, checked
 
@@ -301,7 +301,7 @@ class StoredMap:
             raise UsageError(f"{self._where} was opened for reading only")
         transaction, checked = self._next or (PreparedTransaction(txid, None, "", 0, ()), False)
         if transaction.txid != txid:
-            raise UsageError(f"{self._where} adopts txid {transaction.txid}, not {txid}")
+            raise UsageError(f"{self._where} was told of txid {transaction.txid}, and not of {txid}")
         self._next = None
         self._updates, self._puts, self._buffer_max = [], [], BUFFERED_ROWS_MAX
         self._txid = None

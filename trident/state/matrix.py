@@ -114,7 +114,7 @@ class SupportsEvidence(Protocol):
         """Other lives that committed to it."""
         ...
 
-    def adopts(self, transaction: PreparedTransaction, *, checked: bool) -> None:
+    def announce(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Announce the transaction of the next `begin_commit`: its digest and rows are kept with the values."""
         ...
 

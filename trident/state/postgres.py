@@ -16,7 +16,6 @@ from stormproof.sinks.contract.registry import SinkAddress
 from stormproof.sinks.postgres.columns import known_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.connection import key_of_name, locate
-from stormproof.sinks.postgres.hold import TableHold
 from stormproof.sinks.postgres.merge import RowsByKey
 from stormproof.sinks.postgres.refusals import is_empty, require_durable
 from stormproof.sinks.postgres.table import (
@@ -29,6 +28,7 @@ from stormproof.sinks.postgres.table import (
     wire_schema,
     with_keys,
 )
+from stormproof.sinks.postgres.transactional_table import TransactionalTable
 from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
 from stormproof.sinks.rows.content import NOTHING, Content, Totals
 from stormproof.sinks.rows.limits import Limits
@@ -47,51 +47,51 @@ class PostgresBacking(Backing):
         self._keys = keys
         self._stored = stored
         self._input = SinkInput.for_upsert(self._schema, context.keys)
-        self._hold = TableHold(database, table, context.identity, self._input, context.epoch)
+        self._table = TransactionalTable(database, table, context.identity, self._input, context.epoch)
         self._begun: _Begun | None = None
         self._map_keys: dict[str, MapKey] | None = None
         """How the table compares its keys, once it was read."""
 
     @property
-    def record(self) -> TableHold:
+    def record(self) -> TransactionalTable:
         """The table's guard and evidence."""
-        return self._hold
+        return self._table
 
     def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
         """See `SupportsCompareRows`."""
-        return compare(self._hold, self._hold.database, read, (first, last), progress)
+        return compare(self._table, self._table.database, read, (first, last), progress)
 
     @property
     def limits(self) -> Limits:
-        """What the table's columns can hold."""
+        """What the table's columns can ours."""
         keys = self._compared_keys()
-        return with_keys(self._hold.limits, keys)
+        return with_keys(self._table.limits, keys)
 
     def begin(self, transaction: PreparedTransaction, *, checked: bool) -> None:
         """Begin a database transaction, and lock fence and guard in it."""
         if self._begun is not None:
             self.close()
-        hold, where = self._hold, f"{self._hold.where}, txid {transaction.txid}"
-        with hold.link.errors(where):
-            connection = hold.link.connection()
+        ours, where = self._table, f"{self._table.where}, txid {transaction.txid}"
+        with ours.link.errors(where):
+            connection = ours.link.connection()
             connection.execute("begin")
             try:
-                done = hold.begin(connection, transaction, checked=checked) is CommitDecision.SKIP
-                table = hold.checked_table(connection, where)
+                done = ours.begin(connection, transaction, checked=checked) is CommitDecision.SKIP
+                table = ours.checked_table(connection, where)
                 began_empty = transaction.previous is None and is_empty(connection, table.oid, table.name)
             except BaseException:
                 self.close()  # or the next call would go on in this transaction, and leave its locks
                 raise
         schema, partitioned = wire_schema(table, self._input), table.kind == "p"
-        rows = RowsByKey(connection, table.name, self._input, schema, hold.where, partitioned=partitioned)
-        self._map_keys = map_keys(table, self._input, hold.where)
+        rows = RowsByKey(connection, table.name, self._input, schema, ours.where, partitioned=partitioned)
+        self._map_keys = map_keys(table, self._input, ours.where)
         self._begun = _Begun(
             connection, transaction, table, rows, checked=checked, is_held=done, began_empty=began_empty
         )
 
     def read(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of these keys, by one query."""
-        name = self._hold.name if self._begun is None else self._begun.table.name
+        name = self._table.name if self._begun is None else self._begun.table.name
         names = [_with_values(key) for key in self._keys.names]
         compared = self._compared_keys()
         arrays = [sql.SQL("%s::{}[]").format(sql.SQL(compared[key].type)) for key in self._keys.names]  # pyright: ignore[reportArgumentType]
@@ -105,8 +105,8 @@ class PostgresBacking(Backing):
             _with_values(*(part for part in (name.schema, name.table) if part is not None)),
             sql.SQL(" and ").join(sql.SQL("s.{0} = k.{0}").format(key) for key in names),
         )
-        with self._hold.link.errors():
-            connection = self._hold.link.connection() if self._begun is None else self._begun.connection
+        with self._table.link.errors():
+            connection = self._table.link.connection() if self._begun is None else self._begun.connection
             rows = connection.execute(statement, [compared[n].own(keys.column(n)) for n in self._keys.names]).fetchall()
         columns = zip(*rows, strict=True) if rows else [() for _ in self._stored]
         return pa.RecordBatch.from_arrays(
@@ -115,11 +115,11 @@ class PostgresBacking(Backing):
 
     def _compared_keys(self) -> dict[str, MapKey]:
         if self._map_keys is None:
-            with self._hold.link.errors():
-                connection = self._hold.link.connection() if self._begun is None else self._begun.connection
-                table = self._hold.checked_table(connection, self._hold.where)
-            self._hold.go_by(table)
-            self._map_keys = map_keys(table, self._input, self._hold.where)
+            with self._table.link.errors():
+                connection = self._table.link.connection() if self._begun is None else self._begun.connection
+                table = self._table.checked_table(connection, self._table.where)
+            self._table.go_by(table)
+            self._map_keys = map_keys(table, self._input, self._table.where)
         return self._map_keys
 
     def write(self, keys: pa.RecordBatch, stored: pa.RecordBatch, held: pa.RecordBatch) -> None:
@@ -128,28 +128,30 @@ class PostgresBacking(Backing):
         self._begun.changed += change_of(keys, stored, held)
         rows = pa.RecordBatch.from_arrays([*keys.columns, *stored.columns], schema=self._schema)
         # Only on the connection of the open transaction: a new one would lack the earlier writes of this txid.
-        with self._hold.link.errors():
+        with self._table.link.errors():
             moved = self._begun.rows.put([rows])
         if moved != rows.num_rows:
             raise SinkRefused(
-                f"{self._hold.where}: {moved} keys were stored instead of {rows.num_rows}; look for a trigger"
+                f"{self._table.where}: {moved} keys were stored instead of {rows.num_rows}; look for a trigger"
             )
 
     def end(self) -> None:
         """Move the guard, add the evidence, and commit: all of the txid or nothing."""
         assert self._begun is not None
         begun, transaction = self._begun, self._begun.transaction
-        where = f"{self._hold.where}, txid {transaction.txid}"
-        with self._hold.link.errors(where):
+        where = f"{self._table.where}, txid {transaction.txid}"
+        with self._table.link.errors(where):
             if not begun.is_held:
-                oid = find_oid(begun.connection, self._hold.name)
+                oid = find_oid(begun.connection, self._table.name)
                 if oid is not None:
                     require_durable(begun.connection, oid, where)
-                self._hold.require_same(begun.connection, begun.table, where)
-                self._hold.guard.move(begun.connection, transaction, checked=begun.checked)
+                self._table.require_same(begun.connection, begun.table, where)
+                self._table.guard.move(begun.connection, transaction, checked=begun.checked)
                 totals = Totals(begun.rows.inserted, commits=1, content=begun.changed) if begun.checked else None
                 said = None if totals is None else known_content(totals, began_empty=begun.began_empty)
-                self._hold.guard.add_evidence(begun.connection, transaction, transaction.rows, again=True, content=said)
+                self._table.guard.add_evidence(
+                    begun.connection, transaction, transaction.rows, again=True, content=said
+                )
             begun.connection.execute("commit")
         self._begun = None
 
@@ -159,21 +161,21 @@ class PostgresBacking(Backing):
         Raises:
             SinkRefused: it holds another state, or a key that is text in the stream and no text in the table.
         """
-        self._hold.take_over(create=create)
+        self._table.take_over(create=create)
         self._map_keys = None
         self._compared_keys()
-        with self._hold.link.transaction() as connection:
-            other = self._hold.guard.other_sink(connection, self._hold.table_id)
+        with self._table.link.transaction() as connection:
+            other = self._table.guard.other_sink(connection, self._table.table_id)
         if other is not None:
             raise SinkRefused(
-                f"{self._hold.where}: the table holds state {other[1]!r} of topology {other[0]!r}; a map has one writer: "
+                f"{self._table.where}: the table holds state {other[1]!r} of topology {other[0]!r}; a map has one writer: "
                 "use another table"
             )
 
     def close(self) -> None:
         """Close the connection; a transaction that was begun and not ended is rolled back."""
         self._begun = None
-        self._hold.close()
+        self._table.close()
 
 
 @dataclass(slots=True)

@@ -421,7 +421,7 @@ class StateSession(SinkSession):
             read = partial(prepared_batches, self.staging, transaction.files, keys)
             require_unique_keys(read, transaction.rows, keys, where)
         if isinstance(state, SupportsEvidence):
-            state.adopts(transaction, checked=checked)
+            state.announce(transaction, checked=checked)
         with kept_from_forks():
             state.begin_commit(txid)
         failpoint("state.after_begin")

@@ -125,7 +125,7 @@ class OneMessageSource(Source):
         """None: Spark computes the rows."""
         return ()
 
-    def hold(self, lease: Lease, tx: object | None = None) -> None:
+    def pin(self, lease: Lease, tx: object | None = None) -> None:
         """There is no lease that could lapse."""
 
     def confirm(self, lease: Lease, failed: Sequence[MessageFailure] = (), tx: object | None = None) -> Resolution:
@@ -185,8 +185,8 @@ class OneMessageSteps(Steps):
     take: Callable[[Tx], None] | None = None
     """Records what is open as taken."""
 
-    def _hold(self, opened: Opened, tx: Tx) -> None:
-        super()._hold(opened, tx)
+    def _pin(self, opened: Opened, tx: Tx) -> None:
+        super()._pin(opened, tx)
         if self.take is not None:
             self.take(tx)
 
@@ -352,7 +352,7 @@ class ExactlyOnce(ForeachBatch):
         """Prepare, commit and finish what was written."""
         batch = steps.fix_content(opened, 1, Guarantee.EXACTLY_ONCE, written.files, (), written.rows, times.ms)
         times.mark("prepare")
-        results = steps.settle(batch, steps.adopt(batch))
+        results = steps.settle(batch, steps.commit_sinks(batch))
         times.mark("commit")
         finished = steps.finish(batch, results)
         times.mark("finish")

@@ -67,7 +67,7 @@ class TxnCause(StrEnum):
     """It ran again without its failed messages as often as allowed, and went back in parts."""
     SINK_REFUSED = "sink_refused"
     FILE_LOST = "file_lost"
-    """A sink refused it, because a prepared or adopted file is missing or damaged."""
+    """A sink refused it, because a prepared or committed file is missing or damaged."""
     TABLE_GONE = "table_gone"
     """A sink refused it, because there is no table of the sink's name."""
     TOO_MANY_REJECTS = "too_many_rejects"

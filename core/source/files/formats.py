@@ -88,7 +88,7 @@ def group_digests(file: OpenFile, metadata: pq.FileMetaData, columns: Sequence[s
 class ComparedFile(io.RawIOBase):
     """A Parquet file whose footer and compared chunks are read from memory.
 
-    `hold` is called before a row group is read. The rest of the file (indexes, filters) holds no rows, and is read from
+    `load` is called before a row group is read. The rest of the file (indexes, filters) holds no rows, and is read from
     the file.
     """
 
@@ -101,7 +101,7 @@ class ComparedFile(io.RawIOBase):
         self._held: list[tuple[int, memoryview]] = [self._footer]
         self._at = 0
 
-    def hold(self, group: pq.RowGroupMetaData, columns: Sequence[str]) -> bytes:
+    def load(self, group: pq.RowGroupMetaData, columns: Sequence[str]) -> bytes:
         """Load the chunks of a row group's columns into memory, in place of those before; returns their digest."""
         self._held = [self._footer]
         chunks = [(begin, self._file.read_at(begin, size)) for begin, size in chunks_of(group, columns)]

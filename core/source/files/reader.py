@@ -138,9 +138,9 @@ class _LastGroup:
         self._rows: pa.Table | None = None
 
     def get(
-        self, parquet: pq.ParquetFile, segment: Segment, place: int, columns: tuple[str, ...], hold: Callable[[], None]
+        self, parquet: pq.ParquetFile, segment: Segment, place: int, columns: tuple[str, ...], load: Callable[[], None]
     ) -> pa.Table:
-        """The rows of the segment's row group at `place`; `hold` is called before a read, and compares its content."""
+        """The rows of the segment's row group at `place`; `load` is called before a read, and compares its content."""
         group = segment.first_mark + place
         content = digest_at(segment.digests, place)
         key = (segment.path, segment.file.size_bytes, content or segment.file.modified_ns, group, columns)
@@ -148,7 +148,7 @@ class _LastGroup:
             if self._key == key and self._rows is not None:
                 return self._rows
             self._key = self._rows = None  # before the next one is read, so that only one is in memory
-            hold()
+            load()
             rows = parquet.read_row_group(group, columns=list(columns), use_threads=False)
             self._key, self._rows = key, rows
             return rows
@@ -190,17 +190,17 @@ def _group_rows(
     group = segment.first_mark + place
     there = parquet.metadata.row_group(group)
 
-    def hold() -> None:
-        found = source.hold(there, segment.file.digested or columns)
+    def load() -> None:
+        found = source.load(there, segment.file.digested or columns)
         require_content(segment.path, first, digest_at(segment.digests, place), found)
 
     if there.num_rows != behind - first:
         raise _other_rows(segment, there.num_rows, behind - first)
     if (low, high) == (first, behind):
-        hold()
+        load()
         batches = parquet.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False)
     else:
-        part = _last_group.get(parquet, segment, place, columns, hold).slice(low - first, high - low)
+        part = _last_group.get(parquet, segment, place, columns, load).slice(low - first, high - low)
         batches = iter(part.to_batches(max_chunksize=batch_rows))
     row = low
     for batch in batches:

@@ -379,7 +379,7 @@ class MapStateConformance(ABC):
             if not isinstance(state, SupportsEvidence):
                 pytest.skip("it remembers no transaction")
             for txid, previous in ((1, None), (4, 1)):
-                state.adopts(PreparedTransaction(txid, previous, f"digest {txid}", len(A), ()), checked=True)
+                state.announce(PreparedTransaction(txid, previous, f"digest {txid}", len(A), ()), checked=True)
                 self._commit(state, txid, A)
             assert state.held() == Held(4, "digest 4")
             report = state.evidence(0, None)

@@ -49,7 +49,7 @@ class FailureCases:
         new = open_slice(source, "b")
         assert not new.retry
         assert payloads_of(messages_of(source, new)) == [b"m3"]
-        source.hold(lease_of("b"))
+        source.pin(lease_of("b"))
         harness.wait_for_retries()
         assert source.backlog().next_retry_in_s == 0
         retry = open_slice(source, "c")
@@ -313,6 +313,6 @@ class MateCases:
         names = open_slice(keeper, "b", WHOLE).mates
         assert _payloads(keeper, open_slice(keeper, "c", replace(ONE, mates=names))) == numbered(4)
         with pytest.raises(Fenced):
-            keeper.hold(lease_of("b"))
-        keeper.hold(lease_of("c"))
+            keeper.pin(lease_of("b"))
+        keeper.pin(lease_of("c"))
         assert keeper.open(lease_of("d"), replace(ONE, mates=names), 1) is None

@@ -38,7 +38,7 @@ class LeaseCases:
         assert source.open(lease_of("b"), ANY, SEED) is None
         harness.expire()
         with pytest.raises(Fenced):
-            source.hold(lease_of("a"))
+            source.pin(lease_of("a"))
         with pytest.raises(Fenced):
             source.extend(lease_of("a"))
         again = open_slice(source, "b")
@@ -47,32 +47,32 @@ class LeaseCases:
             source.confirm(lease_of("a"))
         source.abort(lease_of("a"))  # returns nothing: it is b's now
         assert source.open(lease_of("c"), ANY, SEED) is None
-        source.hold(lease_of("b"))
+        source.pin(lease_of("b"))
         source.confirm(lease_of("b"))
         with pytest.raises(Fenced):
             source.confirm(lease_of("a"))
         assert source.backlog() == Backlog(0, 0, 0, 0)
 
     def test_a_held_lease_never_runs_out(self, harness: SourceHarness) -> None:
-        """After `hold` a lease lasts until it is confirmed or aborted; hold may be repeated."""
+        """After `pin` a lease lasts until it is confirmed or aborted; it may be pinned again."""
         harness.put(numbered(3))
         source = harness.view()
         source.open(lease_of("a"), ANY, SEED)
         source.extend(lease_of("a"))
-        source.hold(lease_of("a"))
-        source.hold(lease_of("a"))
+        source.pin(lease_of("a"))
+        source.pin(lease_of("a"))
         harness.expire()
         assert source.open(lease_of("b"), ANY, SEED) is None
         source.extend(lease_of("a"))
         source.confirm(lease_of("a"))
 
     def test_a_lease_that_is_not_there_cannot_be_kept(self, harness: SourceHarness) -> None:
-        """`hold` and `extend` of a returned lease are Fenced."""
+        """`pin` and `extend` of a returned lease are Fenced."""
         harness.put(numbered(1))
         source = harness.view()
         open_slice(source, "a")
         source.abort(lease_of("a"))
-        for keep in (source.hold, source.extend):
+        for keep in (source.pin, source.extend):
             with pytest.raises(Fenced):
                 keep(lease_of("a"))
 
@@ -82,13 +82,13 @@ class LeaseCases:
         old = harness.view(epoch=1)
         old.open(lease_of("a", 1), Limit(2), SEED)
         held = open_slice(old, "b", Limit(2))
-        old.hold(lease_of("b", 1))
+        old.pin(lease_of("b", 1))
         new = harness.view(epoch=2)
         assert set(new.recover(2)) == {"a", "b"}
         assert set(new.recover(2)) == {"a", "b"}  # its own ones too, with no further death
         for call in (
             lambda: old.open(lease_of("c", 1), ANY, SEED),
-            lambda: old.hold(lease_of("a", 1)),
+            lambda: old.pin(lease_of("a", 1)),
             lambda: old.extend(lease_of("b", 1)),
             lambda: old.confirm(lease_of("b", 1)),
             lambda: old.abort(lease_of("a", 1)),

@@ -1,4 +1,4 @@
-"""One driver's hold on a Postgres table: connection, fence and guard, the checks of the table, the count of its rows.
+"""One driver's Postgres table: connection, fence and guard, the checks of the table, the count of its rows.
 
 Rows get in by COPY, or by key: see `merge`.
 """
@@ -170,10 +170,10 @@ COUNTED_ROWS_MAX: Final = 5_000_000
 """Where the evidence says more rows than this, an audit does not count the table's: it would take more than a second."""
 
 
-# ---- the hold
+# ---- the table
 
 
-class TableHold(StoreRecord):
+class TransactionalTable(StoreRecord):
     """What a Postgres sink and a map in a Postgres table have in common. `epoch` None: for reading only."""
 
     def __init__(

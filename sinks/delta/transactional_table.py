@@ -1,4 +1,4 @@
-"""One driver's hold on a Delta table: the commit under the check of the table's log, its claim, what power losses took."""
+"""One driver's Delta table: the commit under the check of the table's log, its claim, what power losses took."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CONFLICT_TRIES_MAX: Final = 5
 """How often a commit is tried before it is an outage: a MERGE loses against each commit that comes before its own."""
 
 
-class TableHold(TableRecord):
+class TransactionalTable(TableRecord):
     """What a Delta sink and a map in a Delta table have in common. The rows that a transaction writes are their own: a sink
     has them in prepared files, a map in memory.
 
@@ -176,7 +176,7 @@ class TableHold(TableRecord):
         return self.committers.of(self._newest.head())
 
     def commit(self, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
-        """Adopt one transaction, by the table of `decide`; see the protocol.
+        """Commit one transaction, by the table of `decide`; see the protocol.
 
         After a commit that another writer's came before, the table is asked anew what it holds, and the transaction is
         tried again at once, `CONFLICT_TRIES_MAX` times in all.
@@ -414,7 +414,7 @@ class TableHold(TableRecord):
     def restore_lost(self, transaction: PreparedTransaction) -> str | None:
         """Undo a fold whose commit is the table's newest version and lost files; see the protocol."""
         where = f"{self.where}, txid {transaction.txid}"
-        if not self.input.is_by_key and self.has_adopted(transaction):
+        if not self.input.is_by_key and self.has_added(transaction):
             return None  # its files are the prepared ones: they must be put back
         put_torn_aside(self.log, where)
         table = self._newest.load()

@@ -11,7 +11,7 @@ from support.memory_run import World
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.source import Lease, Limit
-from stormproof.trident.driver.control_line import Orders
+from stormproof.trident.driver.control_line import StopRequests
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.ledger.control import Doing, Ending
 from stormproof.trident.terms.observers import BatchResult
@@ -53,18 +53,18 @@ def test_a_paused_driver_opens_nothing_until_it_is_resumed(
     seen: list[tuple[str, int, int]] = []
 
     def look() -> None:
-        orders = coordinators[-1].orders
-        seen.append((orders.doing(0), world.source.backlog().ready, coordinators[-1].in_flight))
+        stop_requests = coordinators[-1].stop_requests
+        seen.append((stop_requests.doing(0), world.source.backlog().ready, coordinators[-1].in_flight))
 
     def resume() -> None:
         look()
-        coordinators[-1].orders.pause(False)
+        coordinators[-1].stop_requests.pause(False)
 
     world = World(PAYLOADS, tmp_path, clock=Acting(look, look, resume))
 
     def pause(result: BatchResult) -> None:
         if result.txid == 1:
-            coordinators[-1].orders.pause(True)
+            coordinators[-1].stop_requests.pause(True)
 
     statistics = world.run(guarantee, on_batch=pause)
     assert seen == [(Doing.PAUSED, 4, 0)] * 3
@@ -83,7 +83,7 @@ def test_a_drained_driver_resolves_what_was_opened_and_takes_nothing_new(
         return [line]
 
     world = World(PAYLOADS, tmp_path, split=once_failing, max_attempts=3)
-    statistics = world.run(on_batch=lambda _: coordinators[-1].orders.drain())
+    statistics = world.run(on_batch=lambda _: coordinators[-1].stop_requests.drain())
     assert statistics.stopped == "drain"
     assert sorted(world.counts()) == ["m0", "m1", "m2", "m3"]
     backlog = world.source.backlog()
@@ -94,7 +94,7 @@ def test_a_drained_driver_resolves_what_was_opened_and_takes_nothing_new(
 
 def test_a_stopped_driver_ends_after_the_batches_in_flight(tmp_path: Path, coordinators: list[Coordinator]) -> None:
     world = World(PAYLOADS, tmp_path, in_flight=2, batch_messages=2)
-    statistics = world.run(on_batch=lambda _: coordinators[-1].orders.stop("stop"))
+    statistics = world.run(on_batch=lambda _: coordinators[-1].stop_requests.stop("stop"))
     assert statistics.stopped == "stop"
     assert 1 <= statistics.batches < 4
     assert sum(world.counts().values()) == 2 * statistics.batches
@@ -103,18 +103,18 @@ def test_a_stopped_driver_ends_after_the_batches_in_flight(tmp_path: Path, coord
 
 def test_a_stop_goes_before_a_drain_and_is_not_taken_back() -> None:
     woken: list[None] = []
-    orders = Orders(lambda: woken.append(None))
-    assert orders.doing(1) == Doing.RUNNING
-    orders.follow(paused=False, ending=None)
+    stop_requests = StopRequests(lambda: woken.append(None))
+    assert stop_requests.doing(1) == Doing.RUNNING
+    stop_requests.follow(paused=False, ending=None)
     assert not woken
-    orders.follow(paused=True, ending=None)
-    assert (orders.doing(1), orders.doing(0), len(woken)) == (Doing.PAUSING, Doing.PAUSED, 1)
-    orders.follow(paused=False, ending=Ending.DRAIN)
-    assert (orders.doing(1), orders.drains, orders.stops) == (Doing.DRAINING, True, False)
-    orders.follow(paused=False, ending=Ending.STOP)
-    orders.stop("signal")
-    orders.follow(paused=False, ending=None)
-    assert (orders.doing(0), orders.stopped_by) == (Doing.STOPPING, "stop")
+    stop_requests.follow(paused=True, ending=None)
+    assert (stop_requests.doing(1), stop_requests.doing(0), len(woken)) == (Doing.PAUSING, Doing.PAUSED, 1)
+    stop_requests.follow(paused=False, ending=Ending.DRAIN)
+    assert (stop_requests.doing(1), stop_requests.drains, stop_requests.stops) == (Doing.DRAINING, True, False)
+    stop_requests.follow(paused=False, ending=Ending.STOP)
+    stop_requests.stop("signal")
+    stop_requests.follow(paused=False, ending=None)
+    assert (stop_requests.doing(0), stop_requests.stopped_by) == (Doing.STOPPING, "stop")
 
 
 def test_a_limit_without_fresh_messages_opens_none(tmp_path: Path) -> None:
