@@ -15,7 +15,7 @@ from stormproof.core.postgres.database import Database, connect
 from stormproof.trident.audit.batches import txn
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.message import message
-from stormproof.trident.audit.questions import Asked, ask
+from stormproof.trident.audit.questions import QuestionFilter, ask
 from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.ledger.database import ledger_engine
 
@@ -30,9 +30,9 @@ def p11(bench: Workbench) -> Iterator[AbstractContextManager[Case]]:
     ledger = AuditLedger(engine)
     try:
         for question in (one for one in QUESTIONS.values() if one.order):
-            yield _case(question.name, partial(ask, ledger, question, Asked(TOPOLOGY)))
+            yield _case(question.name, partial(ask, ledger, question, QuestionFilter(TOPOLOGY)))
         for name, group in GROUPS.items():
-            yield _case(f"{name}-grouped", partial(ask, ledger, QUESTIONS[name], Asked(TOPOLOGY, group=group)))
+            yield _case(f"{name}-grouped", partial(ask, ledger, QUESTIONS[name], QuestionFilter(TOPOLOGY, group=group)))
         yield _case("txn", partial(txn, ledger, TOPOLOGY, A_TXID))
         yield _case("message", partial(message, ledger, TOPOLOGY, A_MESSAGE))
         for view in ("txn", "message"):

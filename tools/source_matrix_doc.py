@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import stormproof
-from stormproof.core.contract.capabilities import SOURCES, Crash, Outcome, Protection, matrix, protection_of
+from stormproof.core.contract.capabilities import SOURCES, Crash, DeliverySemantics, Protection, matrix, protection_of
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "source_matrix.md"
 HEAD = """# What each source promises at each crash
@@ -69,11 +69,11 @@ def _crashes(made: frozenset[str]) -> str:
     return head + rows
 
 
-def _unlike_once(outcomes: Iterable[Outcome]) -> str:
+def _unlike_once(outcomes: Iterable[DeliverySemantics]) -> str:
     """At which moments a message is not applied once; `once` where there is none."""
     moments: dict[str, list[str]] = {}
     for number, outcome in enumerate(outcomes, 1):
-        if outcome not in (Outcome.ONCE, Outcome.ABSENT):
+        if outcome not in (DeliverySemantics.ONCE, DeliverySemantics.ABSENT):
             moments.setdefault(outcome.value, []).append(str(number))
     return "; ".join(f"{', '.join(numbers)}: {outcome}" for outcome, numbers in moments.items()) or "once"
 

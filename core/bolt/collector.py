@@ -115,7 +115,7 @@ log = logging.getLogger("stormproof.bolt")
 DEFAULT_STREAM: Final = "default"
 
 
-class Output:
+class Emission:
     """What was emitted to one stream in one call; `tasks` is the number of tasks of its direct() subscriber, if it has one.
 
     `handles` and `ordinals` have one entry for each link. Most tuples have one link: `odd` names those that have not, as
@@ -182,7 +182,7 @@ class Output:
         return UsageError(f"{place}: {text}", component=self._component, stream=self.name)
 
 
-def unknown_stream(component: str, stream: object, known: Mapping[str, Output], closed: bool) -> UsageError:
+def unknown_stream(component: str, stream: object, known: Mapping[str, Emission], closed: bool) -> UsageError:
     """The error for a stream that cannot be emitted to."""
     if closed:
         return UsageError(
@@ -291,7 +291,7 @@ class Collector:
     def __init__(self, component: str, streams: Mapping[str, pa.Schema], direct: Mapping[str, int]) -> None:
         """Made by the runner only."""
         self._component = component
-        self._outs = {name: Output(component, name, schema, direct.get(name)) for name, schema in streams.items()}
+        self._outs = {name: Emission(component, name, schema, direct.get(name)) for name, schema in streams.items()}
         self._acked: list[int] = []
         self._failed: dict[int, FailedTuple] = {}
         self._held: dict[int, Tuple] = {}
@@ -394,7 +394,7 @@ class Collector:
 
     # -- errors and the rarer ways -----------------------------------------------------------------------------------
 
-    def _link(self, out: Output, anchors: object) -> bool:
+    def _link(self, out: Emission, anchors: object) -> bool:
         """Link a tuple to any number of anchors. False where all of them were given up: then the tuple is dropped."""
         if not isinstance(anchors, Sequence) or isinstance(anchors, (str, bytes)):
             raise UsageError(
@@ -536,7 +536,7 @@ class Collector:
     def _tuple(self, handle: int) -> Tuple:
         return self._held[handle] if handle < self._first else self._now[handle - self._first]
 
-    def _emitted(self, out: Output) -> Emitted:
+    def _emitted(self, out: Emission) -> Emitted:
         batch, errors = out.batch()
         rows = batch.num_rows
         inputs, ordinals = np.array(out.handles, np.int64), np.array(out.ordinals, np.int64)

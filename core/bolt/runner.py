@@ -23,9 +23,9 @@ from stormproof.core.bolt.api import AnyBolt, ArrowBolt, BasicBolt, Bolt, BoltCo
 from stormproof.core.bolt.collector import (
     DEFAULT_STREAM,
     Collector,
+    Emission,
     Emitted,
     FailedTuple,
-    Output,
     OwnThread,
     Ran,
     in_one,
@@ -220,7 +220,7 @@ class _Basic(_Way):
     def run(self, rows: pa.RecordBatch, component: str, stream: str, first: int, heartbeat: Heartbeat | None) -> Ran:
         given = tuples_of(rows, component, stream, first, self)
         me, execute, tuples = self._component, given.refusing(self._bolt.execute), given.tuples
-        made = {name: Output(me, name, schema, self._direct.get(name)) for name, schema in self._streams.items()}
+        made = {name: Emission(me, name, schema, self._direct.get(name)) for name, schema in self._streams.items()}
         open_, own = made, self._own
         row = -1
 
@@ -255,8 +255,8 @@ class _Basic(_Way):
     def close(self) -> None:
         self._own.close()
 
-    def _ran(self, outs: list[Output], tuples: list[Tuple], first: int, failed: dict[int, FailedTuple]) -> Ran:
-        parts: list[_Part] = []
+    def _ran(self, outs: list[Emission], tuples: list[Tuple], first: int, failed: dict[int, FailedTuple]) -> Ran:
+        parts: list[_StreamRows] = []
         for out in outs:
             if not out.values:
                 continue
@@ -267,7 +267,7 @@ class _Basic(_Way):
                 refused = FailedTuple(first + number, FailureReason.ERROR, text, text_of(tuples[number]))
                 failed.setdefault(number, refused)
             task = None if out.tasks is None else np.array(out.chosen, np.int64)
-            parts.append(_Part(out.name, batch, parent, task))
+            parts.append(_StreamRows(out.name, batch, parent, task))
         return _anchored_to_parents(parts, first, len(tuples), failed)
 
 
@@ -313,7 +313,7 @@ class _Arrow(_Way):
                 continue
             for name, (batch, parent) in given.items():
                 found.setdefault(name, []).append((batch, parent + start))
-        parts: list[_Part] = []
+        parts: list[_StreamRows] = []
         for name, pieces in found.items():
             batch = pieces[0][0] if len(pieces) == 1 else pa.concat_batches([piece for piece, _ in pieces])
             parent = np.concatenate([numbers for _, numbers in pieces])
@@ -326,7 +326,7 @@ class _Arrow(_Way):
                     said = f"stream {name!r}: {text}"
                     refused = FailedTuple(first + number, FailureReason.ERROR, said, _row_text(rows, number))
                     failed.setdefault(number, refused)
-            parts.append(_Part(name, batch, parent, None))
+            parts.append(_StreamRows(name, batch, parent, None))
         return _anchored_to_parents(parts, first, rows.num_rows, failed)
 
     def _checked(self, rows: pa.RecordBatch) -> dict[str, tuple[pa.RecordBatch, Rows]]:
@@ -340,7 +340,7 @@ class _Arrow(_Way):
         return checked
 
 
-def tuples_of(rows: pa.RecordBatch, component: str, stream: str, first: int, owner: object) -> _Given:
+def tuples_of(rows: pa.RecordBatch, component: str, stream: str, first: int, owner: object) -> _CallInput:
     """Rows as tuples, with handles from `first` on. A row with text that is not UTF-8 is named with its error."""
     names = tuple(rows.schema.names)
     origin = Origin(component, stream, names, {name: i for i, name in enumerate(names)}, owner)
@@ -349,7 +349,7 @@ def tuples_of(rows: pa.RecordBatch, component: str, stream: str, first: int, own
         columns: list[list[Any]] = [column.to_pylist() for column in rows.columns]
     except UnicodeDecodeError:  # an Arrow-wise function can make text that is not UTF-8
         columns = [_readable(column, first, broken) for column in rows.columns]
-    return _Given(tuples_from(zip(*columns, strict=True), origin, first), broken)
+    return _CallInput(tuples_from(zip(*columns, strict=True), origin, first), broken)
 
 
 def _readable(column: pa.Array, first: int, broken: dict[int, UnicodeDecodeError]) -> list[Any]:
@@ -364,7 +364,7 @@ def _readable(column: pa.Array, first: int, broken: dict[int, UnicodeDecodeError
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _CallInput:
     """The tuples of a call. Those in `broken` (by handle) cannot be read, and fail before their bolt sees them."""
 
     tuples: list[Tuple]
@@ -385,7 +385,7 @@ class _Given:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StreamRows:
     """One stream's rows; `parent` is, for each of them, the row of the one input that it is anchored to, ascending."""
 
     stream: str
@@ -394,7 +394,7 @@ class _Part:
     task: Rows | None
 
 
-def _anchored_to_parents(parts: list[_Part], first: int, inputs: int, failed: Mapping[int, FailedTuple]) -> Ran:
+def _anchored_to_parents(parts: list[_StreamRows], first: int, inputs: int, failed: Mapping[int, FailedTuple]) -> Ran:
     """The outcome of a call in which every input ends: acked, or failed, and then the rows anchored to it are dropped."""
     good = np.ones(inputs, np.bool_)
     good[list(failed)] = False

@@ -90,7 +90,7 @@ class Crash(StrEnum):
     SERVER = "the server is killed and forgets what it was told last"
 
 
-class Outcome(StrEnum):
+class DeliverySemantics(StrEnum):
     """How often a message is applied."""
 
     ONCE = "once"
@@ -104,13 +104,13 @@ _RANGES_LACK: Final = frozenset({Crash.RECEIVED, Crash.WRITTEN, Crash.COMMITTED,
 _AFTER_THE_COMMIT: Final = frozenset({Crash.COMMITTED, Crash.CONFIRMED, Crash.SERVER})
 
 
-def outcome_of(able: Capabilities, guarantee: Guarantee, crash: Crash) -> Outcome:
+def outcome_of(able: Capabilities, guarantee: Guarantee, crash: Crash) -> DeliverySemantics:
     """The worst that may become of a message."""
     protection = protection_of(able)
     if protection is Protection.RANGES and crash in _RANGES_LACK:
-        return Outcome.ABSENT
+        return DeliverySemantics.ABSENT
     if crash is Crash.OPENED and guarantee is Guarantee.AT_MOST_ONCE:
-        return Outcome.LOST
+        return DeliverySemantics.LOST
     if (
         guarantee is Guarantee.AT_MOST_ONCE
         and protection is not Protection.RANGES
@@ -118,28 +118,28 @@ def outcome_of(able: Capabilities, guarantee: Guarantee, crash: Crash) -> Outcom
     ):
         return _outcome_of_telling_first(crash)
     if crash is Crash.APPLIED and guarantee is Guarantee.AT_LEAST_ONCE:
-        return Outcome.TWICE
+        return DeliverySemantics.TWICE
     if protection is Protection.TAKE_OVER:
         return _outcome_of_taking_over(crash)
     if protection is Protection.NONE and (crash is Crash.WRITTEN or crash in _AFTER_THE_COMMIT):
-        return Outcome.TWICE
-    return Outcome.ONCE
+        return DeliverySemantics.TWICE
+    return DeliverySemantics.ONCE
 
 
-def _outcome_of_telling_first(crash: Crash) -> Outcome:
+def _outcome_of_telling_first(crash: Crash) -> DeliverySemantics:
     """At-most-once without ids: the server hears of a message before it is written down."""
     if crash in {Crash.WRITTEN, Crash.COMMITTED, Crash.CONFIRMED}:
-        return Outcome.ABSENT
+        return DeliverySemantics.ABSENT
     if crash is Crash.RECEIVED:
-        return Outcome.LOST
-    return Outcome.TWICE if crash is Crash.SERVER else Outcome.ONCE
+        return DeliverySemantics.LOST
+    return DeliverySemantics.TWICE if crash is Crash.SERVER else DeliverySemantics.ONCE
 
 
-def _outcome_of_taking_over(crash: Crash) -> Outcome:
+def _outcome_of_taking_over(crash: Crash) -> DeliverySemantics:
     """The server hears of a message before it is opened: what is lost of that leads to another one like it."""
     if crash in {Crash.COMMITTED, Crash.CONFIRMED}:
-        return Outcome.ABSENT
-    return Outcome.TWICE if crash in {Crash.WRITTEN, Crash.SERVER} else Outcome.ONCE
+        return DeliverySemantics.ABSENT
+    return DeliverySemantics.TWICE if crash in {Crash.WRITTEN, Crash.SERVER} else DeliverySemantics.ONCE
 
 
 # ---- every source
@@ -184,7 +184,7 @@ SOURCES: Final = (
 
 def matrix(
     made: frozenset[str] | None = None,
-) -> Iterator[tuple[SourceRow, Guarantee, str | None, tuple[Outcome, ...]]]:
+) -> Iterator[tuple[SourceRow, Guarantee, str | None, tuple[DeliverySemantics, ...]]]:
     """Each source under each guarantee: why it is refused, if it is, and what a crash at each place leads to.
 
     `made`: the classes that there are; None: all of them.

@@ -46,7 +46,7 @@ _SUMMARY: Final = pa.schema([("rows", pa.int64()), ("files", pa.string()), ("pro
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenRows:
     """What a job wrote. `problems` has a text for each row that a sink cannot hold; then `files` is empty."""
 
     rows: int
@@ -55,7 +55,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FramePart:
     """What every task is given. `context` is that of task 0."""
 
     writers: Mapping[str, SinkWriter]
@@ -96,7 +96,9 @@ class Frames(Protocol):
         """The frame with all rows that are equal in these columns in one task; without columns, all rows in one."""
         ...
 
-    def write(self, frame: Any, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema) -> Written:
+    def write(
+        self, frame: Any, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema
+    ) -> WrittenRows:
         """Write every row through every writer, as one job; columns are taken by name.
 
         Guarantee:
@@ -199,9 +201,9 @@ class SparkFrames:
 
     def write(
         self, frame: DataFrame, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema
-    ) -> Written:
+    ) -> WrittenRows:
         """One Spark job."""
-        data = packed(_Part(writers, context, schema))
+        data = packed(_FramePart(writers, context, schema))
         try:
             summaries = frame.mapInArrow(functools.partial(_run, data), _SUMMARY_DDL).collect()
         except (PySparkException, Py4JError, OSError) as error:
@@ -217,12 +219,12 @@ class SparkFrames:
         return SparkEngine(frame.sparkSession, parallelism, worker_memory_mb=worker_memory_mb)
 
 
-def written_of(summaries: Sequence[Mapping[str, Any]]) -> Written:
+def written_of(summaries: Sequence[Mapping[str, Any]]) -> WrittenRows:
     """What one job wrote, from its tasks' summary rows."""
     files = [PreparedFile(**file) for row in summaries for file in json.loads(row["files"])]
     problems = [text for row in summaries for text in json.loads(row["problems"])]
     rows = sum(row["rows"] for row in summaries)
-    return Written(rows, () if problems else tuple(files), tuple(problems[:PROBLEMS_MAX]))
+    return WrittenRows(rows, () if problems else tuple(files), tuple(problems[:PROBLEMS_MAX]))
 
 
 def _run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -232,7 +234,7 @@ def _run(data: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
     if task is None:
         raise RuntimeError("not inside a Spark task")
     try:
-        part: _Part = unpickled(data)
+        part: _FramePart = unpickled(data)
         yield write_part(batches, part.writers, replace(part.context, task=task.partitionId()), part.schema)
     except Exception as error:
         raise RuntimeError(carried(classified(error, "a task that writes a micro-batch"))) from error

@@ -231,7 +231,7 @@ PySpark does that by itself from 1 MiB on, and keeps the file of its broadcast u
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningJob:
     """A running job, its tag on Spark, and what was broadcast for it."""
 
     tag: str
@@ -280,7 +280,7 @@ class SparkEngine:
         self._between = between
         self._life = process_life()
         self._lock = threading.Lock()
-        self._running: dict[JobKey, _Running] = {}
+        self._running: dict[JobKey, _RunningJob] = {}
 
     @property
     def parallelism(self) -> int:
@@ -322,7 +322,7 @@ class SparkEngine:
         if self._small.is_small(job, parts):
             plan = self._plan_of_small
             parts = stage_jobs(job, 1) if job.plan.hides_tasks else parts
-        running = _Running(f"stormproof-{uuid.uuid4().hex}")
+        running = _RunningJob(f"stormproof-{uuid.uuid4().hex}")
         with self._lock:
             self._running[job.key] = running
         try:
@@ -353,7 +353,7 @@ class SparkEngine:
             return
         slots = max(self._session.sparkContext.defaultParallelism, self._parallelism)
         asked = functools.partial(_answer, packed(tuple(probes)), self._worker_memory_mb)
-        running = _Running(f"stormproof-{uuid.uuid4().hex}")
+        running = _RunningJob(f"stormproof-{uuid.uuid4().hex}")
         told = self._collect(self._planned(lambda: run_by(self._tasks(slots), asked)), running)
         faults = [fault_in(text.decode()) for text in told]
         found = [fault for fault in faults if fault is not None]
@@ -385,7 +385,7 @@ class SparkEngine:
                 "JVM's end in the machine's log (was it killed for its memory?)"
             ) from error
 
-    def _plan(self, plan: Plan, parts: tuple[StageJob, ...], running: _Running) -> RDD[Any]:
+    def _plan(self, plan: Plan, parts: tuple[StageJob, ...], running: _RunningJob) -> RDD[Any]:
         rdd = self._tasks(parts[0].tasks[0])
         for part in parts:
             rdd = exchanged(rdd, part.tasks[part.stage]) if part.stage else rdd
@@ -393,7 +393,7 @@ class SparkEngine:
             rdd = run_by(rdd, self._shipped(plan, part, _run, running))
         return rdd
 
-    def _plan_of_small(self, plan: Plan, parts: tuple[StageJob, ...], running: _Running) -> RDD[Any]:
+    def _plan_of_small(self, plan: Plan, parts: tuple[StageJob, ...], running: _RunningJob) -> RDD[Any]:
         return run_by(self._tasks(1), self._shipped(plan, parts, _run_small, running))
 
     def _shipped(
@@ -401,7 +401,7 @@ class SparkEngine:
         plan: Plan,
         parts: StageJob | tuple[StageJob, ...],
         run: Callable[[_Packed, int | None, int, Iterable[bytes]], Iterator[bytes]],
-        running: _Running,
+        running: _RunningJob,
     ) -> Task:
         """The function that Spark runs."""
         try:
@@ -413,7 +413,7 @@ class SparkEngine:
         running.broadcast.append(self._session.sparkContext.broadcast(data))
         return functools.partial(run, running.broadcast[-1], self._worker_memory_mb)
 
-    def _collect(self, rdd: RDD[Any], running: _Running) -> list[bytes]:
+    def _collect(self, rdd: RDD[Any], running: _RunningJob) -> list[bytes]:
         context = self._session.sparkContext
         try:
             context.addJobTag(running.tag)

@@ -176,7 +176,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StageEntry:
     """Where rows enter a stage: from a spout (no edge), or from an exchange. `children` are keys of nodes."""
 
     component: str
@@ -192,7 +192,7 @@ class StagePlan:
     `relayed` are edges that only pass through on their way to a later stage.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StageEntry, ...]
     nodes: Mapping[str, Node]
     relayed: tuple[Edge, ...] = ()
 
@@ -408,13 +408,13 @@ class _Compiler:
     def stages(self) -> tuple[StagePlan, ...]:
         number = 1 + max(self._stage.values())
         nodes: list[dict[str, Node]] = [{} for _ in range(number)]
-        entries: list[list[Entry]] = [[] for _ in range(number)]
+        entries: list[list[StageEntry]] = [[] for _ in range(number)]
         for component in self._topology.components:
             stage = self._stage[component.name]
             match component:
                 case Spout():
                     entries[0].append(
-                        Entry(component.name, "default", None, self._children(component, "default", nodes))
+                        StageEntry(component.name, "default", None, self._children(component, "default", nodes))
                     )
                 case Operation():
                     nodes[stage][component.name] = OperationNode(
@@ -443,13 +443,13 @@ class _Compiler:
                     # Its results enter its stage merged; its node, which combines, is in the stage before.
                     (edge,) = (e for _, e in self._edges if e.component == component.name)
                     entries[stage].append(
-                        Entry(component.name, "default", edge, self._children(component, "default", nodes))
+                        StageEntry(component.name, "default", edge, self._children(component, "default", nodes))
                     )
                 case SinkComponent():
                     pass  # its node was made with the stream that it ends
         for from_stage, edge in self._edges:
             if edge.group is None:
-                entries[from_stage + edge.hops].append(Entry(edge.origin, edge.stream, edge, (edge.to,)))
+                entries[from_stage + edge.hops].append(StageEntry(edge.origin, edge.stream, edge, (edge.to,)))
         return tuple(StagePlan(tuple(entries[stage]), nodes[stage], self._relayed(stage)) for stage in range(number))
 
     def _relayed(self, stage: int) -> tuple[Edge, ...]:

@@ -56,9 +56,9 @@ from stormproof.core.heartbeat.task import (
     STATE,
     TOKEN_BYTES,
     AttemptKey,
-    Place,
-    Progress,
+    ProgressMark,
     Record,
+    ReportAddress,
     hello_names,
     is_proven,
     keep_alive,
@@ -93,7 +93,7 @@ def quiet_for(connection: socket.socket) -> float:
 
 
 @dataclass(slots=True)
-class _Task:
+class _TaskExecution:
     """One execution of a task, which keeps its place when it connects again."""
 
     number: int
@@ -103,24 +103,24 @@ class _Task:
     """When its connection came to an end; None where it is open, or broke."""
 
 
-class Heard:
+class JobSigns:
     """What was heard from one job's tasks. The listener's thread writes, any thread asks."""
 
     def __init__(
-        self, place: Place, folder: Path | None, clock: Clock, quiet: QuietFor, *, direct: bool = False
+        self, place: ReportAddress, folder: Path | None, clock: Clock, quiet: QuietFor, *, direct: bool = False
     ) -> None:
         self.notices_silence_s: Final = 0.0 if direct else 2 * SILENT_S
         self._direct, self._grace_s = direct, 0.0 if direct else GRACE_S
         self.place: Final = place
         self._folder, self._clock, self._quiet = folder, clock, quiet
         self._lock = threading.Lock()
-        self._tasks: dict[bytes, _Task] = {}
+        self._tasks: dict[bytes, _TaskExecution] = {}
         self._file: int | None = None
         self._lost: str | None = None
 
     # The driver asks.
 
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressMark:
         """How far the job is; see above for what is dead and what is silent.
 
         Raises:
@@ -132,7 +132,7 @@ class Heard:
         with self._lock:
             tasks = list(self._tasks.values())
             states = [self._state(task, now_s) for task in tasks]
-        return Progress(
+        return ProgressMark(
             rows=sum(task.record[ROWS] for task in tasks),
             started=len(tasks),
             running=sum(running for running, _ in states),
@@ -149,7 +149,7 @@ class Heard:
         with self._lock:
             return most_often(task.record for task in self._tasks.values())
 
-    def _state(self, task: _Task, now_s: float) -> tuple[bool, bool]:
+    def _state(self, task: _TaskExecution, now_s: float) -> tuple[bool, bool]:
         """Whether it runs, and whether it is silent."""
         if task.record[STATE] != RUNNING:
             return False, False
@@ -164,7 +164,7 @@ class Heard:
     def connected(self, run: bytes, connection: socket.socket) -> socket.socket | None:
         """A task has connected; returns the connection that it had before, if that is still open."""
         with self._lock:
-            task = self._tasks.setdefault(run, _Task(len(self._tasks)))
+            task = self._tasks.setdefault(run, _TaskExecution(len(self._tasks)))
             before, task.connection, task.closed_at_s = task.connection, connection, None
             return before
 
@@ -301,12 +301,12 @@ class _Peer:
     until_s: float
     challenge: bytes
     said: bytes = b""
-    heard: Heard | None = None
+    heard: JobSigns | None = None
     run: bytes = b""
 
 
 @dataclass(slots=True)
-class _State:
+class _ListenerState:
     """What the listener's thread works with."""
 
     selector: selectors.BaseSelector
@@ -323,11 +323,11 @@ LOOPBACK: Final = DriverAddress("127.0.0.1", "127.0.0.1", same_machine=True)
 class HeartbeatListener:
     """Listens for the tasks of one driver's jobs. A context; its end closes every connection.
 
-    `refused` counts the connections that were dropped, by reason. `port` 0 takes a free one. `direct` is as in `Heard`.
+    `refused` counts the connections that were dropped, by reason. `port` 0 takes a free one. `direct` is as in `JobSigns`.
 
     An error that nobody expected does not end it unseen: it is logged, every connection is dropped, and the thread begins
     anew; the tasks connect again, and are silent until then. Where that does not help, jobs that run are no longer heard
-    (`Heard.progress` raises), and none can begin.
+    (`JobSigns.progress` raises), and none can begin.
 
     Threads: any may begin and end jobs. Forks: a fork may only close its copy.
 
@@ -362,7 +362,7 @@ class HeartbeatListener:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self.refused: Counter[str] = Counter()
-        self._jobs: dict[bytes, Heard] = {}
+        self._jobs: dict[bytes, JobSigns] = {}
         self._life = process_life()
         self._closed = False
         self._failed: Exception | None = None
@@ -371,7 +371,7 @@ class HeartbeatListener:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._buffer = bytearray(CHUNK_BYTES)
-        self._state = _State(selectors.DefaultSelector())
+        self._state = _ListenerState(selectors.DefaultSelector())
         self._state.selector.register(self._listener, selectors.EVENT_READ)
         self._state.selector.register(self._wake_out, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="stormproof-heartbeat-listener", daemon=True)
@@ -384,14 +384,14 @@ class HeartbeatListener:
         self.close()
 
     @contextmanager
-    def of_job(self, key: AttemptKey) -> Generator[Heard]:
+    def of_job(self, key: AttemptKey) -> Generator[JobSigns]:
         """The heartbeat of an attempt, under a token of its own. Its notes are also written to a folder below `root`."""
         with ExitStack() as stack:
             folder = None if self._root is None else stack.enter_context(job_folder(self._root, key))
             yield stack.enter_context(self.job(folder))
 
     @contextmanager
-    def job(self, folder: Path | None = None) -> Generator[Heard]:
+    def job(self, folder: Path | None = None) -> Generator[JobSigns]:
         """A heartbeat under a token of its own, while the block runs.
 
         Raises:
@@ -402,8 +402,8 @@ class HeartbeatListener:
         if (ended := self._ended()) is not None:
             raise ended from self._failed
         name = self._new_bytes(ID_BYTES)
-        place = Place(self._host, self.port, name, self._new_bytes(TOKEN_BYTES))
-        heard = self._jobs[name] = Heard(place, folder, self._clock, self._quiet, direct=self._direct)
+        place = ReportAddress(self._host, self.port, name, self._new_bytes(TOKEN_BYTES))
+        heard = self._jobs[name] = JobSigns(place, folder, self._clock, self._quiet, direct=self._direct)
         if (ended := self._ended()) is not None:  # meanwhile
             heard.lost(ended.message)
         try:
@@ -559,7 +559,7 @@ class HeartbeatListener:
             return
         self._hear(peer, peer.heard, said)
 
-    def _hear(self, peer: _Peer, heard: Heard, said: bytes) -> None:
+    def _hear(self, peer: _Peer, heard: JobSigns, said: bytes) -> None:
         whole = len(said) - len(said) % RECORD.size
         peer.said = bytes(said[whole:])
         if whole:

@@ -68,7 +68,7 @@ class ContactLost(MachineUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReportAddress:
     """Where and as what the tasks of one job report to the driver."""
 
     host: str
@@ -77,7 +77,7 @@ class Place:
     token: bytes = field(repr=False)
 
 
-def hello(place: Place, run: bytes, challenge: bytes) -> bytes:
+def hello(place: ReportAddress, run: bytes, challenge: bytes) -> bytes:
     """A task's answer to a challenge; `run` is the id of this execution of the task, the same when it connects again."""
     name = _NAME.pack(_MAGIC, place.job, run)
     return name + _proof(place.token, challenge, name)
@@ -141,7 +141,7 @@ AttemptKey: TypeAlias = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressMark:
     """How far a job is. A value that differs from the one before is a sign of life.
 
     `rows` is the sum over its tasks. `started` is the number of tasks begun, where a repeated task counts again; `running`
@@ -190,7 +190,7 @@ BACKOFF_S: Final = (0.05, 2.0)
 """The first and the longest wait between two attempts to connect."""
 
 
-class Connection:
+class DriverConnection:
     """A task's end: its connection to the driver. The task's thread and the heartbeat's use it.
 
     `wait_s` replaces `WAIT_S`.
@@ -201,7 +201,7 @@ class Connection:
 
     def __init__(
         self,
-        place: Place,
+        place: ReportAddress,
         stage: int,
         task: int,
         *,
@@ -364,10 +364,10 @@ class Heartbeat:
     """
 
     def __init__(
-        self, place: Place, stage: int, task: int, *, careful: bool, steps: Mapping[str, int] | None = None
+        self, place: ReportAddress, stage: int, task: int, *, careful: bool, steps: Mapping[str, int] | None = None
     ) -> None:
         self.careful, self._steps = careful, steps or {}
-        self._connection = Connection(place, stage, task)
+        self._connection = DriverConnection(place, stage, task)
         # (rows of finished loops and batches, the running loop's iterator, the number of its items); one tuple, so that the
         # publishing thread never sees half of a change.
         self._at: tuple[int, Iterator[object], int] = (0, iter(()), 0)
@@ -467,7 +467,7 @@ class Heartbeat:
 
 @contextmanager
 def running(
-    place: Place | None, stage: int, task: int, *, careful: bool = False, steps: Mapping[str, int] | None = None
+    place: ReportAddress | None, stage: int, task: int, *, careful: bool = False, steps: Mapping[str, int] | None = None
 ) -> Generator[Heartbeat | None]:
     """A task's heartbeat while the block runs; None where the job has none.
 

@@ -234,7 +234,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextMessages:
     """Messages that were never opened, and the subscription's position behind them."""
 
     piece: Piece
@@ -266,7 +266,7 @@ class Connector(Source):
         """The position of a new subscription."""
 
     @abstractmethod
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         """Messages behind a position, at most as many as the limit admits (but one at least); None: there are none now.
 
         The sets that a subscription is given this way must hold every message once, whoever writes meanwhile.

@@ -1,7 +1,7 @@
 """Whether what a server has follows on what it had: what each look at it has shown, and the one place that decides on it.
 
 What is pending stands with us. What a server has, it may lose, remove, or number again. So a source notes with its position
-what it saw last, compares the server with that before the position moves on, and says what it found: a `Look`.
+what it saw last, compares the server with that before the position moves on, and says what it found: a `ContinuityLook`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Continuity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ContinuityLook:
     """What a look at a stream, or at a partition, has shown.
 
     `text` says it as a clause. `messages` were removed, or may have been; `behind` and `before` are the server's ids around
@@ -64,7 +64,7 @@ class Look:
         return f"{self.text}{lost} (seen {self.at}{self.by and f', {self.by}'})"
 
 
-CONTINUOUS: Final = Look(Continuity.CONTINUOUS)
+CONTINUOUS: Final = ContinuityLook(Continuity.CONTINUOUS)
 
 
 class _Ahead(Protocol):
@@ -101,13 +101,13 @@ class Rules:
         require_choice(self.where, "on_gap", self.on_gap, ("fail", "record"))
         require_choice(self.where, "on_new_stream", self.on_new_stream, ("fail", "adopt", "same"))
 
-    def decided(self, looks: Iterable[Look]) -> list[Look]:
+    def decided(self, looks: Iterable[ContinuityLook]) -> list[ContinuityLook]:
         """What goes on record of these looks; the run goes on.
 
         Raises:
             PositionMismatch: the run must not go on behind them.
         """
-        noted: list[Look] = []
+        noted: list[ContinuityLook] = []
         for look in looks:
             if look.verdict is Continuity.CONTINUOUS:
                 continue
@@ -116,7 +116,7 @@ class Rules:
             noted.append(replace(look, at=datetime.now(UTC).isoformat(timespec="seconds"), by=by))
         return noted
 
-    def _by(self, look: Look) -> str:
+    def _by(self, look: ContinuityLook) -> str:
         """The argument that lets the run go on; none is needed where it cannot be told whether anything is gone."""
         if look.verdict in (Continuity.REWOUND, Continuity.ANOTHER):
             if self.on_new_stream == "fail":
@@ -130,7 +130,7 @@ class Rules:
             )
         return f"on_gap={self.on_gap!r}"
 
-    def _refused(self, look: Look, next_step: str) -> PositionMismatch:
+    def _refused(self, look: ContinuityLook, next_step: str) -> PositionMismatch:
         return PositionMismatch(
             f"{self.where}: {look.text}. {next_step}",
             source=self.source,
@@ -141,20 +141,20 @@ class Rules:
         )
 
 
-def looks_in(position: At) -> list[Look]:
+def looks_in(position: At) -> list[ContinuityLook]:
     """What a position has on record, oldest first."""
     found = position.get(_KEY)
-    looks: list[Look] = []
+    looks: list[ContinuityLook] = []
     for one in found if isinstance(found, list) else ():
         match one:
             case [str(verdict), str(text), int(messages), str(behind), str(before), int(place), str(at), str(by)]:
-                looks.append(Look(Continuity(verdict), text, messages, behind, before, place, at, by))
+                looks.append(ContinuityLook(Continuity(verdict), text, messages, behind, before, place, at, by))
             case _:
                 continue
     return looks
 
 
-def with_looks(position: At, looks: Sequence[Look]) -> At:
+def with_looks(position: At, looks: Sequence[ContinuityLook]) -> At:
     """The position, with these on record. What is seen again behind the same id stands once, as seen last, with the higher
     number.
     """
@@ -172,9 +172,9 @@ def with_looks(position: At, looks: Sequence[Look]) -> At:
     return {**position, _KEY: written}
 
 
-def _few(looks: list[Look]) -> list[Look]:
+def _few(looks: list[ContinuityLook]) -> list[ContinuityLook]:
     """At most `RECORD_MAX`, or as many as there are kinds and places."""
-    merged: dict[tuple[Continuity, int], Look] = {}
+    merged: dict[tuple[Continuity, int], ContinuityLook] = {}
     old = len(looks) - RECORD_MAX
     for one in looks[: old + 1] if old > 0 else ():
         first = merged.setdefault((one.verdict, one.place), one)

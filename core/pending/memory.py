@@ -19,7 +19,16 @@ from stormproof.core.base.process import OneProcess
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal, LetterHead, disposal_entry
 from stormproof.core.contract.source import Lease, SliceReader
 from stormproof.core.pending.batches import batches_of
-from stormproof.core.pending.rows import At, Counts, Failed, LeaseFate, Retry, SliceRow, Subscriber, WaitingRetry
+from stormproof.core.pending.rows import (
+    At,
+    FailedMessage,
+    LeaseFate,
+    MessageCounts,
+    Retry,
+    SliceRow,
+    Subscriber,
+    WaitingRetry,
+)
 from stormproof.core.postgres.database import Database
 
 K = TypeVar("K")
@@ -343,7 +352,7 @@ class MemoryRows:
         mine, wanted = self._of_slice(slice_id), set(ids)
         return {id_: (retry.times_failed, retry.times_opened) for id_, retry in mine.items() if id_ in wanted}
 
-    def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
+    def fail(self, row: SliceRow, failed: Sequence[FailedMessage]) -> None:
         """Make retries or dead letters."""
         for failure in failed:
             before = self._sub.retries.get(failure.id) if row.is_retry else None
@@ -392,7 +401,7 @@ class MemoryRows:
             self._drop(sub.retries, id_)
         sub.finished.append((row.id, mine))  # not undone: nobody asks for it but for a slice that is gone
 
-    def counts(self) -> Counts:
+    def counts(self) -> MessageCounts:
         """How many messages are in which state."""
         sub = self._sub
         returned = returned_retries = pending = 0
@@ -406,7 +415,7 @@ class MemoryRows:
         waiting = [retry.not_before_s for retry in sub.retries.values() if retry.slice is None]
         dead = sum(1 for letter in sub.dead.values() if letter.disposal is None)
         next_in_s = max(0.0, min(waiting) - self._clock.monotonic_s()) if waiting else None
-        return Counts(returned, returned_retries, pending, len(waiting), dead, next_in_s)
+        return MessageCounts(returned, returned_retries, pending, len(waiting), dead, next_in_s)
 
     def waiting(self) -> Sequence[WaitingRetry]:
         """Every retry."""

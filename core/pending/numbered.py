@@ -11,7 +11,7 @@ import numpy as np
 
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
-from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.connector import NextMessages, Piece
 from stormproof.core.pending.rows import At, PendingRows, even_bounds, expectation_of_range, fitting
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.database import Database
@@ -79,14 +79,14 @@ class NumberedSource(PendingSource):
         first = self.first(cursor)
         return {"first": first, "next": first}
 
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         """The messages from the position on."""
         first, stop = next_of(position), self.stop(cursor)
         if first >= stop:
             return None
         piece = self.head({"range": [first, stop]}, limit, seed, cursor)
         _, end = range_of(piece.at)
-        return Next(piece, {**position, "next": end})
+        return NextMessages(piece, {**position, "next": end})
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The lowest numbers of the range."""

@@ -20,8 +20,8 @@ from stormproof.core.base.process import fewer_collections
 from stormproof.core.contract.capabilities import REDELIVERS, Capabilities, StableIds
 from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.source import Backlog, Lease, Limit, Slice, SliceReader, SourcePreview
-from stormproof.core.pending.connector import Next
-from stormproof.core.pending.continuity import Look, Rules, with_looks
+from stormproof.core.pending.connector import NextMessages
+from stormproof.core.pending.continuity import ContinuityLook, Rules, with_looks
 from stormproof.core.pending.journal import (
     INDEXED_MAX,
     Delivery,
@@ -172,7 +172,7 @@ class RedeliveringSource(NumberedSource):
 
     def _forget_seen(self) -> None:
         """What was seen and is not written down is seen again."""
-        self._looks: list[Look] = []
+        self._looks: list[ContinuityLook] = []
         self._seen: dict[str, Json] = {}
         self._noted: dict[str, Json] = {}
 
@@ -346,7 +346,7 @@ class RedeliveringSource(NumberedSource):
                 told_apart.append(other)
             return journal.write(told_apart, owed=owed)
 
-    def saw(self, *looks: Look, **seen: Json) -> None:
+    def saw(self, *looks: ContinuityLook, **seen: Json) -> None:
         """Keep what a look at the server has shown, and what the next one is to be compared with.
 
         It is written into the subscription's position together with what `receive` returns, so before any of that can be
@@ -448,7 +448,7 @@ class RedeliveringSource(NumberedSource):
         """In front of the first message; what the server has is not known yet."""
         return {**super().start(cursor), "at_server": None}
 
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         """The messages from the position on; it has also what the server has left."""
         found = super().next(position, limit, seed, cursor)
         if found is None:

@@ -30,7 +30,7 @@ from stormproof.core.contract.source import (
     SourceKind,
     SourcePreview,
 )
-from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.connector import NextMessages, Piece
 from stormproof.core.pending.memory import MemorySliceReader
 from stormproof.core.pending.numbered import next_of, range_of
 from stormproof.core.pending.rows import At, even_bounds, expectation_of
@@ -44,7 +44,7 @@ Item: TypeAlias = Payload | tuple[Hashable, Payload] | None
 """What an iterator gives: a payload, a pair of the client's own id and a payload, or None where nothing has arrived."""
 
 
-class Received(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A message from the iterator. `key` is the client's own id; None: it gave none, or switched tracking off."""
 
     key: Hashable
@@ -98,7 +98,7 @@ class IteratorClient:
 
     # ---- what it gives
 
-    def receive(self) -> Received | None:
+    def receive(self) -> ReceivedMessage | None:
         """The next message; None where nothing has arrived, or the iterator is at its end.
 
         Raises:
@@ -131,7 +131,7 @@ class IteratorClient:
             self._broken = f"{text}; give the source a function that makes an iterator, and a new one is made instead"
             raise FatalError(self._broken, source=self._source) from error
 
-    def _checked(self, item: object) -> Received:
+    def _checked(self, item: object) -> ReceivedMessage:
         key: object = None
         payload, is_pair = item, isinstance(item, tuple)
         if is_pair:
@@ -152,7 +152,7 @@ class IteratorClient:
             raise UsageError(
                 f"source {self._source}: its iterator gave an id of type {type(key).__name__}; ids must be hashable"
             )
-        return Received(key, payload, not is_pair or key is not None)
+        return ReceivedMessage(key, payload, not is_pair or key is not None)
 
     # ---- what it is told
 
@@ -322,7 +322,7 @@ class IteratorSource(InMemory):
         """The lengths of payloads."""
         return [len(self._payloads[number]) for number in range(first, stop)]
 
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         """Messages from the iterator."""
         first = next_of(position)
         self._pull(limit, first)
@@ -332,7 +332,7 @@ class IteratorSource(InMemory):
         untracked = [number for number in range(first, end) if number in self._untracked]
         at: At = {"range": [first, end], **({"untracked": list(untracked)} if untracked else {})}
         piece = Piece(at, end - first - len(untracked), size, self.expected(at, seed, frozenset(), cursor), None)
-        return Next(piece, {**position, "next": end})
+        return NextMessages(piece, {**position, "next": end})
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The lowest numbers of a returned slice, without untracked messages, which were confirmed when opened."""

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from stormproof.core.base.errors import MachineUnavailable, MachineUnfit, StoreUnavailable, StormproofError
 from stormproof.core.base.machine_faults import classified, unpickled
-from stormproof.core.heartbeat.task import NO_REPORT, Connection, Place
+from stormproof.core.heartbeat.task import NO_REPORT, DriverConnection, ReportAddress
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import StorageOptions, is_url, options_to_send, use_storage
@@ -164,11 +164,11 @@ class FolderProbe:
 class HeartbeatProbe:
     """The driver's port for the progress of tasks."""
 
-    place: Place
+    place: ReportAddress
 
     def probe(self) -> None:
         """Connect, show the token, and report an end."""
-        Connection(self.place, 0, 0, wait_s=HEARTBEAT_PROBE_S).close(NO_REPORT, failed=False)
+        DriverConnection(self.place, 0, 0, wait_s=HEARTBEAT_PROBE_S).close(NO_REPORT, failed=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.exchange import Sender
 from stormproof.core.task.job import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, TaskReport, WireRow
 from stormproof.core.tracking.acker import ACKER, acker_of
-from stormproof.core.tracking.share import MANY, Anchors, MessageTable, as_signed, mix64, xor_reduce
-from stormproof.core.tracking.verdict import ANY_KEY, Counts
+from stormproof.core.tracking.share import MANY, Anchors, MetMessages, as_signed, mix64, xor_reduce
+from stormproof.core.tracking.verdict import ANY_KEY, TaskCounts
 
 Observer: TypeAlias = Callable[[str, str, pa.RecordBatch], None]
 """Is called inside a task with all tuples that a component emits at once: component, stream, rows."""
@@ -47,7 +47,7 @@ class Tuples:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailureCause:
     """Why a message failed, and where; `input` shows what the component was called with."""
 
     reason: FailureReason
@@ -61,7 +61,7 @@ End: TypeAlias = CombineNode | GatherNode | JoinSideNode | SendNode | WriteNode
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedTuples:
     """Tuples that end at a node, and the component and stream that they are from."""
 
     key: str
@@ -81,10 +81,10 @@ class Passage:
 
     first: int = 0
     number: int = 0
-    failed: dict[int, Failed] = field(default_factory=dict[int, Failed])
+    failed: dict[int, FailureCause] = field(default_factory=dict[int, FailureCause])
     escaped: npt.NDArray[np.bool_] | None = None
     acked: list[Anchors] = field(default_factory=list[Anchors])
-    ends: list[Ended] = field(default_factory=list[Ended])
+    ends: list[EndedTuples] = field(default_factory=list[EndedTuples])
 
     def is_early(self, message: int) -> bool:
         """Whether nothing of this message can have left the passage."""
@@ -143,10 +143,10 @@ class Account:
 
     def __init__(self, stage: int, task: int, ackers: int, named_max: int | None = None) -> None:
         self.report = TaskReport(stage, task)
-        self.messages = MessageTable()
+        self.messages = MetMessages()
         self._ackers = ackers
         self._named_max = named_max
-        self._late: dict[int, Failed] = {}
+        self._late: dict[int, FailureCause] = {}
         self._late_ids: set[int] = set()
         self._together: list[npt.NDArray[np.int64]] = []
         self._met: list[npt.NDArray[np.int64]] = []
@@ -154,7 +154,7 @@ class Account:
         self._acks: list[tuple[Rows, Words]] = []
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> TaskCounts:
         """What each component did in this task."""
         return self.report.counts
 
@@ -206,7 +206,7 @@ class Account:
         if not known.all():
             self._met.append(np.array([[0, ANY_KEY]]))
 
-    def fail_row(self, passage: Passage, anchors: Anchors, row: int, failed: Failed) -> None:
+    def fail_row(self, passage: Passage, anchors: Anchors, row: int, failed: FailureCause) -> None:
         """Fail every message that anchors a tuple: early where nothing of it can have left the passage, else late."""
         pairs = anchors.pairs_of(row)
         if len(pairs) == 0:
@@ -239,7 +239,7 @@ class Account:
                 if self._ackers:
                     self._acks.append((self.messages.ids(np.array([message])), share))
 
-    def fail_rows(self, passage: Passage, tuples: Tuples, bad: Mapping[int, Failed]) -> Tuples:
+    def fail_rows(self, passage: Passage, tuples: Tuples, bad: Mapping[int, FailureCause]) -> Tuples:
         """Fail these rows; returns the tuples that are left."""
         if not bad:
             return tuples
@@ -297,7 +297,7 @@ class Account:
     def _is_enough(self, named: int) -> bool:
         return self._named_max is not None and named >= self._named_max
 
-    def _named(self, message: int, failed: Failed) -> MessageFailure:
+    def _named(self, message: int, failed: FailureCause) -> MessageFailure:
         at = np.array([message])
         return MessageFailure(
             MessageId(int(self.messages.ids(at)[0])),

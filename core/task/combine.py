@@ -72,14 +72,14 @@ _NULL_OF_NOTHING: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class CombinerInput:
     """Rows with a column for each user's combiner; the rows in `failed` hold nothing that may be used."""
 
     rows: pa.RecordBatch
     failed: Mapping[int, tuple[FailureReason, str]]
 
 
-def prepare(group: GroupBy, rows: pa.RecordBatch, heartbeat: Heartbeat | None = None) -> Prepared:
+def prepare(group: GroupBy, rows: pa.RecordBatch, heartbeat: Heartbeat | None = None) -> CombinerInput:
     """Call `init` of users' combiners for every row; the results of each are added as a column."""
     failed: dict[int, tuple[FailureReason, str]] = {}
     for a in group.aggregations:
@@ -97,7 +97,7 @@ def prepare(group: GroupBy, rows: pa.RecordBatch, heartbeat: Heartbeat | None = 
         for row, text in wrong:
             failed.setdefault(row, (FailureReason.ERROR, text))
         rows = rows.append_column(pa.field(_prepared(a), made.type), made)
-    return Prepared(rows, failed)
+    return CombinerInput(rows, failed)
 
 
 def combine(group: GroupBy, rows: pa.RecordBatch) -> pa.Table:

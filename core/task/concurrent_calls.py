@@ -12,6 +12,7 @@ against no call. The driver then hears no sign of life, and ends the job, as it 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -315,3 +316,6 @@ def _in_child() -> None:
     _idle.clear()
     left_behind.clear()
     _Loop._running, _Loop._lock = None, threading.Lock()  # pyright: ignore[reportPrivateUsage]
+
+
+os.register_at_fork(after_in_child=_in_child)

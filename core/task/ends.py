@@ -22,13 +22,13 @@ from stormproof.core.contract.source import NumberIds, ShownIds
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import CombineNode, GatherNode, JoinSideNode, SendNode, StagePlan, WriteNode, taker_of
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.task.account import Account, End, Failed, Passage, Tuples, shown_row
+from stormproof.core.task.account import Account, End, FailureCause, Passage, Tuples, shown_row
 from stormproof.core.task.combine import Combiner, combine, distinct_keys, prepare
 from stormproof.core.task.exchange import Sender
 from stormproof.core.task.job import StageJob, WireRow
 from stormproof.core.task.reduce import rows_with_keys
 from stormproof.core.task.router import Router, task_numbers
-from stormproof.core.tracking.share import MANY, MANY_ORIGIN, Anchors, MessageTable, signed, split_one
+from stormproof.core.tracking.share import MANY, MANY_ORIGIN, Anchors, MetMessages, signed, split_one
 
 
 def with_columns(rows: pa.RecordBatch, messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -48,7 +48,7 @@ def single_messages(messages: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
 class MessageIds:
     """The id, as people see it, of the message of each row; made for all rows when the first is asked for."""
 
-    def __init__(self, anchors: Anchors, messages: MessageTable, shown: ShownIds | None) -> None:
+    def __init__(self, anchors: Anchors, messages: MetMessages, shown: ShownIds | None) -> None:
         self._anchors, self._messages, self._shown = anchors, messages, shown or NumberIds()
         self._ids: list[str | None] | None = None
 
@@ -71,7 +71,7 @@ class MessageIds:
         return found
 
 
-def message_columns(anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:
+def message_columns(anchors: Anchors, messages: MetMessages) -> pa.RecordBatch:
     """The `MESSAGE_COLUMNS` of rows with these anchors."""
     number, origin = _named(anchors, messages)
     if anchors.row is None:
@@ -89,7 +89,7 @@ def message_columns(anchors: Anchors, messages: MessageTable) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*first, others], schema=MESSAGE_COLUMNS)
 
 
-def _named(anchors: Anchors, messages: MessageTable) -> tuple[Rows, Rows]:
+def _named(anchors: Anchors, messages: MetMessages) -> tuple[Rows, Rows]:
     """Number and origin of each pair's message; `MANY_ORIGIN` where it stands for many."""
     numbers = anchors.messages()
     many = numbers == MANY
@@ -298,7 +298,7 @@ class Ends:
             except RoutingError as error:
                 culprits = range(tuples.rows.num_rows) if error.rows is None else error.rows
                 bad = {
-                    row: Failed(
+                    row: FailureCause(
                         FailureReason.ERROR,
                         node.component,
                         error.texts.get(row, str(error)),
@@ -329,10 +329,10 @@ class Ends:
 
     def _unheld(
         self, node: CombineNode | GatherNode, rows: pa.RecordBatch, partial: pa.Table | None
-    ) -> dict[int, Failed]:
+    ) -> dict[int, FailureCause]:
         """The rows whose keys a sink cannot hold. Each key is checked once; only a bad key is traced to its rows."""
         keys = list(node.group.keys)
-        unheld: dict[int, Failed] = {}
+        unheld: dict[int, FailureCause] = {}
         for sink in node.sinks if keys else ():
             there = distinct_keys(node.group, rows) if partial is None else partial.select(keys)
             for distinct in there.combine_chunks().to_batches():
@@ -347,22 +347,24 @@ class Ends:
         with self._account.counts.busy(group.component):
             prepared = prepare(group, tuples.rows, self._heartbeat)
         bad = {
-            row: Failed(reason, group.component, error, shown_row(tuples.rows, row))
+            row: FailureCause(reason, group.component, error, shown_row(tuples.rows, row))
             for row, (reason, error) in prepared.failed.items()
         }
         return self._account.fail_rows(passage, replace(tuples, rows=prepared.rows), bad)
 
 
-def _refused(sink: str, error: str, rows: pa.RecordBatch, row: int) -> Failed:
-    return Failed(FailureReason.SINK_ERROR, sink, storable_text(error), shown_row(rows, row))
+def _refused(sink: str, error: str, rows: pa.RecordBatch, row: int) -> FailureCause:
+    return FailureCause(FailureReason.SINK_ERROR, sink, storable_text(error), shown_row(rows, row))
 
 
-def _null_keys(group: GroupBy, rows: pa.RecordBatch) -> dict[int, Failed]:
-    bad: dict[int, Failed] = {}
+def _null_keys(group: GroupBy, rows: pa.RecordBatch) -> dict[int, FailureCause]:
+    bad: dict[int, FailureCause] = {}
     for key in group.keys:
         column = rows.column(key)
         if column.null_count:
             error = f"group key {key!r} is NULL"
             for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
-                bad.setdefault(row, Failed(FailureReason.SINK_ERROR, group.component, error, shown_row(rows, row)))
+                bad.setdefault(
+                    row, FailureCause(FailureReason.SINK_ERROR, group.component, error, shown_row(rows, row))
+                )
     return bad

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from stormproof.core.base.arrow import Rows, Words, pc
 from stormproof.core.task.job import ACK, ACK_SCHEMA, CONTROL, INIT, INIT_SCHEMA, TaskReport, WireRow
-from stormproof.core.tracking.share import MANY, MANY_ORIGIN, Anchors, MessageTable, as_signed, as_words, xor_reduce
+from stormproof.core.tracking.share import MANY, MANY_ORIGIN, Anchors, MetMessages, as_signed, as_words, xor_reduce
 
 # ---- chunks: rows that cross an exchange, with their anchors in columns before their own.
 #
@@ -38,7 +38,7 @@ _ORIGIN: Final = pa.field("\x00origin", pa.int64(), nullable=False)
 _LISTS: Final = tuple(pa.field(f.name, pa.list_(f.type), nullable=False) for f in (_MESSAGE, _ORIGIN, _SHARE))
 
 
-class Form(IntEnum):
+class ChunkForm(IntEnum):
     """What a chunk has beside its rows."""
 
     ROWS = 0
@@ -57,7 +57,7 @@ class Chunk:
     origin: Rows | None
     share: Words | None
 
-    def anchors(self, messages: MessageTable) -> Anchors:
+    def anchors(self, messages: MetMessages) -> Anchors:
         """The rows' anchors; their messages are added to the task's."""
         if self.id is None or self.origin is None:
             return Anchors(self.rows.num_rows, self.row, None, self.share)
@@ -67,14 +67,14 @@ class Chunk:
         return Anchors(self.rows.num_rows, self.row, number, self.share)
 
 
-def pack(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> tuple[Form, pa.RecordBatch]:
+def pack(rows: pa.RecordBatch, anchors: Anchors, messages: MetMessages) -> tuple[ChunkForm, pa.RecordBatch]:
     """Rows with their anchors in columns before their own."""
     columns: list[pa.Array] = []
     fields: list[pa.Field] = []
     if anchors.row is None and anchors.message is None:
-        form = Form.ROWS if anchors.share is None else Form.SHARES
+        form = ChunkForm.ROWS if anchors.share is None else ChunkForm.SHARES
     else:
-        form = Form.PAIRS if anchors.row is None else Form.LISTS
+        form = ChunkForm.PAIRS if anchors.row is None else ChunkForm.LISTS
         number = anchors.messages()
         many = number == MANY
         known = np.where(many, 0, number)
@@ -86,39 +86,39 @@ def pack(rows: pa.RecordBatch, anchors: Anchors, messages: MessageTable) -> tupl
     if anchors.share is not None:
         columns.append(pa.array(as_signed(anchors.share)))
         fields.append(_SHARE)
-    if form is Form.LISTS:
+    if form is ChunkForm.LISTS:
         offsets = pa.array(np.searchsorted(anchors.row_of_pairs(), np.arange(anchors.rows + 1)).astype(np.int32))
         columns = [pa.ListArray.from_arrays(offsets, column) for column in columns]
         fields = [pa.field(f.name, pa.list_(f.type), nullable=False) for f in fields]
     return form, pa.RecordBatch.from_arrays([*columns, *rows.columns], schema=pa.schema([*fields, *rows.schema]))
 
 
-def packed_schema(form: Form, schema: pa.Schema, *, tracked: bool) -> pa.Schema:
+def packed_schema(form: ChunkForm, schema: pa.Schema, *, tracked: bool) -> pa.Schema:
     """The schema of a chunk of this form, whose rows have the given schema."""
     share = [_SHARE] if tracked else []
     match form:
-        case Form.ROWS:
+        case ChunkForm.ROWS:
             return schema
-        case Form.SHARES:
+        case ChunkForm.SHARES:
             return pa.schema([_SHARE, *schema])
-        case Form.PAIRS:
+        case ChunkForm.PAIRS:
             return pa.schema([_MESSAGE, _ORIGIN, *share, *schema])
-        case Form.LISTS:
+        case ChunkForm.LISTS:
             return pa.schema([*(_LISTS if tracked else _LISTS[:2]), *schema])
 
 
-def unpack(form: Form, packed: pa.RecordBatch, schema: pa.Schema, *, tracked: bool) -> Chunk:
+def unpack(form: ChunkForm, packed: pa.RecordBatch, schema: pa.Schema, *, tracked: bool) -> Chunk:
     """The rows and anchors of a packed chunk."""
     first = packed.num_columns - len(schema)
     rows = pa.RecordBatch.from_arrays(packed.columns[first:], schema=schema)
     columns = packed.columns[:first]
     index: Rows | None = None
-    if form is Form.LISTS:
+    if form is ChunkForm.LISTS:
         lengths = pc.list_value_length(columns[0]).to_numpy(zero_copy_only=False)
         index = np.repeat(np.arange(packed.num_rows, dtype=np.int64), lengths)
         columns = [column.flatten() for column in columns]
     values = [column.to_numpy() for column in columns]
-    share = as_words(values.pop()) if form is Form.SHARES or (tracked and form is not Form.ROWS) else None
+    share = as_words(values.pop()) if form is ChunkForm.SHARES or (tracked and form is not ChunkForm.ROWS) else None
     return Chunk(rows, index, values[0] if values else None, values[1] if values else None, share)
 
 
@@ -155,7 +155,7 @@ class Sender:
     `mark` is this run's: another run of the task has another one.
     """
 
-    def __init__(self, task: int, tasks: int, messages: MessageTable, mark: str) -> None:
+    def __init__(self, task: int, tasks: int, messages: MetMessages, mark: str) -> None:
         self._task, self._tasks, self._messages, self._mark = task, tasks, messages, mark
         self._sent: dict[tuple[int, int], _Sent] = {}
 
@@ -254,7 +254,7 @@ class Passing:
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedChunks:
     """What a task was sent: chunks by edge, in an order that does not depend on their arrival, and reports.
 
     `passing` are chunks for a later stage. `inits` and `acks` are notices for ackers. `copied` has each chunk that came
@@ -273,12 +273,12 @@ class Received:
 
 def receive(
     wire: Iterable[WireRow], stage: int, task: int, sources: int, ways: Mapping[int, Way], *, tracked: bool
-) -> Received:
+) -> ReceivedChunks:
     """Receive everything that `sources` tasks sent to a task of a stage, checked against their control rows."""
     rows: list[WireRow] = []
     controls: dict[int, list[tuple[str, dict[int, tuple[int, int, int]], list[TaskReport]]]] = {}
     where = f"task {task} of stage {stage}"
-    received = Received({edge: [] for edge, way in ways.items() if not way.passes}, [], [])
+    received = ReceivedChunks({edge: [] for edge, way in ways.items() if not way.passes}, [], [])
     for row in wire:
         if row.dest != task:
             received.violations.append(f"{where} received a row of task {row.source} meant for task {row.dest}")
@@ -326,7 +326,7 @@ def _edge_of(row: WireRow) -> int:
 
 
 def _taken(
-    received: Received, row: WireRow, ways: Mapping[int, Way], *, tracked: bool, again: bool
+    received: ReceivedChunks, row: WireRow, ways: Mapping[int, Way], *, tracked: bool, again: bool
 ) -> tuple[int, int | None]:
     """Unpack a wire row into `received`; returns its number of rows, and the XOR of its shares where it has one a row."""
     buffer = pa.py_buffer(row.payload)
@@ -334,7 +334,7 @@ def _taken(
         notices = pa.ipc.read_record_batch(buffer, INIT_SCHEMA if row.edge == INIT else ACK_SCHEMA)
         (received.inits if row.edge == INIT else received.acks).append(notices)
         return notices.num_rows, None
-    edge, form = row.edge >> 2, Form(row.edge & 3)
+    edge, form = row.edge >> 2, ChunkForm(row.edge & 3)
     way = ways[edge]
     packed = pa.ipc.read_record_batch(buffer, packed_schema(form, way.schema, tracked=tracked))
     chunk = unpack(form, packed, way.schema, tracked=tracked)

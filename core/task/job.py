@@ -27,9 +27,9 @@ from stormproof.core.base.message import MessageFailure
 from stormproof.core.contract.sink import PreparedFile, SinkWriter, TaskContext
 from stormproof.core.contract.source import Decoder, ShownIds, SliceReader
 from stormproof.core.graph.plan import CombineNode, Plan, SendNode, StagePlan, WriteNode
-from stormproof.core.heartbeat.task import Place
+from stormproof.core.heartbeat.task import ReportAddress
 from stormproof.core.tracking.share import signed, xor_signed
-from stormproof.core.tracking.verdict import Counts, JobReport, total
+from stormproof.core.tracking.verdict import JobReport, TaskCounts, total
 
 JobKey: TypeAlias = tuple[str, int, int]
 """Incarnation, txid and attempt."""
@@ -59,7 +59,7 @@ class Job:
     tracked: bool
     excluded: frozenset[int] = frozenset()
     per_message: bool = False
-    heartbeat: Place | None = None
+    heartbeat: ReportAddress | None = None
     careful: bool = False
     messages: int | None = None
     named_max: int | None = None
@@ -98,7 +98,7 @@ class StageJob:
     decoders: Mapping[str, Decoder] = field(default_factory=dict[str, Decoder])
     readers: tuple[SliceReader, ...] = ()
     excluded: frozenset[int] = frozenset()
-    heartbeat: Place | None = None
+    heartbeat: ReportAddress | None = None
     careful: bool = False
     parallelism: int = 1
     resources: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -221,7 +221,7 @@ class TaskReport:
     met: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     unnamed: int = 0
     unanchored: int = 0
-    counts: Counts = field(default_factory=Counts)
+    counts: TaskCounts = field(default_factory=TaskCounts)
     heard: str = ""
     """A digest of the marks that it was sent, by all tasks of the stage before."""
 

@@ -7,7 +7,6 @@ was called with; the other rows go on. Values are checked before anything is com
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import CoroutineType, NoneType
@@ -22,7 +21,7 @@ from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, storable
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.task.concurrent_calls import Call, Waiting, _in_child
+from stormproof.core.task.concurrent_calls import Call, Waiting
 from stormproof.core.user_code.functions import (
     CAUGHT,
     Copies,
@@ -37,20 +36,11 @@ from stormproof.core.user_code.functions import (
     nulls_refused,
 )
 
-# Threads. Those that wait for a call are shared by all tasks of this process, and end with it.
-
-
-# The event loop: one a process.
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class OperationResult:
     """The result of an operation on a record batch.
 
     `counts[i]` is the number of tuples made of input row i; `rows` has them in order of the input; None: one of each.
@@ -92,19 +82,19 @@ class _Failures:
         if reason is not FailureReason.ERROR:
             self.reasons[row] = reason
 
-    def applied(self, rows: pa.RecordBatch, counts: Rows | None) -> Applied:
-        return Applied(rows, counts, self.texts, self.reasons)
+    def applied(self, rows: pa.RecordBatch, counts: Rows | None) -> OperationResult:
+        return OperationResult(rows, counts, self.texts, self.reasons)
 
 
 def apply(
     node: OperationNode, rows: pa.RecordBatch, heartbeat: Heartbeat | None = None, calls: Calls | None = None
-) -> Applied:
+) -> OperationResult:
     """Run an operation's function over all rows.
 
     Each call is a sign of life in `heartbeat`. A careful heartbeat also notes the message in hand, where it knows the
     rows' messages (`Heartbeat.at`); for an Arrow-wise function it notes none.
     """
-    given = _Given(node, rows, heartbeat, calls or Calls())
+    given = _OperationInput(node, rows, heartbeat, calls or Calls())
     with calls_end_here():
         match node.kind:
             case OperationKind.MAP:
@@ -117,7 +107,7 @@ def apply(
                 return _each(given)
             case OperationKind.PROJECT:
                 columns = [rows.column(name) for name in node.fields]
-                return Applied(pa.RecordBatch.from_arrays(columns, schema=node.schema), None, {})
+                return OperationResult(pa.RecordBatch.from_arrays(columns, schema=node.schema), None, {})
             case OperationKind.PEEK:
                 return _called(given)[1].applied(rows, None)
             case OperationKind.ARROW:
@@ -131,7 +121,7 @@ def input_text(node: OperationNode, rows: pa.RecordBatch, row: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _OperationInput:
     """What an operation works on."""
 
     node: OperationNode
@@ -177,7 +167,7 @@ def _collected(call: Callable[[Any], Any], copies: Copies) -> Callable[[Any], An
     return collect
 
 
-def _called(given: _Given) -> tuple[list[object], _Failures]:
+def _called(given: _OperationInput) -> tuple[list[object], _Failures]:
     """What the function returns for each row; None where it raised."""
     made: list[object] = []
     call, arguments = given.each(made)
@@ -194,7 +184,7 @@ def _called(given: _Given) -> tuple[list[object], _Failures]:
     return made, failed
 
 
-def _map(given: _Given) -> Applied:
+def _map(given: _OperationInput) -> OperationResult:
     made, failed = _called(given)
     batch, errors = batch_of(made, given.node.schema, failed.texts.keys())
     for row, text in errors:
@@ -202,7 +192,7 @@ def _map(given: _Given) -> Applied:
     return failed.applied(batch, None)
 
 
-def _flat_map(given: _Given) -> Applied:
+def _flat_map(given: _OperationInput) -> OperationResult:
     made: list[object] = []
     ends: list[int] = []
     call, arguments = given.each(ends)
@@ -230,7 +220,7 @@ def _flat_map(given: _Given) -> Applied:
     return failed.applied(batch, counts)
 
 
-def _each(given: _Given) -> Applied:
+def _each(given: _OperationInput) -> OperationResult:
     """Add the function's results to the tuple's own fields."""
     node, rows = given.node, given.rows
     added = replace(given, node=replace(node, schema=pa.schema(list(node.schema)[rows.num_columns :])))
@@ -246,7 +236,7 @@ def _shown_value(value: object) -> str:
     return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}; give [it] for one value"
 
 
-def _filter(given: _Given) -> Applied:
+def _filter(given: _OperationInput) -> OperationResult:
     rows, kept = given.rows, list[bool]()
     call, arguments = given.each(kept)
     append, failed = kept.append, _Failures()
@@ -265,7 +255,7 @@ def _filter(given: _Given) -> Applied:
     return failed.applied(rows if mask.all() else rows.filter(pa.array(mask)), mask.astype(np.int64))
 
 
-def _arrow(node: OperationNode, rows: pa.RecordBatch, heartbeat: Heartbeat | None) -> Applied:
+def _arrow(node: OperationNode, rows: pa.RecordBatch, heartbeat: Heartbeat | None) -> OperationResult:
     """Call the function with all rows; where it fails, with halves, until the culprits are alone."""
     given = rows.select(list(node.fields))
     failed = _Failures()

@@ -27,10 +27,10 @@ from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.contract.source import READER_SCHEMA
 from stormproof.core.graph.aggregation import GroupBy
-from stormproof.core.graph.plan import BoltNode, Entry, GatherNode, JoinNode, OperationNode, StagePlan
+from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, OperationNode, StageEntry, StagePlan
 from stormproof.core.heartbeat.task import Heartbeat, running
 from stormproof.core.source.group import SpoutReader
-from stormproof.core.task.account import Account, Ended, Failed, Observer, Passage, Tuples, shown_row
+from stormproof.core.task.account import Account, EndedTuples, FailureCause, Observer, Passage, Tuples, shown_row
 from stormproof.core.task.combine import Combiner, evaluate
 from stormproof.core.task.ends import Ends, MessageIds
 from stormproof.core.task.exchange import Chunk, Sender, Way, receive
@@ -44,7 +44,7 @@ from stormproof.core.user_code.functions import no_rows
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningBolt:
     """A bolt of this task. `most` is the largest number of subscribers of any of its streams."""
 
     runner: BoltRunner
@@ -68,7 +68,7 @@ class Nodes:
     ) -> None:
         self._part, self._plan, self._task, self._heartbeat, self._observe = part, plan, task, heartbeat, observe
         self._go_on, self._account, self._ends, self._counts = go_on, account, ends, account.counts
-        self._bolts: dict[str, _Running] = {}
+        self._bolts: dict[str, _RunningBolt] = {}
 
     def start(self) -> None:
         """Prepare the bolts. Where this raises, `stop` closes those that were prepared."""
@@ -81,7 +81,7 @@ class Nodes:
         for bolt in self._bolts.values():
             bolt.runner.close()
 
-    def _started(self, node: BoltNode) -> _Running:
+    def _started(self, node: BoltNode) -> _RunningBolt:
         part = self._part
         consumers = {name: tasks or part.parallelism for name, tasks in node.consumers.items()}
         context = BoltContext(
@@ -95,7 +95,7 @@ class Nodes:
         direct = {stream: min(consumers[name] for name in names) for stream, names in node.direct.items()}
         runner = BoltRunner(node.component, fresh(node.bolt), node.streams, direct, context)
         most = max((len(children) for children in node.children.values()), default=1)
-        return _Running(runner, BoltInputs(tracked=part.tracked), max(most, 1))
+        return _RunningBolt(runner, BoltInputs(tracked=part.tracked), max(most, 1))
 
     def at_end(self, key: str) -> Passage | None:
         """What a node emits at the end of the task; call it after all nodes that it takes tuples from. None: nothing."""
@@ -147,7 +147,7 @@ class Nodes:
             case JoinNode():
                 raise AssertionError(f"{node.component!r} takes tuples by its sides")
             case _:
-                passage.ends.append(Ended(key, node, tuples, component, stream))
+                passage.ends.append(EndedTuples(key, node, tuples, component, stream))
 
     def evaluated(
         self, passage: Passage, group: GroupBy, parts: list[Tuples], children: tuple[str, ...], component: str
@@ -163,7 +163,7 @@ class Nodes:
         self._counts.of(component).acked -= len(result.failed)
         if result.failed:
             for row, (reason, error) in sorted(result.failed.items()):
-                failed = Failed(reason, component, error, shown_row(rows, row))
+                failed = FailureCause(reason, component, error, shown_row(rows, row))
                 self._account.fail_row(passage, anchors, row, failed)
             anchors = anchors.only(result.group_of_row >= 0)
         of_row = result.group_of_row[result.group_of_row >= 0]
@@ -234,7 +234,7 @@ class Nodes:
         if applied.failed:
             for row, error in sorted(applied.failed.items()):
                 reason = applied.reasons.get(row, FailureReason.ERROR)
-                failed = Failed(reason, node.component, error, input_text(node, tuples.rows, row))
+                failed = FailureCause(reason, node.component, error, input_text(node, tuples.rows, row))
                 self._account.fail_row(passage, anchors, row, failed)
             good = np.ones(tuples.rows.num_rows, np.bool_)
             good[list(applied.failed)] = False
@@ -261,7 +261,7 @@ class Nodes:
             ran = running.runner.run(tuples.rows, component, stream, self._heartbeat)
         self._ran(passage, node, running, ran)
 
-    def _ran(self, passage: Passage, node: BoltNode, running: _Running, ran: Ran) -> None:
+    def _ran(self, passage: Passage, node: BoltNode, running: _RunningBolt, ran: Ran) -> None:
         inputs = running.inputs
         self._counts.of(node.component).acked += len(ran.acked)
         made: list[tuple[str, str, Tuples]] = []
@@ -284,7 +284,7 @@ class Nodes:
             passage.acked.append(inputs.rest(ran.acked))
         for failed in ran.failed:
             rest = inputs.rest(np.array([failed.handle]))
-            why = Failed(failed.reason, node.component, failed.error, failed.input)
+            why = FailureCause(failed.reason, node.component, failed.error, failed.input)
             self._account.fail_row(passage, rest, 0, why)
         for key, stream, tuples in made:
             self.hand(passage, key, tuples, node.component, stream)
@@ -414,7 +414,7 @@ class _Task:
             self._begin(messages.num_rows)
             yield from self._take(messages, entry)
 
-    def _take(self, messages: pa.RecordBatch, entry: Entry) -> Iterator[WireRow]:
+    def _take(self, messages: pa.RecordBatch, entry: StageEntry) -> Iterator[WireRow]:
         part, report, number = self._part, self._account.report, messages.num_rows
         column = messages.column("token")
         untracked = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
@@ -429,7 +429,7 @@ class _Task:
         passage = Passage(first, number)
         for row, error in decoded.failed:
             shown = _shown_payload(messages.column("payload")[row].as_py())
-            passage.failed[first + row] = Failed(FailureReason.BAD_MESSAGE, entry.component, error, shown)
+            passage.failed[first + row] = FailureCause(FailureReason.BAD_MESSAGE, entry.component, error, shown)
         share = tokens if part.tracked else None
         anchors = Anchors(number, None, np.arange(first, first + number, dtype=np.int64), share)
         if untracked is not None:
@@ -503,7 +503,7 @@ class _Task:
                 self._nodes.hand(passage, child, tuples, entry.component, entry.stream)
                 yield from self._ends.finish(passage)
 
-    def _merge(self, entry: Entry, group: GroupBy, chunks: list[Chunk]) -> Iterator[WireRow]:
+    def _merge(self, entry: StageEntry, group: GroupBy, chunks: list[Chunk]) -> Iterator[WireRow]:
         # Without keys there is one group, even without rows; it is the first task's.
         if not chunks and (group.keys or self._task):
             return

@@ -9,7 +9,7 @@ same rows. An XOR does not see a row that comes three times, nor rows that swap 
 
 The anchors of tuples are (message, share) pairs beside the rows, as arrays. A tuple has one pair for each message that
 anchors it. Nearly always there is one, and then pair i belongs to tuple i. Only the tuples of a bolt that names several
-anchors, or none, need an index. A message is given by its number in its task's `MessageTable`; `MANY` stands for several
+anchors, or none, need an index. A message is given by its number in its task's `MetMessages`; `MANY` stands for several
 messages that cannot be told apart after a group.
 """
 
@@ -338,7 +338,7 @@ class BoltInputs:
         return made
 
 
-class MessageTable:
+class MetMessages:
     """The messages that a task has met: the id, origin and token of each, by its number."""
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ class ComponentCounts:
 
 
 @dataclass(slots=True)
-class Counts:
+class TaskCounts:
     """The counts of a task or, added up, of an attempt. Tuples of messages that failed on the way are among them.
 
     `now_ns` tells the time of `busy`; it does not travel.
@@ -85,7 +85,7 @@ class Counts:
         finally:
             self.of(component).busy_ns += self.now_ns() - started_ns
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: TaskCounts) -> None:
         """Add the counts of another task."""
         for name, more in other.components.items():
             mine = self.of(name)
@@ -96,13 +96,13 @@ class Counts:
         for edge, tuples in other.edges.items():
             self.edges[edge] = self.edges.get(edge, 0) + tuples
 
-    def __reduce__(self) -> tuple[type[Counts], tuple[dict[str, ComponentCounts], dict[Edge, int]]]:
-        return Counts, (self.components, self.edges)
+    def __reduce__(self) -> tuple[type[TaskCounts], tuple[dict[str, ComponentCounts], dict[Edge, int]]]:
+        return TaskCounts, (self.components, self.edges)
 
 
-def total(parts: Iterable[Counts]) -> Counts:
+def total(parts: Iterable[TaskCounts]) -> TaskCounts:
     """The counts of all tasks."""
-    made = Counts()
+    made = TaskCounts()
     for part in parts:
         made.add(part)
     return made
@@ -147,7 +147,7 @@ class JobReport:
     lost: tuple[MessageFailure, ...] = ()
     unnamed: int = 0
     unanchored: int = 0
-    counts: Counts = field(default_factory=Counts)
+    counts: TaskCounts = field(default_factory=TaskCounts)
 
     @property
     def named(self) -> tuple[MessageFailure, ...]:

@@ -53,7 +53,7 @@ BY_DELTA_RS: Final = (SchemaContract.EVOLVE, SchemaContract.DISCARD_ROW)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SchemaChange:
     """One change of a table's schema: a column that is added (`was` None), or widened from the type `was` to `becomes`."""
 
     column: str

@@ -59,7 +59,7 @@ _PATHS: Final = ("delta", "parquet")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TableLocation:
     """The folder of a table: a path, or a URL in an object store.
 
     `is_registered`: the catalog has the table. Where it has not, it would be made there.
@@ -111,7 +111,7 @@ class CatalogTable:
     def __str__(self) -> str:
         return ".".join([SESSION_CATALOG, *(_shown(part) for part in (self.schema, self.table))])
 
-    def place(self, where: str) -> Place:
+    def place(self, where: str) -> TableLocation:
         """Where the catalog says that the table is now, or would be.
 
         Nothing of the table itself is read, so that a log that a power loss tore can be found and repaired.
@@ -134,14 +134,14 @@ class CatalogTable:
                 )
             with _asked(where):
                 would_be = self._catalog(session).defaultTablePath(self._identifier(session))
-                return Place(_as_path(str(would_be)), False)
+                return TableLocation(_as_path(str(would_be)), False)
         view = str(found.tableType().name()) == "VIEW"
         made: Any = found.provider()
         provider = str(made.get()).lower() if made.isDefined() else "no provider"
         if view or provider != "delta":
             what = "a view" if view else f"a table of {provider}"
             raise SinkRefused(f"{where} is {what}, and no Delta table; name a table that was made with USING delta")
-        return Place(_as_path(str(found.location().toString())), True)
+        return TableLocation(_as_path(str(found.location().toString())), True)
 
     def require_free(self, folder: str, identity: SinkIdentity, where: str, *, create: bool) -> None:
         """Of a table that the catalog does not have: refuse to make it where it was there before, or is somebody else's.
@@ -198,7 +198,7 @@ class CatalogTable:
                 f"it, and so does: {statement}"
             ) from error
         place = self.place(where)
-        if place != Place(folder, True):
+        if place != TableLocation(folder, True):
             raise SinkRefused(
                 f"{shown_as} was made by somebody else meanwhile, in {place.folder}; this sink made one in {folder}. Keep "
                 "one of the two under that name, move the other away, and start again"

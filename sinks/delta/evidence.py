@@ -80,7 +80,7 @@ def _toggled(entry: LogEntry) -> set[str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class LogPosition:
     """The last txid that a table holds. `commit` is None where retention has removed its log entry.
 
     `restored` is the version of a RESTORE that took its rows back and kept the transaction identifier.
@@ -98,7 +98,7 @@ class Position:
         return Held(self.txid, self.commit.digest, self.commit.at, self.commit.rejected)
 
 
-def find_position(log: DeltaLog, table: TableHead, application: str) -> Position | None:
+def find_position(log: DeltaLog, table: TableHead, application: str) -> LogPosition | None:
     """The last txid of an application in a table; None where it holds none."""
     txid = table.transaction_version(application)
     if not txid:  # 0: only what was given up was ever on its way; see `DeltaSession.keep_out`
@@ -116,8 +116,8 @@ def find_position(log: DeltaLog, table: TableHead, application: str) -> Position
         restored = reach.taken_back_by(entry)
         ours = entry.ours(application)
         if ours is not None and ours.txid == txid and (undone is None or ours.version < undone.version):
-            return Position(txid, ours, restored)
-    return Position(txid, None)
+            return LogPosition(txid, ours, restored)
+    return LogPosition(txid, None)
 
 
 def find_commit(log: DeltaLog, application: str, transaction: PreparedTransaction, *, after: int) -> OurCommit | None:
@@ -130,7 +130,7 @@ def find_commit(log: DeltaLog, application: str, transaction: PreparedTransactio
 
 
 def require_not_given_up(
-    log: DeltaLog, table: TableHead, application: str, position: Position | None, txid: int, where: str
+    log: DeltaLog, table: TableHead, application: str, position: LogPosition | None, txid: int, where: str
 ) -> None:
     """Refuse a transaction that a version of `DeltaSession.keep_out` keeps out; `position` is what the table holds.
 
@@ -151,7 +151,7 @@ def require_not_given_up(
             )
 
 
-def totals_at(log: DeltaLog, table: TableHead, position: Position | None, application: str) -> Totals | None:
+def totals_at(log: DeltaLog, table: TableHead, position: LogPosition | None, application: str) -> Totals | None:
     """What a table by key must hold at a version, by the record of the commits; None: it is not on record. Before the first
     one its rows are those of its files.
     """
@@ -191,7 +191,7 @@ def _others_changed(log: DeltaLog, version: int, commit: OurCommit, application:
 def totals_with(
     log: DeltaLog,
     table: TableHead,
-    position: Position | None,
+    position: LogPosition | None,
     put: PreparedTransaction,
     input_: SinkInput,
     application: str,

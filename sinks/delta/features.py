@@ -351,7 +351,7 @@ _KNOWN: Final = frozenset(name for feature in FEATURES for name in feature.proto
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFeature:
     """A feature that a table has, and what of it in particular."""
 
     feature: Feature
@@ -364,29 +364,29 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CommitterChoice:
     """Who is to write: `refused` where it is nobody. `needs_spark` are the features that delta-rs does not write."""
 
     committer: Committer
-    needs_spark: tuple[Found, ...] = ()
-    refused: tuple[Found, ...] = ()
+    needs_spark: tuple[FoundFeature, ...] = ()
+    refused: tuple[FoundFeature, ...] = ()
 
 
-def features_of(facts: TableFacts) -> tuple[Found, ...]:
+def features_of(facts: TableFacts) -> tuple[FoundFeature, ...]:
     """The features that a table has, in the order of the matrix."""
     found = ((feature, tuple(feature.find(facts))) for feature in FEATURES)
-    return tuple(Found(feature, what) for feature, what in found if what)
+    return tuple(FoundFeature(feature, what) for feature, what in found if what)
 
 
-def choose(facts: TableFacts, mode: SinkMode) -> Choice:
+def choose(facts: TableFacts, mode: SinkMode) -> CommitterChoice:
     """Who writes rows of this mode to such a table: delta-rs wherever it can."""
     there = features_of(facts)
     spark = tuple(found for found in there if found.feature.way(mode) is SPARK)
     refused = tuple(found for found in there if isinstance(found.feature.way(mode), Refused))
-    return Choice(SPARK if spark else RS, spark, refused)
+    return CommitterChoice(SPARK if spark else RS, spark, refused)
 
 
-def refusal(found: Found, mode: SinkMode) -> str:
+def refusal(found: FoundFeature, mode: SinkMode) -> str:
     """What a person is told of a feature that is refused: what the table has, why that does not go, and the way on."""
     way = found.feature.way(mode)
     return f"the table has {found.text}" + (f": {way.reason}; {way.way_on}" if isinstance(way, Refused) else "")

@@ -44,7 +44,7 @@ from stormproof.sinks.delta.features import DEFAULT, GENERATED, IDENTITY
 from stormproof.sinks.delta.log import FILES, REFUSED, REINSTATED, REJECTED, ROWS, SUPERSEDED
 from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
 from stormproof.sinks.delta.versions import TableHead, may_pass, panics_as_errors, shown
-from stormproof.sinks.prepare.rejected_messages import LEFT_OUT_MAX, ROW_TEXT_MAX, Part, Rejects
+from stormproof.sinks.prepare.rejected_messages import LEFT_OUT_MAX, ROW_TEXT_MAX, FileRows, Rejects
 from stormproof.sinks.prepare.staging import Misfits, parse_prepared_name
 from stormproof.sinks.prepare.writer import ParquetTaskWriter, partition_values
 from stormproof.sinks.rows.content import summed_columns
@@ -246,7 +246,7 @@ def _violations(
             yield int(row.pop(FILE)), int(row.pop(ROW)), row
 
 
-def _numbered(judge: Judge, parts: Iterator[Part], folder: str) -> DeltaTable:
+def _numbered(judge: Judge, parts: Iterator[FileRows], folder: str) -> DeltaTable:
     """A table in `folder` that has these rows, each with its file and its number in it."""
     files = sorted(judge.transaction.files, key=lambda file: file.path)
     columns = judge.table.metadata().partition_columns if any(file.partition for file in files) else []
@@ -536,7 +536,7 @@ class _Rewritten:
     input: SinkInput
     added: bool
 
-    def written(self, parts: Iterator[Part]) -> tuple[PreparedFile, ...]:
+    def written(self, parts: Iterator[FileRows]) -> tuple[PreparedFile, ...]:
         """The new files. Where it fails, they are removed."""
         writers = dict[str, ParquetTaskWriter]()
         done = list[PreparedFile]()

@@ -10,7 +10,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, TableFeatures
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import SinkInput
-from stormproof.sinks.contract.row_rule import Change
+from stormproof.sinks.contract.row_rule import SchemaChange
 from stormproof.sinks.delta.log import DeltaLog, LogEntry
 
 CHANGED_BY: Final = "stormproof.schema.application"
@@ -43,7 +43,7 @@ def changes_for(table: DeltaTable, input_: SinkInput) -> tuple[str, ...]:
 
 
 def _named(fields: list[Field]) -> list[str]:
-    return [str(Change(f.name, None, str(getattr(f.type, "type", f.type)))) for f in fields]
+    return [str(SchemaChange(f.name, None, str(getattr(f.type, "type", f.type)))) for f in fields]
 
 
 def require_kept(table: DeltaTable, input_: SinkInput, log: DeltaLog, where: str) -> None:

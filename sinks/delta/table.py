@@ -27,7 +27,7 @@ from stormproof.sinks.contract.protocol import (
     StoreRecord,
 )
 from stormproof.sinks.contract.row_rule import require_lineage_takes_null
-from stormproof.sinks.delta.evidence import Position, evidence_of, find_position, lost_files, tail_since
+from stormproof.sinks.delta.evidence import LogPosition, evidence_of, find_position, lost_files, tail_since
 from stormproof.sinks.delta.features import (
     DEFAULT,
     GENERATED,
@@ -338,7 +338,7 @@ class TableRecord(StoreRecord):
         for entry in self.log.back_from(self._newest.load().version()):
             yield str(entry.info.get(APPLICATION, ""))
 
-    def position(self, table: TableHead, *, same_table: bool) -> Position | None:
+    def position(self, table: TableHead, *, same_table: bool) -> LogPosition | None:
         """What the table holds for this sink; None: no txid.
 
         Raises:
@@ -413,7 +413,7 @@ class TableRecord(StoreRecord):
         counted = self._newest.load().get_add_actions(flatten=True).column("num_records").to_pylist()
         return limit if None in counted else min(sum(counted), limit)
 
-    def _require_live(self, position: Position | None) -> None:
+    def _require_live(self, position: LogPosition | None) -> None:
         """Refuse a commit whose live files are not all on disk: a power loss may take them and leave the log."""
         if position is None or position.commit is None:
             return

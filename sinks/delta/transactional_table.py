@@ -28,7 +28,7 @@ from stormproof.sinks.contract.protocol import (
 )
 from stormproof.sinks.contract.row_rule import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import power_loss
-from stormproof.sinks.delta.evidence import Position, find_commit, require_not_given_up, totals_with
+from stormproof.sinks.delta.evidence import LogPosition, find_commit, require_not_given_up, totals_with
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.judge import Judge, LeftOut, may_reject, refused_rows
 from stormproof.sinks.delta.log import Label, OurCommit, Undo, commit_metadata, live_files, undo_metadata
@@ -272,7 +272,7 @@ class TransactionalTable(TableRecord):
         )
 
     def _put_here(
-        self, table: TableHead, transaction: PreparedTransaction, position: Position | None, *, checked: bool
+        self, table: TableHead, transaction: PreparedTransaction, position: LogPosition | None, *, checked: bool
     ) -> tuple[OurCommit | None, OSError | ValueError | None] | None:
         """As `_put`, by `put_next`. None: nothing was written, and delta-rs is to write it.
 
@@ -323,7 +323,7 @@ class TransactionalTable(TableRecord):
         table: DeltaTable,
         transaction: PreparedTransaction,
         left_out: LeftOut | None,
-        position: Position | None,
+        position: LogPosition | None,
         *,
         checked: bool,
     ) -> tuple[OurCommit | None, DeltaError | OSError | ValueError | None]:
@@ -476,7 +476,7 @@ class TransactionalTable(TableRecord):
     def _label(
         self,
         transaction: PreparedTransaction,
-        position: Position | None,
+        position: LogPosition | None,
         table: TableHead,
         left_out: LeftOut | None,
         change: Content | None,
@@ -493,7 +493,7 @@ class TransactionalTable(TableRecord):
         return Label(self._application, version, metadata, known=table.transaction_version(self._application))
 
     def _known(
-        self, table: DeltaTable | None, transaction: PreparedTransaction, position: Position | None
+        self, table: DeltaTable | None, transaction: PreparedTransaction, position: LogPosition | None
     ) -> Held | None:
         """What the table holds, also where a clean-up has removed the log entry that says it.
 
@@ -559,6 +559,6 @@ class TransactionalTable(TableRecord):
             table.cleanup_metadata()
 
 
-def _last_of_ours(position: Position | None, otherwise: int) -> int:
+def _last_of_ours(position: LogPosition | None, otherwise: int) -> int:
     """The version of our last commit, before which everything is synced."""
     return otherwise if position is None or position.commit is None else position.commit.version

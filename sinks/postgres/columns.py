@@ -345,7 +345,7 @@ _EPOCH_US: Final = 946_684_800_000_000
 _TIMESTAMPTZ: Final = 1184
 
 
-class Form(StrEnum):
+class BinaryForm(StrEnum):
     """A binary form that is made here, since the encoder has none."""
 
     UUID = "uuid"
@@ -358,7 +358,7 @@ class Form(StrEnum):
     """Arrays of timestamps with time zone: the encoder gives their values the type without one."""
 
 
-def formed(name: str, form: Form) -> pa.Field:
+def formed(name: str, form: BinaryForm) -> pa.Field:
     """A field of a wire schema whose values are sent in this form."""
     return pa.field(name, pa.large_binary(), metadata={_FORM: form.value.encode()})
 
@@ -410,7 +410,7 @@ def to_wire(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         column = rows.column(field.name)
         form = (field.metadata or {}).get(_FORM)
-        columns.append(plain(column).cast(field.type) if form is None else _MAKE[Form(form.decode())](column))
+        columns.append(plain(column).cast(field.type) if form is None else _MAKE[BinaryForm(form.decode())](column))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -467,11 +467,11 @@ def _instants(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_valid(column), made, pa.scalar(None, pa.large_binary()))
 
 
-_MAKE: Final[Mapping[Form, Callable[[pa.Array], pa.Array]]] = {
-    Form.UUID: _uuids,
-    Form.JSON: _json,
-    Form.JSONB: _jsonb,
-    Form.INSTANTS: _instants,
+_MAKE: Final[Mapping[BinaryForm, Callable[[pa.Array], pa.Array]]] = {
+    BinaryForm.UUID: _uuids,
+    BinaryForm.JSON: _json,
+    BinaryForm.JSONB: _jsonb,
+    BinaryForm.INSTANTS: _instants,
 }
 
 

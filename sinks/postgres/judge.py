@@ -24,7 +24,7 @@ from psycopg import sql
 from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import SinkRefused
 from stormproof.sinks.postgres.merge import RowsByKey
-from stormproof.sinks.postgres.refusals import Facts, Moved, is_of_a_row, only_checks
+from stormproof.sinks.postgres.refusals import CatalogFacts, Moved, is_of_a_row, only_checks
 from stormproof.sinks.postgres.transactional_table import (
     ADDED,
     PLACE,
@@ -34,7 +34,7 @@ from stormproof.sinks.postgres.transactional_table import (
     make_added,
     same_columns,
 )
-from stormproof.sinks.prepare.rejected_messages import Part, Rejects
+from stormproof.sinks.prepare.rejected_messages import FileRows, Rejects
 
 
 class _Again(Exception):
@@ -87,14 +87,14 @@ def _moved(
 ) -> Moved:
     sent = taken = 0
 
-    def put(parts: Sequence[Part]) -> None:
+    def put(parts: Sequence[FileRows]) -> None:
         nonlocal sent, taken
         given = sum(part.rows.num_rows for part in parts)
         found = rows.put([part.rows for part in parts])
         require_taken(found, given, may_drop=may_drop)
         sent, taken = sent + given, taken + found
 
-    waiting: list[Part] = []
+    waiting: list[FileRows] = []
     for part in rejects.kept():
         for parts, refusal in settle(connection, [part], _halves, put, waits, leaves=True):
             if refusal.sqlstate in waits:
@@ -154,7 +154,7 @@ def settle(
             stuck = 0
 
 
-def _halves(parts: list[Part]) -> tuple[list[Part], list[Part]] | None:
+def _halves(parts: list[FileRows]) -> tuple[list[FileRows], list[FileRows]] | None:
     if len(parts) > 1:
         return parts[: len(parts) // 2], parts[len(parts) // 2 :]
     if not parts or parts[0].rows.num_rows <= 1:
@@ -188,7 +188,7 @@ class RowsInOrder:
     def __init__(
         self,
         connection: psycopg.Connection,
-        facts: Facts,
+        facts: CatalogFacts,
         schema: pa.Schema,
         rejects: Rejects,
         rows: AppendedRows | RowsByKey,

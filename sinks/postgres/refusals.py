@@ -321,7 +321,7 @@ class Rival(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CatalogFacts:
     """A table as the catalog shows it to this role, at one moment."""
 
     table: Table
@@ -345,7 +345,7 @@ def ask_facts(connection: psycopg.Connection, name: TableName, input_: SinkInput
     return connection.execute(_FACTS.encode(), known)
 
 
-def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> Facts | None:
+def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> CatalogFacts | None:
     """The facts; None where no table has the name."""
     row = asked.fetchone()
     if row is None:
@@ -355,7 +355,7 @@ def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> Facts | None:
     dropping, changing, reaching = (
         tuple(dict.fromkeys(str(rule[0]) for rule in rules if rule[what])) for what in (1, 2, 3)
     )
-    return Facts(
+    return CatalogFacts(
         table_of(table),
         tuple((str(name), str(what)) for name, what in map(dict.values, volatile or ())),
         bool(row_security),

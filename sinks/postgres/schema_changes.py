@@ -10,7 +10,7 @@ from psycopg import sql
 
 from stormproof.core.contract.sink import SinkInput
 from stormproof.sinks.contract.protocol import SinkIdentity
-from stormproof.sinks.contract.row_rule import Change
+from stormproof.sinks.contract.row_rule import SchemaChange
 from stormproof.sinks.postgres.columns import Column, column_type
 from stormproof.sinks.postgres.connection import MINE, mine_of
 from stormproof.sinks.postgres.table import Table
@@ -18,14 +18,14 @@ from stormproof.sinks.postgres.table import Table
 _WIDER: Final = ("smallint", "integer", "bigint")
 
 
-def changes_for(table: Table, input_: SinkInput) -> tuple[Change, ...]:
+def changes_for(table: Table, input_: SinkInput) -> tuple[SchemaChange, ...]:
     """What has to change before the table can hold such rows; a type that cannot be widened is left to `require_table`.
 
     Integers, `real` and `numeric` are widened to what holds both the rows' values and the table's. A key column is never
     added: rows that are there would have none.
     """
     there = {column.name: column for column in table.columns}
-    found: list[Change] = []
+    found: list[SchemaChange] = []
     for field in input_.schema:
         made = column_type(field.type)
         column = there.get(field.name)
@@ -33,11 +33,11 @@ def changes_for(table: Table, input_: SinkInput) -> tuple[Change, ...]:
             continue
         if column is None:
             if field.name not in input_.keys:
-                found.append(Change(field.name, None, made))
+                found.append(SchemaChange(field.name, None, made))
             continue
         wider = _wider(field.type, column, made)
         if wider is not None and not column.generated:
-            found.append(Change(field.name, column.type, wider))
+            found.append(SchemaChange(field.name, column.type, wider))
     return tuple(found)
 
 
@@ -59,7 +59,7 @@ def _wider(kind: pa.DataType, column: Column, made: str) -> str | None:
 
 
 def change(
-    connection: psycopg.Connection, table: Table, changes: tuple[Change, ...], identity: SinkIdentity, txid: int
+    connection: psycopg.Connection, table: Table, changes: tuple[SchemaChange, ...], identity: SinkIdentity, txid: int
 ) -> None:
     """Change the table, and record it with the txid, in the caller's transaction."""
     if not changes:

@@ -30,7 +30,7 @@ from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.judge import EXCLUDED, RowsInOrder, is_about_rows, move_in_order, move_without_rejects
 from stormproof.sinks.postgres.merge import RowsByKey
 from stormproof.sinks.postgres.refusals import (
-    Facts,
+    CatalogFacts,
     Moved,
     ask_facts,
     facts_of,
@@ -68,7 +68,7 @@ from stormproof.sinks.rows.content import (
 
 log = logging.getLogger("stormproof.sink")
 
-_Put: TypeAlias = Callable[[psycopg.Connection, Facts, PreparedTransaction, str], tuple[Moved, Rejects | None]]
+_Put: TypeAlias = Callable[[psycopg.Connection, CatalogFacts, PreparedTransaction, str], tuple[Moved, Rejects | None]]
 """Puts a transaction's rows into the table; with what it leaves out, if it may leave out any."""
 
 PROGRESS_ROWS: Final = 1_000_000
@@ -93,7 +93,7 @@ class PostgresSession(TransactionalTable, SinkSession):
         super().__init__(database, name, identity, input_, epoch, contract)
         self._staging = staging
         self._content_digests = content_digests
-        self._known: Facts | None = None
+        self._known: CatalogFacts | None = None
         """The table as the last commit found it."""
 
     def writer(self) -> FileWriter:
@@ -152,7 +152,7 @@ class PostgresSession(TransactionalTable, SinkSession):
         return self._commit_by(None, transaction, self._put_all, checked=checked)
 
     def _commit_by(
-        self, known: Facts | None, transaction: PreparedTransaction, put: _Put, *, checked: bool
+        self, known: CatalogFacts | None, transaction: PreparedTransaction, put: _Put, *, checked: bool
     ) -> CommitResult:
         """Commit the rows that `put` puts, in one database transaction, with evidence and guard behind them."""
         where, guard, txid = f"{self.where}, txid {transaction.txid}", self.guard, transaction.txid
@@ -177,7 +177,7 @@ class PostgresSession(TransactionalTable, SinkSession):
         return CommitResult(CommitOutcome.APPLIED, superseded, refused, moved.dropped, changed, at=at)
 
     def _put_all(
-        self, connection: psycopg.Connection, facts: Facts, transaction: PreparedTransaction, where: str
+        self, connection: psycopg.Connection, facts: CatalogFacts, transaction: PreparedTransaction, where: str
     ) -> tuple[Moved, Rejects | None]:
         """All rows at once."""
         schema = wire_schema(facts.table, self.input)
@@ -198,7 +198,7 @@ class PostgresSession(TransactionalTable, SinkSession):
     def _record(
         self,
         connection: psycopg.Connection,
-        facts: Facts,
+        facts: CatalogFacts,
         transaction: PreparedTransaction,
         moved: Moved,
         said: str | None,
@@ -244,7 +244,7 @@ class PostgresSession(TransactionalTable, SinkSession):
         most: int | None,
         row_by_row: bool,
         connection: psycopg.Connection,
-        facts: Facts,
+        facts: CatalogFacts,
         transaction: PreparedTransaction,
         where: str,
     ) -> tuple[Moved, Rejects]:
@@ -266,7 +266,7 @@ class PostgresSession(TransactionalTable, SinkSession):
 
     def _said(
         self,
-        facts: Facts,
+        facts: CatalogFacts,
         content: Content | Totals | None,
         *,
         checked: bool,
@@ -284,19 +284,19 @@ class PostgresSession(TransactionalTable, SinkSession):
             )
         return None if content is None else known_content(content, began_empty=began_empty)
 
-    def _row_hash(self, facts: Facts) -> tuple[sql.Composed, Kinds] | None:
+    def _row_hash(self, facts: CatalogFacts) -> tuple[sql.Composed, Kinds] | None:
         """How a commit by key hashes rows; None: rows do not name who wrote them, or triggers may change other rows."""
         if self.input.lineage is None or facts.reaching:
             return None
         return row_hash(facts.table.columns, self.input.schema.names)
 
-    def _change(self, facts: Facts, moved: Moved) -> Content | None:
+    def _change(self, facts: CatalogFacts, moved: Moved) -> Content | None:
         """What a commit by key added to the table's content, less what it replaced; None where rows are not hashed."""
         hashed = self._row_hash(facts)
         return None if hashed is None else Content(moved.inserted, moved.change % MODULUS, hashed[1])
 
     def _content_of(
-        self, transaction: PreparedTransaction, rejects: Rejects | None, facts: Facts, moved: Moved
+        self, transaction: PreparedTransaction, rejects: Rejects | None, facts: CatalogFacts, moved: Moved
     ) -> Content | Totals | None:
         """The content of the rows that are not rejected."""
         kept = () if rejects is None else rejects.kept()
@@ -345,10 +345,10 @@ class PostgresSession(TransactionalTable, SinkSession):
         connection: psycopg.Connection,
         transaction: PreparedTransaction,
         where: str,
-        known: Facts | None,
+        known: CatalogFacts | None,
         *,
         checked: bool,
-    ) -> Facts | None:
+    ) -> CatalogFacts | None:
         """Lock fence and guard. Returns the table to write to, by the facts that are `known` or as it is now; None where the
         sink holds the transaction.
         """
@@ -370,7 +370,7 @@ class PostgresSession(TransactionalTable, SinkSession):
         self,
         rows: AppendedRows | RowsByKey,
         connection: psycopg.Connection,
-        facts: Facts,
+        facts: CatalogFacts,
         transaction: PreparedTransaction,
         where: str,
     ) -> Moved:
@@ -404,7 +404,13 @@ class PostgresSession(TransactionalTable, SinkSession):
         return Moved(sent, taken, rows.superseded, rows.inserted, rows.change)
 
     def _rejects(
-        self, facts: Facts, transaction: PreparedTransaction, most: int | None, where: str, *, row_by_row: bool = False
+        self,
+        facts: CatalogFacts,
+        transaction: PreparedTransaction,
+        most: int | None,
+        where: str,
+        *,
+        row_by_row: bool = False,
     ) -> Rejects:
         """What a commit leaves out."""
         return Rejects(
@@ -421,7 +427,7 @@ class PostgresSession(TransactionalTable, SinkSession):
     def _rows(
         self,
         connection: psycopg.Connection,
-        facts: Facts,
+        facts: CatalogFacts,
         schema: pa.Schema,
         where: str,
         *,

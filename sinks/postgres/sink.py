@@ -25,9 +25,9 @@ from stormproof.sinks.contract.preview import TableAction, TablePreview
 from stormproof.sinks.contract.protocol import SinkIdentity
 from stormproof.sinks.contract.registry import SinkAddress
 from stormproof.sinks.contract.row_rule import (
-    Change,
     Columns,
     RowRule,
+    SchemaChange,
     SchemaContract,
     TableSink,
     check_fold_input,
@@ -166,7 +166,7 @@ class PostgresPreview:
         return TablePreview(TableAction.CREATE, changes=(f"columns: {told}{key}",), writer=self._session.writer())
 
     def _made(self) -> Table:
-        columns = tuple(Change(f.name, None, column_type(f.type) or "") for f in self._input.schema)
+        columns = tuple(SchemaChange(f.name, None, column_type(f.type) or "") for f in self._input.schema)
         return as_changed(Table(0, self._name, "r", "p", (), (frozenset(self._input.keys),)), columns)
 
 

@@ -22,12 +22,12 @@ from stormproof.core.contract.fold import ByOrder, SetUnion
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.graph.aggregation import MEAN
 from stormproof.core.postgres.rights import quoted
-from stormproof.sinks.contract.row_rule import Change, require_lineage_takes_null
+from stormproof.sinks.contract.row_rule import SchemaChange, require_lineage_takes_null
 from stormproof.sinks.postgres.columns import (
     UUID_KEY_PATTERN,
     UUID_PATTERN,
+    BinaryForm,
     Column,
-    Form,
     TextForm,
     as_text,
     cast_name,
@@ -62,7 +62,7 @@ _KEY_FORMS: Final[Mapping[str, tuple[str, str]]] = {
 }
 _CITEXT: Final = "citext"
 """As the catalog shows it where its schema is in the search path: elsewhere its operators would be those of text."""
-_JSON: Final[Mapping[str, Form]] = {"json": Form.JSON, "jsonb": Form.JSONB}
+_JSON: Final[Mapping[str, BinaryForm]] = {"json": BinaryForm.JSON, "jsonb": BinaryForm.JSONB}
 _KEY_BYTES_MAX: Final = 2_600
 """An entry of a B-tree holds at most 2,704 bytes, including its header and fixed-size columns; longer keys are refused."""
 _TABLES: Final = ("r", "p")
@@ -254,7 +254,7 @@ def table_of(row: Sequence[Any]) -> Table:
     )
 
 
-def as_changed(table: Table, changes: tuple[Change, ...]) -> Table:
+def as_changed(table: Table, changes: tuple[SchemaChange, ...]) -> Table:
     """The table as it will be, for the checks of rows that are written before it is changed."""
     columns = {column.name: column for column in table.columns}
     for change in changes:
@@ -486,11 +486,11 @@ def _binary_field(field: pa.Field, column: Column) -> pa.Field | None:
         if element is None or element.metadata:
             return None
         if pa.types.is_timestamp(element.type) and element.type.tz is not None:
-            return formed(field.name, Form.INSTANTS)
+            return formed(field.name, BinaryForm.INSTANTS)
         values = element.type
         return pa.field(field.name, pa.large_list(values) if pa.types.is_large_list(kind) else pa.list_(values))
     if text and base == "uuid":
-        return formed(field.name, Form.UUID)
+        return formed(field.name, BinaryForm.UUID)
     if text and column.is_enum and not base.endswith("[]"):
         return of_type(pa.field(field.name, pa.string()), base)
     sent = _wire_type(kind, column, text=text)

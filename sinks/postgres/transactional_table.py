@@ -29,7 +29,7 @@ from stormproof.sinks.contract.protocol import (
     least_rows,
     warning_of,
 )
-from stormproof.sinks.contract.row_rule import Change, SchemaContract
+from stormproof.sinks.contract.row_rule import SchemaChange, SchemaContract
 from stormproof.sinks.postgres.columns import cast_of, hashed_columns, sent_type, to_wire
 from stormproof.sinks.postgres.connection import Fence, Link, has_records, make_records, one_at_a_time
 from stormproof.sinks.postgres.guard import Guard
@@ -240,7 +240,7 @@ class TransactionalTable(StoreRecord):
         if refusing:
             log.warning("%s: %s", self.where, warning_of(refusing))
 
-    def check(self, connection: psycopg.Connection) -> tuple[Table, tuple[Change, ...]]:
+    def check(self, connection: psycopg.Connection) -> tuple[Table, tuple[SchemaChange, ...]]:
         """The table as the first batch will have changed it, which is what the checks of its rows go by; and the changes.
 
         Raises:
@@ -298,7 +298,7 @@ class TransactionalTable(StoreRecord):
         """What was changed as part of this txid."""
         return changes_of(connection, self.identity, txid) if self.contract is SchemaContract.EVOLVE else ()
 
-    def _changes(self, table: Table) -> tuple[Change, ...]:
+    def _changes(self, table: Table) -> tuple[SchemaChange, ...]:
         return changes_for(table, self.input) if self.contract is SchemaContract.EVOLVE else ()
 
     def require_same(self, connection: psycopg.Connection, table: Table, where: str) -> None:

@@ -149,7 +149,7 @@ ROW_TEXT_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FileRows:
     """Some rows of one prepared file, with their numbers in it."""
 
     file: str
@@ -157,25 +157,25 @@ class Part:
     rows: pa.RecordBatch
 
     @staticmethod
-    def at(file: str, first: int, rows: pa.RecordBatch) -> Part:
+    def at(file: str, first: int, rows: pa.RecordBatch) -> FileRows:
         """Rows that follow each other, from row `first` of the file on."""
-        return Part(file, np.arange(first, first + rows.num_rows, dtype=np.int64), rows)
+        return FileRows(file, np.arange(first, first + rows.num_rows, dtype=np.int64), rows)
 
-    def halves(self) -> tuple[Part, Part]:
+    def halves(self) -> tuple[FileRows, FileRows]:
         """The first and the second half."""
         half = self.rows.num_rows // 2
         return (
-            Part(self.file, self.numbers[:half], self.rows.slice(0, half)),
-            Part(self.file, self.numbers[half:], self.rows.slice(half)),
+            FileRows(self.file, self.numbers[:half], self.rows.slice(0, half)),
+            FileRows(self.file, self.numbers[half:], self.rows.slice(half)),
         )
 
-    def only(self, mask: npt.NDArray[np.bool_]) -> Part:
+    def only(self, mask: npt.NDArray[np.bool_]) -> FileRows:
         """The rows where `mask` is set."""
-        return Part(self.file, self.numbers[mask], self.rows.filter(pa.array(mask)))
+        return FileRows(self.file, self.numbers[mask], self.rows.filter(pa.array(mask)))
 
-    def row(self, place: int) -> Part:
+    def row(self, place: int) -> FileRows:
         """One of its rows."""
-        return Part(self.file, self.numbers[place : place + 1], self.rows.slice(place, 1))
+        return FileRows(self.file, self.numbers[place : place + 1], self.rows.slice(place, 1))
 
     def refused(self, sqlstate: str | None, error: str) -> RefusedRow:
         """Its one row, as a refused one."""
@@ -185,13 +185,13 @@ class Part:
 
 def prepared_parts(
     directory: str, files: Sequence[PreparedFile], columns: Sequence[str] | None = None, *, superseded: bool = False
-) -> Iterator[Part]:
+) -> Iterator[FileRows]:
     """The rows of prepared files, file by file in path order, or those that are `superseded` by a later one of their key."""
     for file in sorted(files, key=lambda f: f.path):
         with open_prepared(directory, file) as prepared:
             at = 0 if superseded else prepared.superseded
             for batch in prepared.batches(columns, superseded=superseded):
-                yield Part.at(file.path, at, batch)
+                yield FileRows.at(file.path, at, batch)
                 at += batch.num_rows
 
 
@@ -350,7 +350,7 @@ class Rejects:
         """Whether so many messages more are more than may be rejected."""
         return self._most is None or len(self.messages) + refused > self._most
 
-    def all(self) -> Iterator[tuple[Part, Rows]]:
+    def all(self) -> Iterator[tuple[FileRows, Rows]]:
         """Every row of the files, superseded ones among them, with their places. None of them is to be reinstated later."""
         self._given[:] = True
         for superseded in (False, True):
@@ -366,7 +366,7 @@ class Rejects:
         """These superseded rows stay so, though `all` gave them."""
         self._given[places] = False
 
-    def kept(self) -> Iterator[Part]:
+    def kept(self) -> Iterator[FileRows]:
         """The rows that are not left out by now, and then those that take the place of one that is left out by then."""
         self._given[:] = False
         out = self.left_out()
@@ -383,7 +383,7 @@ class Rejects:
         """How many superseded rows have taken a later one's place, or are left out themselves."""
         return int(np.count_nonzero(self._messages.superseded & (self._given | self.left_out())))
 
-    def _given_of(self, part: Part, wanted: npt.NDArray[np.bool_]) -> Iterator[Part]:
+    def _given_of(self, part: FileRows, wanted: npt.NDArray[np.bool_]) -> Iterator[FileRows]:
         places = self._messages.starts[part.file] + part.numbers
         kept = wanted[places]
         if kept.any():

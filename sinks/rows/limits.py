@@ -1,5 +1,5 @@
 """What a sink's columns can hold, checked over record batches before anything is written. The values inside a nested column
-are looked at part by part (`Part`).
+are looked at part by part (`NestedLevel`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stormproof.core.contract.sink import PreparedFile, TaskWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NestedLevel:
     """One level of a nested column, flat. `path` begins behind the column's name: ``.x`` of a struct, ``[]`` of an array,
     ``{key}`` and ``{value}`` of a map.
 
@@ -70,7 +70,7 @@ def plain(column: pa.Array) -> pa.Array:
     return column
 
 
-def parts_of(column: pa.Array) -> Iterator[Part]:
+def parts_of(column: pa.Array) -> Iterator[NestedLevel]:
     """The parts of a nested column, the outer ones first; none of a flat one. NULL rows have no parts."""
     yield from _inside(column, "", np.arange(len(column)))
 
@@ -94,7 +94,7 @@ def lengths_of(column: pa.Array) -> npt.NDArray[np.int64]:
     return lengths
 
 
-def _inside(column: pa.Array, path: str, rows: npt.NDArray[np.int64]) -> Iterator[Part]:
+def _inside(column: pa.Array, path: str, rows: npt.NDArray[np.int64]) -> Iterator[NestedLevel]:
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         yield from _inside(column.storage, path, rows)
@@ -116,9 +116,9 @@ def _inside(column: pa.Array, path: str, rows: npt.NDArray[np.int64]) -> Iterato
         yield from _part(items, f"{path}{{value}}", inner, None if kind.item_field.nullable else pc.is_null(items))
 
 
-def _part(values: pa.Array, path: str, rows: npt.NDArray[np.int64], missing: pa.Array | None) -> Iterator[Part]:
+def _part(values: pa.Array, path: str, rows: npt.NDArray[np.int64], missing: pa.Array | None) -> Iterator[NestedLevel]:
     lacking = rows[:0] if missing is None else rows[missing.to_numpy(zero_copy_only=False)]
-    yield Part(path, values, rows, lacking)
+    yield NestedLevel(path, values, rows, lacking)
     yield from _inside(values, path, rows)
 
 

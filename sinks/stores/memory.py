@@ -47,7 +47,7 @@ from stormproof.sinks.contract.row_rule import (
     check_fold_input,
     check_upsert_input,
 )
-from stormproof.sinks.prepare.rejected_messages import Part, Rejects
+from stormproof.sinks.prepare.rejected_messages import FileRows, Rejects
 from stormproof.sinks.prepare.staging import (
     IsDead,
     Misfits,
@@ -78,7 +78,7 @@ class _Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextTable:
     """What a transaction makes of a table."""
 
     content: pa.Table
@@ -349,7 +349,7 @@ class MemorySession(SinkSession):
         self._store.strike(FaultPoint.AFTER, transaction.txid)
         return replace(APPLIED, superseded=next_.evidence.superseded or 0, refused=next_.refused)
 
-    def next_content(self, transaction: PreparedTransaction) -> Next:
+    def next_content(self, transaction: PreparedTransaction) -> NextTable:
         """What the transaction makes of the table; nothing is changed.
 
         Raises:
@@ -386,13 +386,13 @@ class MemorySession(SinkSession):
             superseded=superseded,
             reinstated=reinstated,
         )
-        return Next(content, added, evidence, refused)
+        return NextTable(content, added, evidence, refused)
 
     def prepared(self, transaction: PreparedTransaction) -> list[pa.RecordBatch]:
         """The rows of the prepared files."""
         return list(prepared_batches(self._staging, transaction.files))
 
-    def rule(self, transaction: PreparedTransaction) -> Callable[[Part], Sequence[str | None]]:
+    def rule(self, transaction: PreparedTransaction) -> Callable[[FileRows], Sequence[str | None]]:
         """What says of some rows why the table refuses each of them, or None."""
         refuse = self._sink.refuse or (lambda _: None)
         return lambda part: [self._refusal(row, refuse) for row in part.rows.to_pylist()]

@@ -22,7 +22,7 @@ from stormproof.core.task.job import WireRow
 from stormproof.core.tracking import share as tracking
 from stormproof.core.tracking.acker import ACKER
 from stormproof.core.tracking.share import Anchors, BoltInputs
-from stormproof.core.tracking.verdict import ComponentCounts, Counts
+from stormproof.core.tracking.verdict import ComponentCounts, TaskCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,11 +78,11 @@ def require_same(one: Batch, other: Batch) -> None:
     assert counted(one) == counted(other)
 
 
-def counted(batch: Batch) -> Counts:
+def counted(batch: Batch) -> TaskCounts:
     """What each component did, without the time that it took."""
     counts = batch.report.counts
     timeless = {name: replace(of, busy_ns=0) for name, of in counts.components.items()}
-    return Counts(timeless, counts.edges)
+    return TaskCounts(timeless, counts.edges)
 
 
 @modes

@@ -15,7 +15,7 @@ from support.source_suite import failing
 from stormproof.core.base.message import MessageFailure
 from stormproof.core.contract.dead_letter import DeadLetter, Disposal
 from stormproof.core.contract.source import Expectation, Lease, Limit, Resolution, Slice, SliceReader
-from stormproof.core.pending.connector import Next
+from stormproof.core.pending.connector import NextMessages
 from stormproof.core.pending.numbered import next_of
 from stormproof.core.pending.rows import At, PendingRows, SliceRow
 from stormproof.core.source.memory import MemorySource
@@ -49,7 +49,7 @@ class KnowsNoEpochs(MemorySource):
 
 
 class HandsOneOutTwice(MemorySource):
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         found = super().next(position, limit, seed, cursor)
         if found is None or found.piece.messages == 1:
             return found
@@ -57,7 +57,7 @@ class HandsOneOutTwice(MemorySource):
 
 
 class SkipsOne(MemorySource):
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         found = super().next(position, limit, seed, cursor)
         if found is None or self.stop(cursor) <= next_of(found.position):
             return found

@@ -32,7 +32,7 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.pending.journal import Delivery, JournalCounts
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
-from stormproof.core.source.kestrel.client import Connection
+from stormproof.core.source.kestrel.client import KestrelConnection
 from stormproof.testing import messages_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.34)]
@@ -482,7 +482,7 @@ class ClosesFirst(KestrelSource):
         super().acknowledge([message.handle for message in found])
         return found
 
-    def acknowledge(self, handles: Sequence[Connection]) -> None:
+    def acknowledge(self, handles: Sequence[KestrelConnection]) -> None:
         """Done."""
 
 

@@ -20,7 +20,7 @@ from stormproof import NatsSource
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.contract.source import Lease
-from stormproof.core.pending.continuity import Continuity, Look, looks_in
+from stormproof.core.pending.continuity import Continuity, ContinuityLook, looks_in
 from stormproof.core.postgres.database import Database
 from stormproof.trident.audit.source import evidence_of
 
@@ -330,7 +330,7 @@ def test_a_consumer_that_alone_was_deleted_goes_on_in_the_same_stream(harness: N
     assert looks_of(after) == [], "all is known by its id"
 
 
-def looks_of(source: NatsSource) -> list[Look]:
+def looks_of(source: NatsSource) -> list[ContinuityLook]:
     with source.rows() as rows:
         return looks_in(rows.position() or {})
 

@@ -26,7 +26,7 @@ from stormproof.core.base.errors import StormproofError
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.contract.sink import SinkInput
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.source.nats.client import Consumer
+from stormproof.core.source.nats.client import NatsConsumer
 from stormproof.core.source.rabbitmq.client import BrokerQueue, limits_said
 from stormproof.core.source.redis_streams.client import Group
 from stormproof.core.storage.protocol import use_storage
@@ -218,7 +218,7 @@ USERS: Final = (f"user:{PLANTED}", *(f"user:{raw}" for raw in RAW))
 
 
 def nats(url: str) -> object:
-    return Consumer(url, "ORDERS", "x", "NATS stream ORDERS", 30, {}).stream()
+    return NatsConsumer(url, "ORDERS", "x", "NATS stream ORDERS", 30, {}).stream()
 
 
 def rabbitmq(url: str) -> object:

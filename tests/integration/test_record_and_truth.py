@@ -18,7 +18,7 @@ from support.web import OPERATOR, page_of, signed_in
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.message import Guarantee
 from stormproof.trident.audit.inspect import Holdings
-from stormproof.trident.cli.logs import Progress
+from stormproof.trident.cli.logs import RunProgress
 from stormproof.trident.terms.observers import BatchResult, RunStatistics
 
 pytestmark = pytest.mark.postgres
@@ -200,7 +200,7 @@ def test_a_recovering_run_counts_what_it_committed(died: Operated) -> None:
     )
     assert (statistics.messages, statistics.recoveries[0].rolled_forward) == (committed, (1,))
     assert statistics.tuples >= tuples
-    progress = Progress(RunStatistics(NAME, "exactly-once", 1))
+    progress = RunProgress(RunStatistics(NAME, "exactly-once", 1))
     for one in lines:
         progress = progress.after(one)
     assert (progress.done.messages, progress.done.batches) == (statistics.messages, statistics.batches)

@@ -17,7 +17,7 @@ from stormproof import RedisStreamSource
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.contract.source import Lease
-from stormproof.core.pending.continuity import Continuity, Look, looks_in
+from stormproof.core.pending.continuity import Continuity, ContinuityLook, looks_in
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.redis_streams.client import SWEEP
 from stormproof.trident.audit.source import evidence_of
@@ -272,7 +272,7 @@ def test_a_gap_is_refused_also_where_a_new_stream_would_be_adopted(harness: Redi
         harness.view(epoch=2, on_new_stream="adopt").open(Lease("b", 2), ANY, 7)
 
 
-def lost_of(source: RedisStreamSource) -> list[Look]:
+def lost_of(source: RedisStreamSource) -> list[ContinuityLook]:
     with source.rows() as rows:
         return looks_in(rows.position() or {})
 

@@ -18,7 +18,7 @@ from stormproof import PostgresQueue, PostgresSink, Topology, count, exactly_onc
 from stormproof.core.base.errors import PositionMismatch
 from stormproof.core.base.message import Guarantee
 from stormproof.core.start.settings import Settings
-from stormproof.trident.ledger.graphs import Change
+from stormproof.trident.ledger.graphs import GraphChange
 from stormproof.trident.ledger.missing import Missing
 
 pytestmark = pytest.mark.postgres
@@ -193,7 +193,7 @@ def test_pruning_does_not_take_the_figures_away(operated: Operated) -> None:
 def test_control_without_the_word_a_sink_comes_back_and_has_a_hole(
     operated: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Change, "needs_acceptance", False)
+    monkeypatch.setattr(GraphChange, "needs_acceptance", False)
     feed(operated, "a", "first", "second")
     feed(operated, "b", "first")
     feed(operated, "c", "first", "second")

@@ -25,7 +25,7 @@ from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.web.app import ROUTES
 from stormproof.trident.web.mount import WebApp
 from stormproof.trident.web.people import WebRole, WebUser
-from stormproof.trident.web.proposals import Given, Outcome
+from stormproof.trident.web.proposals import DecisionOutcome, Given
 from stormproof.trident.web.views.decisions import act
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sampled(0.5)]
@@ -490,7 +490,7 @@ class TwoProcesses:
         opened = second.site.reader.opened()
         self.stores = Stores(opened.settings, opened.database, opened.engine)
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[DecisionOutcome]:
         """Both are sent at once."""
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(lambda one: act(self.stores, one, self.given), self.proposals))

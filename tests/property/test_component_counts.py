@@ -15,7 +15,7 @@ from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.base.message import Guarantee
 from stormproof.core.tracking.acker import ACKER
 from stormproof.core.tracking.attempts import JobDied
-from stormproof.core.tracking.verdict import Counts, JobReport
+from stormproof.core.tracking.verdict import JobReport, TaskCounts
 from stormproof.testing import Faults, simulate, simulation
 from stormproof.trident.driver.coordinator import Coordinator
 from stormproof.trident.driver.jobs import Flight
@@ -105,11 +105,11 @@ def test_counts_of_dead_attempts_are_caught(
     tmp_path: Path, recorded: list[sa.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: each report of a batch's jobs adds to those of its attempts before."""
-    before, whole = Coordinator.__dict__["_job_ended"], dict[int, Counts]()
+    before, whole = Coordinator.__dict__["_job_ended"], dict[int, TaskCounts]()
 
     def adding(self: Coordinator, batch: Flight, result: JobReport | JobDied) -> None:
         if isinstance(result, JobReport):
-            counts = whole.setdefault(batch.opened.txid, Counts())
+            counts = whole.setdefault(batch.opened.txid, TaskCounts())
             counts.add(result.counts)
             result = replace(result, counts=counts)
         before(self, batch, result)

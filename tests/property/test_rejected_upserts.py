@@ -18,7 +18,7 @@ from support.named_rows import with_messages
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.tracking.share import Anchors, MessageTable
+from stormproof.core.tracking.share import Anchors, MetMessages
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, Sink, SinkIdentity, SinkSession
 from stormproof.sinks.postgres.sink import PostgresSink
 from stormproof.sinks.prepare import rejected_messages as rejects
@@ -43,7 +43,7 @@ BATCHES = st.lists(st.lists(ROWS, max_size=8), min_size=1, max_size=4)
 
 def prepared(session: SinkSession, txid: int, rows: Sequence[Row], incarnation: str) -> PreparedTransaction:
     """Rows of a message each, in two parts."""
-    messages = MessageTable()
+    messages = MetMessages()
     messages.append(np.arange(len(rows), dtype=np.int64), np.arange(len(rows), dtype=np.int64))
     batch = pa.RecordBatch.from_pylist([row._asdict() for row in rows], SCHEMA)
     named = with_messages(batch, Anchors(len(rows), None, np.arange(len(rows)), None), messages)

@@ -25,7 +25,7 @@ from stormproof.core.base.errors import SinkRefused
 from stormproof.core.base.message import Guarantee
 from stormproof.core.contract.sink import PreparedFile, SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database, connect
-from stormproof.core.tracking.share import Anchors, MessageTable
+from stormproof.core.tracking.share import Anchors, MetMessages
 from stormproof.sinks.contract.protocol import CommitOutcome, PreparedTransaction, SinkIdentity, SinkSession
 from stormproof.sinks.postgres.judge import RowsInOrder
 from stormproof.sinks.postgres.sink import PostgresSink
@@ -99,7 +99,7 @@ def prepared(session: SinkSession, txid: int, rows: Sequence[tuple[int, Row]], l
     files = list[PreparedFile]()
     for task in (0, 1):
         part = [(number, row) for number, row in rows if row.k % 2 == task]
-        numbers, messages = np.array([number for number, _ in part], np.int64), MessageTable()
+        numbers, messages = np.array([number for number, _ in part], np.int64), MetMessages()
         messages.append(numbers, np.full(len(part), 7, np.int64))
         batch = pa.RecordBatch.from_pylist([row._asdict() for _, row in part], SCHEMA)
         named = with_messages(batch, Anchors(len(part), None, np.arange(len(part)), None), messages)
@@ -163,7 +163,7 @@ def in_order_of_files(messages: rejects.RowMessages, *, apart: bool) -> rejects.
 ALL = rejects.Rejects.all
 
 
-def without_superseded(found: rejects.Rejects) -> Iterator[tuple[rejects.Part, Rows]]:
+def without_superseded(found: rejects.Rejects) -> Iterator[tuple[rejects.FileRows, Rows]]:
     """Files have the superseded rows first."""
     return (given for given in ALL(found) if given[0].numbers[0] > 0)
 

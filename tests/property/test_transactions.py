@@ -32,7 +32,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.sinks.contract.protocol import CommitDecision
 from stormproof.sinks.stores import memory as memory_sink
 from stormproof.trident.driver import recovery
-from stormproof.trident.driver.batch_records import Finished, Prepared, SinkAnswers
+from stormproof.trident.driver.batch_records import Finished, PreparedBatch, SinkAnswers
 from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger import txns
@@ -186,7 +186,7 @@ def confirm_before_commit(patch: pytest.MonkeyPatch) -> None:
     """`committed` is recorded, and the messages confirmed, before the sinks hold them."""
     commit_sinks, finish, ended = Steps.commit_sinks, Steps.finish, dict[int, Finished]()
 
-    def early(steps: Steps, batch: Prepared) -> SinkAnswers:
+    def early(steps: Steps, batch: PreparedBatch) -> SinkAnswers:
         ended[batch.txid] = finish(steps, replace(batch, work={}), {})
         return commit_sinks(steps, batch)
 

@@ -15,7 +15,7 @@ from stormproof.core.contract.source import Expectation
 from stormproof.core.pending import batches, rows
 from stormproof.core.task import job
 from stormproof.core.task import task as task_module
-from stormproof.core.task.exchange import Received, Way, receive
+from stormproof.core.task.exchange import ReceivedChunks, Way, receive
 from stormproof.core.task.job import TaskReport
 from stormproof.core.tracking import attempts
 from stormproof.core.tracking.acker import Acker
@@ -80,7 +80,7 @@ def rows_not_counted(patch: pytest.MonkeyPatch) -> None:
         ways: Mapping[int, Way],
         *,
         tracked: bool,
-    ) -> Received:
+    ) -> ReceivedChunks:
         received = receive(batches, stage, task, sources, ways, tracked=tracked)
         received.violations.clear()
         return received

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from stormproof.core.base.clock import Clock
-from stormproof.core.heartbeat.listener import LOOPBACK, Heard, HeartbeatListener
+from stormproof.core.heartbeat.listener import LOOPBACK, HeartbeatListener, JobSigns
 from stormproof.core.heartbeat.task import Heartbeat
 
 WAIT_S = 10.0
@@ -32,7 +32,7 @@ def listening(root: Path | None = None, clock: Clock | None = None) -> Heartbeat
 
 
 @contextmanager
-def hearing(clock: Clock | None = None) -> Generator[Heard]:
+def hearing(clock: Clock | None = None) -> Generator[JobSigns]:
     """What a driver hears of one job."""
     with listening(clock=clock) as listener, listener.job() as heard:
         yield heard

@@ -17,7 +17,7 @@ from stormproof.core.base.message import Guarantee
 from stormproof.core.pending.source import PendingSource
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 from stormproof.core.source.kafka import KafkaSource
-from stormproof.core.source.kafka.position import KafkaPosition, Place
+from stormproof.core.source.kafka.position import KafkaPosition, PartitionPlace
 from support.blows import Stand
 from support.brokers.kafka import READY_S, KafkaBroker
 from support.crashes import Cell
@@ -79,7 +79,9 @@ class Forgets(KafkaSource):
     def recover(self, epoch: int, tx: object | None = None) -> tuple[str, ...]:
         with self.rows() as rows:
             known = KafkaPosition.of(rows.position() or {})
-            again = replace(known, places=tuple(Place(p.topic, p.partition, p.first, p.first) for p in known.places))
+            again = replace(
+                known, places=tuple(PartitionPlace(p.topic, p.partition, p.first, p.first) for p in known.places)
+            )
             rows.cursor.execute(
                 "update stormproof.pending_subscription set position = %s where source = %s",
                 [json.dumps(again.to_json()), self.name],

@@ -9,7 +9,7 @@ from functools import cache
 from math import inf
 
 from stormproof.core.contract.source import Limit
-from stormproof.trident.driver.tuning import AsSet, Sample, Setting, Tuner
+from stormproof.trident.driver.tuning import AsSet, BatchSample, Setting, Tuner
 
 MOST = Limit(100_000, 2**26)
 LATE_SHARE = 0.1
@@ -29,7 +29,7 @@ class Load:
     cores: int = 2
     q: float = 0.0
 
-    def batches(self, tuner: Tuner, noise: Callable[[], float], now_s: float = 0.0) -> Iterator[Sample]:
+    def batches(self, tuner: Tuner, noise: Callable[[], float], now_s: float = 0.0) -> Iterator[BatchSample]:
         """Batches as they are committed, for ever: the tuner is asked whenever one could be opened.
 
         `noise` is drawn for each job and each commit.
@@ -53,7 +53,7 @@ class Load:
             if lowest.ends_s <= now_s:
                 del in_flight[0]
                 n = lowest.setting.messages
-                yield Sample(n, now_s - lowest.opened_s, now_s, full=True, setting=lowest.setting)
+                yield BatchSample(n, now_s - lowest.opened_s, now_s, full=True, setting=lowest.setting)
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Course:
     late: float
 
 
-def course(samples: list[Sample], target_s: float) -> Course:
+def course(samples: list[BatchSample], target_s: float) -> Course:
     """Of batches one after another."""
     begun_s = samples[0].ended_s
     rate = sum(s.messages for s in samples[1:]) / (samples[-1].ended_s - begun_s)

@@ -20,11 +20,12 @@ from stormproof.sinks.contract.protocol import CommitDecision, Held, PreparedTra
 from stormproof.sinks.delta import opening, power_loss
 from stormproof.sinks.delta import transactional_table as delta
 from stormproof.sinks.delta.log import Label
+from stormproof.sinks.postgres import merge
 from stormproof.sinks.postgres import transactional_table as postgres
 from stormproof.sinks.postgres.connection import Fence
 from stormproof.sinks.prepare import writer
 from stormproof.trident.driver import recovery
-from stormproof.trident.driver.batch_records import Finished, Prepared, SinkAnswers
+from stormproof.trident.driver.batch_records import Finished, PreparedBatch, SinkAnswers
 from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.database import Tx
@@ -60,7 +61,7 @@ def confirm_before_commit() -> None:
     """The messages are confirmed, and `committed` is recorded, before the sinks hold the batch."""
     commit_sinks, finish, ended = Steps.commit_sinks, Steps.finish, dict[int, Finished]()
 
-    def early(steps: Steps, batch: Prepared) -> SinkAnswers:
+    def early(steps: Steps, batch: PreparedBatch) -> SinkAnswers:
         ended[batch.txid] = finish(steps, replace(batch, work={}), {})
         return commit_sinks(steps, batch)
 
@@ -160,7 +161,7 @@ def replace_in(owner: object, name: str, value: object) -> None:
 
 def late_rows_win() -> None:
     """An upsert replaces what is there, though it is later."""
-    replace_in(postgres, "later_condition", lambda *_: "true")
+    replace_in(merge, "later_condition", lambda *_: "true")
 
 
 # What the checks of a state rest on

@@ -14,7 +14,7 @@ from stormproof.sinks.delta import transactional_table as delta_hold
 from stormproof.sinks.prepare.staging import prepared_batches
 from stormproof.trident.driver import recovery
 from stormproof.trident.driver.steps import Steps
-from stormproof.trident.ledger.handed_in import HandedIn, Standing, micro_batch
+from stormproof.trident.ledger.handed_in import HandedIn, HandoutStanding, micro_batch
 from stormproof.trident.ledger.tables import Txn
 from stormproof.trident.streaming import api, base, sinks
 
@@ -22,7 +22,7 @@ from stormproof.trident.streaming import api, base, sinks
 def skip_by_number_alone() -> None:
     """A micro-batch whose id is not above the last one's is taken for done, whatever query it is of."""
 
-    def handed(_topology: str, standing: Standing, query: str, batch: int, *_: object) -> HandedIn:
+    def handed(_topology: str, standing: HandoutStanding, query: str, batch: int, *_: object) -> HandedIn:
         last = standing.last
         return micro_batch(query, batch) if last is None or batch > last.batch else last
 

@@ -31,7 +31,7 @@ from psycopg import sql
 from stormproof import DeltaSink, PostgresSink, Topology, count
 from stormproof.core.base.failpoint import ENV
 from stormproof.core.contract.sink import SinkWriter, TaskContext
-from stormproof.core.engine.frame import Written, write_part, written_of
+from stormproof.core.engine.frame import WrittenRows, write_part, written_of
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.postgres.database import Database
@@ -112,7 +112,7 @@ class ArrowFrames:
 
     def write(
         self, frame: Handout, writers: Mapping[str, SinkWriter], context: TaskContext, schema: pa.Schema
-    ) -> Written:
+    ) -> WrittenRows:
         self.computed += 1
         rows = frame.compute()
         half = len(rows) // 2

@@ -19,7 +19,7 @@ from stormproof.core.base.errors import JobFailed
 from stormproof.core.base.message import FailureReason, MessageFailure, MessageId, Token
 from stormproof.core.contract.source import Lease, Slice
 from stormproof.core.engine.inline import InlineEngine
-from stormproof.core.heartbeat.listener import Heard
+from stormproof.core.heartbeat.listener import JobSigns
 from stormproof.core.source import memory
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport
@@ -91,7 +91,7 @@ def test_several_culprits_are_set_apart_one_after_the_other(tmp_path: Path) -> N
 
 def test_without_notes_it_is_found_by_halves_in_more_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the notes: what is found is the same, and takes the logarithm of the batch's size."""
-    monkeypatch.setattr(Heard, "suspects", lambda heard: ())
+    monkeypatch.setattr(JobSigns, "suspects", lambda heard: ())
     world = world_of(tmp_path)
     statistics = world.run(engine=Fragile(2), heartbeat_root=tmp_path / "heartbeat")
     assert WITH_NOTES_MAX < statistics.batches <= WITHOUT_NOTES_MAX
@@ -100,7 +100,7 @@ def test_without_notes_it_is_found_by_halves_in_more_batches(tmp_path: Path, mon
 
 
 def test_notes_that_are_wrong_cost_batches_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Heard, "suspects", lambda heard: (CULPRIT + 1,))
+    monkeypatch.setattr(JobSigns, "suspects", lambda heard: (CULPRIT + 1,))
     world = world_of(tmp_path)
     statistics = world.run(engine=Fragile(2), heartbeat_root=tmp_path / "heartbeat")
     assert statistics.batches <= WITHOUT_NOTES_MAX + 3

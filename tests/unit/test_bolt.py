@@ -36,7 +36,7 @@ from stormproof.core.bolt import (
 from stormproof.core.bolt import runner as runner_module
 from stormproof.core.bolt.runner import BoltRunner
 from stormproof.core.contract.schema import parse_schema
-from stormproof.core.heartbeat.listener import Heard
+from stormproof.core.heartbeat.listener import JobSigns
 from stormproof.core.heartbeat.task import running
 from stormproof.core.user_code.functions import blame
 
@@ -411,7 +411,7 @@ def test_the_message_in_hand_is_noted_where_the_heartbeat_is_careful(tmp_path: P
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def noting(bolt: AnyBolt, heard: Heard) -> None:
+    def noting(bolt: AnyBolt, heard: JobSigns) -> None:
         with running(heard.place, 0, 0, careful=True) as heartbeat:
             assert heartbeat is not None
             heartbeat.at(np.array([41, 42], np.int64))

@@ -19,7 +19,7 @@ from stormproof.core.contract.capabilities import (
     REDIS_STREAM,
     Capabilities,
     Crash,
-    Outcome,
+    DeliverySemantics,
     Protection,
     StableIds,
     matrix,
@@ -58,22 +58,26 @@ def test_what_is_served_as_exactly_once_applies_every_message_once_unless_it_tak
     for able in EVERY:
         if refusal(able, Guarantee.EXACTLY_ONCE, "s") is None and protection_of(able) is not Protection.TAKE_OVER:
             outcomes = {outcome_of(able, Guarantee.EXACTLY_ONCE, crash) for crash in Crash}
-            assert outcomes <= {Outcome.ONCE, Outcome.ABSENT}, able
+            assert outcomes <= {DeliverySemantics.ONCE, DeliverySemantics.ABSENT}, able
 
 
 def test_no_crash_loses_a_message_but_under_at_most_once() -> None:
     for able, guarantee in itertools.product(EVERY, (Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE)):
-        assert Outcome.LOST not in {outcome_of(able, guarantee, crash) for crash in Crash}, able
+        assert DeliverySemantics.LOST not in {outcome_of(able, guarantee, crash) for crash in Crash}, able
 
 
 def test_at_most_once_doubles_nothing_but_what_its_server_was_told_and_forgot() -> None:
     for able in EVERY:
-        doubled = {crash for crash in Crash if outcome_of(able, Guarantee.AT_MOST_ONCE, crash) is Outcome.TWICE}
+        doubled = {
+            crash for crash in Crash if outcome_of(able, Guarantee.AT_MOST_ONCE, crash) is DeliverySemantics.TWICE
+        }
         assert doubled <= {Crash.SERVER}, able
 
 
 def test_a_take_over_doubles_only_what_was_not_told_to_the_server() -> None:
-    doubled = {crash for crash in Crash if outcome_of(KESTREL, Guarantee.EXACTLY_ONCE, crash) is Outcome.TWICE}
+    doubled = {
+        crash for crash in Crash if outcome_of(KESTREL, Guarantee.EXACTLY_ONCE, crash) is DeliverySemantics.TWICE
+    }
     assert doubled == {Crash.WRITTEN, Crash.SERVER}
 
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, looks_in, with_looks
-from stormproof.core.source.redis_streams.client import NONE, Counted, Facts
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, ContinuityLook, looks_in, with_looks
+from stormproof.core.source.redis_streams.client import NONE, Counted, StreamCounts
 
 
 @dataclass
@@ -25,20 +25,22 @@ class Stream:
     withdrawn: int = 0
     last: str = NONE
     known: Counted = field(init=False)
-    looks: list[Look] = field(default_factory=list[Look])
+    looks: list[ContinuityLook] = field(default_factory=list[ContinuityLook])
 
     def __post_init__(self) -> None:
         self.known = Counted.begun(self.facts(), is_new=True)
 
-    def facts(self) -> Facts:
+    def facts(self) -> StreamCounts:
         anchor = self.known.anchor if hasattr(self, "known") else ""
         first = self.entries[0] if self.entries else ""
         added = self.added if self.counts else -1
         newest = f"{self.added}-0"
-        return Facts(added, len(self.entries), first, newest, self.deleted, anchor in self.entries, -1, self.last)
+        return StreamCounts(
+            added, len(self.entries), first, newest, self.deleted, anchor in self.entries, -1, self.last
+        )
 
     @property
-    def on_record(self) -> list[Look]:
+    def on_record(self) -> list[ContinuityLook]:
         """What was seen, as the position keeps it."""
         return looks_in(with_looks({}, self.looks))
 
@@ -106,7 +108,7 @@ def test_a_server_that_does_not_count_is_never_called_clean_once_it_trimmed_what
 
 
 def test_entries_that_an_earlier_driver_was_given_count_once() -> None:
-    known = Counted.begun(Facts(5, 5, "1-0", "5-0", NONE, False, -1, NONE), is_new=True)
+    known = Counted.begun(StreamCounts(5, 5, "1-0", "5-0", NONE, False, -1, NONE), is_new=True)
     known = known.given(["1-0", "2-0"])
     assert known.given(["1-0", "2-0"]) == known
     assert replace(known, anchor="") == Counted(2, "2-0", "", NONE, 0)

@@ -18,7 +18,7 @@ from stormproof.core.engine import executor_look, executors
 from stormproof.core.engine.executors import ExecutorAnswer, ExecutorAnswers, first_fault_of, own_answer
 from stormproof.core.engine.spark_error import raised_by_job
 from stormproof.core.start.preflight import PackageProbe
-from stormproof.trident.cli.doctor import Found, checks_of
+from stormproof.trident.cli.doctor import MachineFacts, checks_of
 from stormproof.trident.cli.options import spark_options
 
 
@@ -88,7 +88,7 @@ def test_the_doctor_names_the_host_and_what_differs() -> None:
     here = own_answer()
     well = replace(here, host="a", skew_s=3.0, packages=here.packages | {"pyarrow": "1.0"})
     sick = replace(here, host="b", faults=(MachineUnfit("b cannot import pyarrow"),))
-    checks = list(checks_of(Found(here, ExecutorAnswers((well, sick), 3), "4.2.0", "spark://m:7077")))
+    checks = list(checks_of(MachineFacts(here, ExecutorAnswers((well, sick), 3), "4.2.0", "spark://m:7077")))
     assert [(check.name.split("/")[0], check.ok) for check in checks] == [
         ("executor a", True),
         ("executor b", False),
@@ -97,7 +97,7 @@ def test_the_doctor_names_the_host_and_what_differs() -> None:
     assert "pyarrow is 1.0 there" in str(checks[0].advice)
     assert "3.0 s ahead" in str(checks[0].advice)
     same = ExecutorAnswer("c", 1, here.python, here.executable, here.packages, 0.2, ())
-    (check,) = checks_of(Found(here, ExecutorAnswers((same,), 1), "4.2.0", "spark://m:7077"))
+    (check,) = checks_of(MachineFacts(here, ExecutorAnswers((same,), 1), "4.2.0", "spark://m:7077"))
     assert check.advice is None
 
 

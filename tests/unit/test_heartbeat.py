@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.heartbeats import hearing, listening, note, published, until
 
-from stormproof.core.heartbeat.listener import Heard, suspects_of_dead, sweep
+from stormproof.core.heartbeat.listener import JobSigns, suspects_of_dead, sweep
 from stormproof.core.heartbeat.task import (
     BEFORE,
     DONE,
@@ -24,14 +24,14 @@ from stormproof.core.heartbeat.task import (
     SUSPECTS_MAX,
     TOTAL,
     Heartbeat,
-    Progress,
+    ProgressMark,
     Record,
     running,
 )
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
+def heard() -> Iterator[JobSigns]:
     with hearing() as made:
         yield made
 
@@ -40,7 +40,7 @@ def ids(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(numbers, np.int64)
 
 
-def killed(heard: Heard, task: int, *messages: int, in_hand: int) -> None:
+def killed(heard: JobSigns, task: int, *messages: int, in_hand: int) -> None:
     """A careful task over these messages whose process ends while one is in hand."""
     child = os.fork()
     if child == 0:
@@ -57,7 +57,7 @@ class GivesUpError(Exception):
     """What ends a task that does not come to its end."""
 
 
-def failing(heard: Heard, task: int, work: Callable[[Heartbeat], None], *, careful: bool = True) -> None:
+def failing(heard: JobSigns, task: int, work: Callable[[Heartbeat], None], *, careful: bool = True) -> None:
     """A task that ends with an exception after some work."""
     with contextlib.suppress(GivesUpError), Heartbeat(heard.place, 0, task, careful=careful) as heartbeat:
         work(heartbeat)
@@ -74,7 +74,7 @@ def in_hand(*numbers: int) -> Callable[[Heartbeat], None]:
     return work
 
 
-def test_each_row_taken_from_a_loop_is_a_sign_of_life(heard: Heard) -> None:
+def test_each_row_taken_from_a_loop_is_a_sign_of_life(heard: JobSigns) -> None:
     with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         seen = [heard.progress()]
         for _ in heartbeat.each(["a", "b", "c"]):
@@ -85,10 +85,10 @@ def test_each_row_taken_from_a_loop_is_a_sign_of_life(heard: Heard) -> None:
         seen.append(heard.progress())
     assert [p.rows for p in seen] == [0, 1, 2, 3, 13]
     assert {(p.started, p.running) for p in seen} == {(1, 1)}
-    assert heard.progress() == Progress(13, 1, 0)
+    assert heard.progress() == ProgressMark(13, 1, 0)
 
 
-def test_tasks_that_one_process_runs_in_turn_are_one_task_and_each_begin_is_a_sign_of_life(heard: Heard) -> None:
+def test_tasks_that_one_process_runs_in_turn_are_one_task_and_each_begin_is_a_sign_of_life(heard: JobSigns) -> None:
     with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         heartbeat.take(0, {"split": 1})
         heartbeat.begin(10)
@@ -98,11 +98,11 @@ def test_tasks_that_one_process_runs_in_turn_are_one_task_and_each_begin_is_a_si
         published(heartbeat)
         (record,) = heard.progress().tasks
         assert (record[STAGE], record[STEP], record[TOTAL], record[PASSAGE]) == (1, 0, 7, 0)
-        assert heard.progress() == Progress(12, 1, 1)
-    assert heard.progress() == Progress(12, 1, 0)
+        assert heard.progress() == ProgressMark(12, 1, 1)
+    assert heard.progress() == ProgressMark(12, 1, 0)
 
 
-def test_rows_that_are_through_a_step_are_told_apart_from_the_one_in_hand(heard: Heard) -> None:
+def test_rows_that_are_through_a_step_are_told_apart_from_the_one_in_hand(heard: JobSigns) -> None:
     """A step may get more rows than its passage has, or fewer; a call that resets its time is none."""
 
     def told(heartbeat: Heartbeat) -> Record:
@@ -128,7 +128,7 @@ def test_rows_that_are_through_a_step_are_told_apart_from_the_one_in_hand(heard:
     assert (task[STATE], task[BEFORE] + task[PASSAGE]) == (DONE, 6)
 
 
-def test_a_loop_without_the_heartbeat_looks_like_a_hang(heard: Heard) -> None:
+def test_a_loop_without_the_heartbeat_looks_like_a_hang(heard: JobSigns) -> None:
     """The negative control: a row that is not taken through the heartbeat is no sign of life."""
     with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         for _ in ["a", "b", "c"]:
@@ -136,7 +136,7 @@ def test_a_loop_without_the_heartbeat_looks_like_a_hang(heard: Heard) -> None:
             assert heard.progress().rows == 0
 
 
-def test_a_reset_from_inside_a_long_call_is_a_sign_of_life(heard: Heard) -> None:
+def test_a_reset_from_inside_a_long_call_is_a_sign_of_life(heard: JobSigns) -> None:
     with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         rows = heartbeat.each(["long", "short"])
         next(rows)
@@ -149,7 +149,7 @@ def test_a_reset_from_inside_a_long_call_is_a_sign_of_life(heard: Heard) -> None
     assert heard.progress().rows == 3
 
 
-def test_a_loop_that_went_on_after_an_exception_counts_each_row_once(heard: Heard) -> None:
+def test_a_loop_that_went_on_after_an_exception_counts_each_row_once(heard: JobSigns) -> None:
     with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
         heartbeat.at(ids(1, 2, 3))
         rows = heartbeat.each([1, 0, 2])
@@ -165,19 +165,19 @@ def test_a_loop_that_went_on_after_an_exception_counts_each_row_once(heard: Hear
     assert heard.progress().rows == 3
 
 
-def test_the_message_in_hand_outlives_a_killed_worker(heard: Heard) -> None:
+def test_the_message_in_hand_outlives_a_killed_worker(heard: JobSigns) -> None:
     killed(heard, 0, 11, -12, 13, in_hand=-12)
     assert heard.suspects() == (-12,)
 
 
-def test_a_task_whose_worker_died_does_not_run_any_more(heard: Heard) -> None:
+def test_a_task_whose_worker_died_does_not_run_any_more(heard: JobSigns) -> None:
     killed(heard, 0, 1, in_hand=1)
-    until(lambda: heard.progress() == Progress(0, 1, 0))
+    until(lambda: heard.progress() == ProgressMark(0, 1, 0))
     with Heartbeat(heard.place, 0, 0, careful=True):
         assert heard.progress().running == 1, "the task that repeats it"
 
 
-def test_a_stopped_worker_still_runs(heard: Heard) -> None:
+def test_a_stopped_worker_still_runs(heard: JobSigns) -> None:
     """It hangs, and the message in its hand is to blame: nothing else tells it from a dead one."""
     child = os.fork()
     if child == 0:
@@ -193,7 +193,7 @@ def test_a_stopped_worker_still_runs(heard: Heard) -> None:
     until(lambda: heard.progress().running == 0)
 
 
-def test_a_task_that_ended_well_is_no_suspect_and_one_that_failed_is(heard: Heard) -> None:
+def test_a_task_that_ended_well_is_no_suspect_and_one_that_failed_is(heard: JobSigns) -> None:
     with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
         heartbeat.at(ids(1, 2))
         assert list(heartbeat.each("ab")) == ["a", "b"]
@@ -204,7 +204,7 @@ def test_a_task_that_ended_well_is_no_suspect_and_one_that_failed_is(heard: Hear
     assert heard.progress().running == 0
 
 
-def test_nothing_is_noted_after_the_last_row_or_where_nothing_can_be_named(heard: Heard) -> None:
+def test_nothing_is_noted_after_the_last_row_or_where_nothing_can_be_named(heard: JobSigns) -> None:
     def to_the_end(heartbeat: Heartbeat) -> None:
         heartbeat.at(ids(1, 2))
         list(heartbeat.each("ab"))
@@ -218,20 +218,20 @@ def test_nothing_is_noted_after_the_last_row_or_where_nothing_can_be_named(heard
     assert heard.suspects() == ()
 
 
-def test_without_careful_nothing_is_noted(heard: Heard) -> None:
+def test_without_careful_nothing_is_noted(heard: JobSigns) -> None:
     failing(heard, 0, in_hand(1, 2), careful=False)
     failing(heard, 1, lambda heartbeat: note(heartbeat, 3), careful=False)
     assert heard.suspects() == ()
 
 
-def test_the_one_noted_at_every_repetition_is_named_and_its_neighbours_are_not(heard: Heard) -> None:
+def test_the_one_noted_at_every_repetition_is_named_and_its_neighbours_are_not(heard: JobSigns) -> None:
     for _ in range(3):
         killed(heard, 0, 1, 2, 3, in_hand=2)
     killed(heard, 1, 4, 5, in_hand=4)
     assert heard.suspects() == (2,)
 
 
-def test_too_many_equal_suspects_name_nobody(heard: Heard) -> None:
+def test_too_many_equal_suspects_name_nobody(heard: JobSigns) -> None:
     for number in range(SUSPECTS_MAX + 1):
         assert len(heard.suspects()) == number
         failing(heard, number, in_hand(number))

@@ -32,8 +32,8 @@ from stormproof.core.heartbeat.listener import (
     SILENT_S,
     STRANGERS_MAX,
     DriverAddress,
-    Heard,
     HeartbeatListener,
+    JobSigns,
     quiet_for,
     suspects_of_dead,
 )
@@ -43,10 +43,10 @@ from stormproof.core.heartbeat.task import (
     NOTHING,
     RECORD,
     STATE,
-    Connection,
     ContactLost,
+    DriverConnection,
     Heartbeat,
-    Progress,
+    ProgressMark,
     Record,
     hello,
 )
@@ -69,13 +69,13 @@ def listener(clock: ManualClock) -> Iterator[HeartbeatListener]:
 
 
 @pytest.fixture
-def heard(listener: HeartbeatListener) -> Iterator[Heard]:
+def heard(listener: HeartbeatListener) -> Iterator[JobSigns]:
     with listener.job() as made:
         yield made
 
 
 @contextmanager
-def child(heard: Heard, message: int, *, careful: bool = True) -> Generator[int]:
+def child(heard: JobSigns, message: int, *, careful: bool = True) -> Generator[int]:
     """A task in a process of its own, which has this message in hand and waits to be killed."""
     ready, says = os.pipe()
     process = os.fork()
@@ -125,34 +125,34 @@ def stranger(listener: HeartbeatListener) -> socket.socket:
     return socket.create_connection(("127.0.0.1", listener.port), timeout=WAIT_S)
 
 
-def test_rows_an_end_and_a_failure_are_heard(heard: Heard) -> None:
+def test_rows_an_end_and_a_failure_are_heard(heard: JobSigns) -> None:
     with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
-        until(lambda: heard.progress() == Progress(0, 1, 1))
+        until(lambda: heard.progress() == ProgressMark(0, 1, 1))
         heartbeat.beat(10)
         heartbeat.publish()
         until(lambda: heard.progress().rows == 10)
-    until(lambda: heard.progress() == Progress(10, 1, 0))
+    until(lambda: heard.progress() == ProgressMark(10, 1, 0))
     with suppress(KeyError), Heartbeat(heard.place, 0, 1, careful=True) as heartbeat:
         note(heartbeat, 7)
         raise KeyError
-    until(lambda: heard.progress() == Progress(11, 2, 0))
+    until(lambda: heard.progress() == ProgressMark(11, 2, 0))
     assert heard.suspects() == (7,), "a failed task's message stays a suspect"
 
 
 def test_the_message_in_hand_outlives_a_killed_worker_and_that_is_dead_not_silent(
-    heard: Heard, clock: ManualClock
+    heard: JobSigns, clock: ManualClock
 ) -> None:
     with child(heard, -12) as process:
         until(lambda: heard.suspects() == (-12,))
         os.kill(process, signal.SIGKILL)
         until(lambda: not heard.connections())
-        assert heard.progress() == Progress(0, 1, 1), "it may connect again"
+        assert heard.progress() == ProgressMark(0, 1, 1), "it may connect again"
         clock.advance(GRACE_S)
-        assert heard.progress() == Progress(0, 1, 0)
+        assert heard.progress() == ProgressMark(0, 1, 0)
     assert heard.suspects() == (-12,)
 
 
-def test_a_worker_that_stands_still_runs_and_is_not_silent(heard: Heard) -> None:
+def test_a_worker_that_stands_still_runs_and_is_not_silent(heard: JobSigns) -> None:
     """It hangs, and the message in its hand is to blame: its machine answers for it."""
     with child(heard, 5) as process:
         until(lambda: heard.suspects() == (5,))
@@ -160,7 +160,7 @@ def test_a_worker_that_stands_still_runs_and_is_not_silent(heard: Heard) -> None
         (connection,) = heard.connections()
         until(lambda: quiet_for(connection) > 0.5)
         until(lambda: quiet_for(connection) < 0.5)
-        assert heard.progress() == Progress(0, 1, 1, silent=0)
+        assert heard.progress() == ProgressMark(0, 1, 1, silent=0)
 
 
 def test_a_machine_that_does_not_answer_makes_its_tasks_silent() -> None:
@@ -170,15 +170,15 @@ def test_a_machine_that_does_not_answer_makes_its_tasks_silent() -> None:
         listener.job() as heard,
         Heartbeat(heard.place, 0, 0, careful=False),
     ):
-        until(lambda: heard.progress() == Progress(0, 1, 1))
+        until(lambda: heard.progress() == ProgressMark(0, 1, 1))
         quiet[0] = SILENT_S + 0.1
-        assert heard.progress() == Progress(0, 1, 1, silent=1)
+        assert heard.progress() == ProgressMark(0, 1, 1, silent=1)
         quiet[0] = 0.0
-        assert heard.progress() == Progress(0, 1, 1)
+        assert heard.progress() == ProgressMark(0, 1, 1)
 
 
 def test_a_broken_connection_is_silence_until_it_is_made_again(
-    heard: Heard, clock: ManualClock, network: Network
+    heard: JobSigns, clock: ManualClock, network: Network
 ) -> None:
     with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
         rows = heartbeat.each("ab")
@@ -187,18 +187,18 @@ def test_a_broken_connection_is_silence_until_it_is_made_again(
         network.break_last()
         until(lambda: heard.progress().silent == 1)
         clock.advance(100 * GRACE_S)
-        assert heard.progress() == Progress(0, 1, 1, silent=1), "nobody knows whether it lives"
+        assert heard.progress() == ProgressMark(0, 1, 1, silent=1), "nobody knows whether it lives"
         network.is_cut = False
         assert list(rows) == ["a", "b"]
         note(heartbeat, 9)
         until(lambda: heard.suspects() == (9,))
         assert heard.progress().started == 1, "the same task, not another one"
         assert heard.progress().silent == 0
-    until(lambda: heard.progress() == Progress(3, 1, 0))
+    until(lambda: heard.progress() == ProgressMark(3, 1, 0))
 
 
 def test_a_careful_task_that_cannot_note_gives_up_and_no_message_is_to_blame(
-    heard: Heard, network: Network, monkeypatch: pytest.MonkeyPatch
+    heard: JobSigns, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even where the loop over messages stands inside a `try`, as it does around users' functions."""
     monkeypatch.setattr(connection_module, "WAIT_S", 0.05)
@@ -229,7 +229,7 @@ def test_a_jobs_end_is_told_to_tasks_that_run_on(listener: HeartbeatListener) ->
         Heartbeat(heard.place, 0, 1, careful=False)
 
 
-def test_strangers_cost_nothing(listener: HeartbeatListener, heard: Heard, clock: ManualClock) -> None:
+def test_strangers_cost_nothing(listener: HeartbeatListener, heard: JobSigns, clock: ManualClock) -> None:
     with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         threads = threading.active_count()
         wrong = replace(heard.place, token=bytes(32))
@@ -252,20 +252,20 @@ def test_strangers_cost_nothing(listener: HeartbeatListener, heard: Heard, clock
         assert threading.active_count() <= threads
         heartbeat.beat(5)
         heartbeat.publish()
-        until(lambda: heard.progress() == Progress(5, 1, 1))
+        until(lambda: heard.progress() == ProgressMark(5, 1, 1))
 
 
-def test_a_proof_is_good_for_one_challenge_only(listener: HeartbeatListener, heard: Heard) -> None:
+def test_a_proof_is_good_for_one_challenge_only(listener: HeartbeatListener, heard: JobSigns) -> None:
     with stranger(listener) as one, stranger(listener) as other:
         said = hello(heard.place, bytes(16), one.recv(CHALLENGE_BYTES))
         assert len(said) == HELLO_BYTES
         other.recv(CHALLENGE_BYTES)
         other.sendall(said)
         until(lambda: listener.refused["wrong token"] == 1)
-        assert heard.progress() == Progress()
+        assert heard.progress() == ProgressMark()
 
 
-def test_a_task_that_sends_no_record_is_dropped(listener: HeartbeatListener, heard: Heard) -> None:
+def test_a_task_that_sends_no_record_is_dropped(listener: HeartbeatListener, heard: JobSigns) -> None:
     with stranger(listener) as one:
         one.sendall(hello(heard.place, bytes(16), one.recv(CHALLENGE_BYTES)))
         assert one.recv(1) == b"+"
@@ -274,23 +274,23 @@ def test_a_task_that_sends_no_record_is_dropped(listener: HeartbeatListener, hea
         assert heard.progress().silent == 1
 
 
-def test_a_token_is_in_no_text(heard: Heard) -> None:
+def test_a_token_is_in_no_text(heard: JobSigns) -> None:
     assert repr(heard.place.token) not in repr(heard.place)
     assert pickle.loads(pickle.dumps(heard.place)) == heard.place  # noqa: S301 - our own
 
 
-def test_thousands_of_tasks_are_heard_by_one_thread(heard: Heard) -> None:
+def test_thousands_of_tasks_are_heard_by_one_thread(heard: JobSigns) -> None:
     threads, tasks = threading.active_count(), 300
     waves, made = 10, 0
     for _ in range(waves):
-        now = [Connection(heard.place, 0, number) for number in range(tasks)]
+        now = [DriverConnection(heard.place, 0, number) for number in range(tasks)]
         for number, one in enumerate(now):
             one.publish((number, 0, 0, 0, 0, 0))
         assert threading.active_count() == threads
         for number, one in enumerate(now):
             one.close((number, 0, 0, 0, 0, 0), failed=False)
         made += sum(range(tasks))
-    until(lambda: heard.progress() == Progress(made, waves * tasks, 0))
+    until(lambda: heard.progress() == ProgressMark(made, waves * tasks, 0))
     until(lambda: not heard.connections())
 
 
@@ -311,7 +311,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         HeartbeatListener(LOOPBACK, one.port)
 
 
-def test_a_fork_of_the_driver_does_not_end_it(listener: HeartbeatListener, heard: Heard) -> None:
+def test_a_fork_of_the_driver_does_not_end_it(listener: HeartbeatListener, heard: JobSigns) -> None:
     with Heartbeat(heard.place, 0, 0, careful=False) as heartbeat:
         until(lambda: heard.progress().running == 1)
         process = os.fork()
@@ -321,7 +321,7 @@ def test_a_fork_of_the_driver_does_not_end_it(listener: HeartbeatListener, heard
         os.waitpid(process, 0)
         heartbeat.beat(3)
         heartbeat.publish()
-        until(lambda: heard.progress() == Progress(3, 1, 1))
+        until(lambda: heard.progress() == ProgressMark(3, 1, 1))
 
 
 class Fault:
@@ -329,20 +329,20 @@ class Fault:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         self.left = times
-        reads = Heard.reported
+        reads = JobSigns.reported
 
-        def reported(heard: Heard, run: bytes, record: Record) -> None:
+        def reported(heard: JobSigns, run: bytes, record: Record) -> None:
             if self.left:
                 self.left -= 1
                 message = "nobody expected this"
                 raise KeyError(message)
             reads(heard, run, record)
 
-        monkeypatch.setattr(Heard, "reported", reported)
+        monkeypatch.setattr(JobSigns, "reported", reported)
 
 
 def test_an_unexpected_error_in_the_listeners_thread_is_logged_and_the_tasks_are_heard_again(
-    listener: HeartbeatListener, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    listener: HeartbeatListener, heard: JobSigns, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fault = Fault(monkeypatch, 1)
     with Heartbeat(heard.place, 0, 0, careful=True) as heartbeat:
@@ -359,13 +359,13 @@ def test_an_unexpected_error_in_the_listeners_thread_is_logged_and_the_tasks_are
         pass
 
 
-def _noted(heartbeat: Heartbeat, heard: Heard, message: int) -> bool:
+def _noted(heartbeat: Heartbeat, heard: JobSigns, message: int) -> bool:
     note(heartbeat, message)
     return heard.suspects() == (message,)
 
 
 def test_control_an_error_that_comes_again_and_again_stops_the_driver_by_name(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch, listener: HeartbeatListener
+    heard: JobSigns, monkeypatch: pytest.MonkeyPatch, listener: HeartbeatListener
 ) -> None:
     """It is not taken for silent tasks: nothing is known of them, and no job begins."""
     monkeypatch.setattr(connection_module, "CLOSE_S", 0.05)

@@ -49,7 +49,7 @@ from stormproof.trident.driver.jobs import (
     WaitingLeases,
     Work,
 )
-from stormproof.trident.driver.opening import Sessions, attached
+from stormproof.trident.driver.opening import SinkSessions, attached
 from stormproof.trident.terms.observers import BatchResult
 
 WAIT_S = 20.0
@@ -544,7 +544,7 @@ def test_an_exit_in_a_job_closes_no_sink_in_the_middle_of_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     within, closing, seen = threading.Event(), threading.Event(), list[str]()
-    commit, close, close_all = MemorySession.commit, MemorySession.close, Sessions.close
+    commit, close, close_all = MemorySession.commit, MemorySession.close, SinkSessions.close
 
     def slow_commit(self: MemorySession, transaction: PreparedTransaction, *, checked: bool) -> CommitResult:
         within.set()
@@ -557,7 +557,7 @@ def test_an_exit_in_a_job_closes_no_sink_in_the_middle_of_a_commit(
         seen.append("closed")
         close(self)
 
-    def closing_all(self: Sessions) -> None:
+    def closing_all(self: SinkSessions) -> None:
         closing.set()
         close_all(self)
 
@@ -570,7 +570,7 @@ def test_an_exit_in_a_job_closes_no_sink_in_the_middle_of_a_commit(
     with monkeypatch.context() as patched:
         patched.setattr(MemorySession, "commit", slow_commit)
         patched.setattr(MemorySession, "close", told)
-        patched.setattr(Sessions, "close", closing_all)
+        patched.setattr(SinkSessions, "close", closing_all)
         with pytest.raises(SystemExit):
             w.run(engine=Engine(leave), jobs=JobsOnThreads(4))
     assert seen[:1] == ["committed"]

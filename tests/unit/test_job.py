@@ -20,7 +20,7 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.graph.plan import compile_topology
 from stormproof.core.heartbeat.listener import HeartbeatListener
-from stormproof.core.heartbeat.task import Heartbeat, Place, Progress
+from stormproof.core.heartbeat.task import Heartbeat, ProgressMark, ReportAddress
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import JobDied
 from stormproof.core.tracking.verdict import JobReport
@@ -125,7 +125,7 @@ class Silent:
     """Heartbeats whose tasks are not heard of."""
 
     notices_silence_s: float = 0.0
-    place: Place = Place("", 0, b"", b"")
+    place: ReportAddress = ReportAddress("", 0, b"", b"")
 
     def __init__(self, silent: int) -> None:
         self._silent = silent
@@ -135,8 +135,8 @@ class Silent:
         assert key == ("life", 1, 2)
         yield self
 
-    def progress(self) -> Progress:
-        return Progress(0, 1, 1, silent=self._silent)
+    def progress(self) -> ProgressMark:
+        return ProgressMark(0, 1, 1, silent=self._silent)
 
     def suspects(self) -> tuple[int, ...]:
         return (7,)

@@ -9,7 +9,7 @@ import pytest
 from stormproof import MemorySink, MemorySource, Topology, count
 from stormproof.core.base.message import Guarantee
 from stormproof.core.graph.plan import compile_topology
-from stormproof.core.heartbeat.task import DONE, RUNNING, Progress, Record
+from stormproof.core.heartbeat.task import DONE, RUNNING, ProgressMark, Record
 from stormproof.core.task.job import Job
 from stormproof.trident.ledger.control import JobProgress, JobWatch
 
@@ -36,7 +36,7 @@ def at(
 
 
 def seen(watch: JobWatch, *tasks: Record) -> tuple[str | None, int, int | None]:
-    found = watch.seen(Progress(tasks=tasks), 10.0)
+    found = watch.seen(ProgressMark(tasks=tasks), 10.0)
     assert (found.txid, found.attempt, found.elapsed_s) == (5, 1, 10.0)
     return found.component, found.through, found.total
 
@@ -60,7 +60,7 @@ def test_behind_an_exchange_rows_are_counted() -> None:
     one = watch()
     done = at(3, 300, state=DONE)
     found = one.seen(
-        Progress(tasks=(done, done, at(0, 0, 80, stage=1, total=80), at(1, 7, 50, stage=1, total=50))), 10.0
+        ProgressMark(tasks=(done, done, at(0, 0, 80, stage=1, total=80), at(1, 7, 50, stage=1, total=50))), 10.0
     )
     assert (found.component, found.through, found.total, found.unit) == ("enrich", 7, 130, "rows")
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from stormproof.core.source.kestrel.client import Connection, ProtocolError
+from stormproof.core.source.kestrel.client import KestrelConnection, ProtocolError
 
 
 @contextmanager
-def answering(answer: bytes) -> Generator[Connection]:
+def answering(answer: bytes) -> Generator[KestrelConnection]:
     """A connection to a server that answers whatever it is asked with this, and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -27,7 +27,7 @@ def answering(answer: bytes) -> Generator[Connection]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        connection = Connection("127.0.0.1", listener.getsockname()[1], "q", 10.0)
+        connection = KestrelConnection("127.0.0.1", listener.getsockname()[1], "q", 10.0)
         try:
             yield connection
         finally:
@@ -78,8 +78,8 @@ def test_a_server_that_hangs_up(answer: bytes) -> None:
             connection.given(1)
 
 
-@pytest.mark.parametrize("end", [Connection.close_reads, lambda connection, _: connection.abort_reads()])
-def test_an_end_of_a_read_is_answered_without_an_item(end: Callable[[Connection, int], object]) -> None:
+@pytest.mark.parametrize("end", [KestrelConnection.close_reads, lambda connection, _: connection.abort_reads()])
+def test_an_end_of_a_read_is_answered_without_an_item(end: Callable[[KestrelConnection, int], object]) -> None:
     with answering(b"VALUE q 0 1\r\na\r\nEND\r\nEND\r\n") as connection:
         connection.ask(1)
         assert connection.given(1) == [b"a"]

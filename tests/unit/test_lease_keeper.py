@@ -12,8 +12,8 @@ from support.heartbeats import hearing, published
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import StoreUnavailable
 from stormproof.core.contract.source import Lease, Limit
-from stormproof.core.heartbeat.listener import Heard
-from stormproof.core.heartbeat.task import Heartbeat, Place, Progress
+from stormproof.core.heartbeat.listener import JobSigns
+from stormproof.core.heartbeat.task import Heartbeat, ProgressMark, ReportAddress
 from stormproof.core.source.memory import MemorySource
 from stormproof.trident.driver.jobs import PAUSED_S, LeaseKeeper
 
@@ -36,7 +36,7 @@ class Away(MemorySource):
 class World:
     """A leased slice, what is heard of its job, and time that passes when told."""
 
-    def __init__(self, heard: Heard, clock: ManualClock) -> None:
+    def __init__(self, heard: JobSigns, clock: ManualClock) -> None:
         self.clock = clock
         self.source = Away("lines", [b"a"], clock=self.clock)
         self.source.subscribe("life", 1)
@@ -44,7 +44,7 @@ class World:
         self.heard = heard
         self.keeper = self.keeper_of(heard)
 
-    def keeper_of(self, heartbeat: Heard | None) -> LeaseKeeper:
+    def keeper_of(self, heartbeat: JobSigns | None) -> LeaseKeeper:
         return LeaseKeeper(
             self.source,
             LEASE,
@@ -166,12 +166,12 @@ class Told:
     """A heartbeat that says what the test says, and needs 5 s to tell silence from a hang."""
 
     notices_silence_s: float = 5.0
-    place: Place = Place("", 0, b"", b"")
+    place: ReportAddress = ReportAddress("", 0, b"", b"")
 
     def __init__(self) -> None:
-        self.now = Progress(0, 2, 2)
+        self.now = ProgressMark(0, 2, 2)
 
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressMark:
         return self.now
 
     def suspects(self) -> tuple[int, ...]:
@@ -181,7 +181,7 @@ class Told:
 @pytest.fixture
 def told(world: World) -> Told:
     heartbeat = Told()
-    heard = cast(Heard, heartbeat)
+    heard = cast(JobSigns, heartbeat)
     world.keeper = LeaseKeeper(
         world.source, LEASE, lambda: None, TIMEOUT_S, start_timeout_s=START_S, heartbeat=heard, clock=world.clock
     )
@@ -190,28 +190,30 @@ def told(world: World) -> Told:
 
 def test_a_job_whose_tasks_are_silent_is_given_up_without_blame(world: World, told: Told) -> None:
     assert world.looks(5) == 5
-    told.now = Progress(0, 2, 2, silent=1)
+    told.now = ProgressMark(0, 2, 2, silent=1)
     assert world.looks(1_000) <= TIMEOUT_S
     assert (world.keeper.silent, *world.reasons()) == (True, False, False, False)
 
 
 def test_from_the_end_of_a_silence_on_a_hang_is_timed_anew(world: World, told: Told) -> None:
-    told.now = Progress(0, 2, 2, silent=2)
+    told.now = ProgressMark(0, 2, 2, silent=2)
     assert world.looks(int(TIMEOUT_S) - 2) == TIMEOUT_S - 2
-    told.now = Progress(0, 2, 2)
+    told.now = ProgressMark(0, 2, 2)
     assert world.looks(1_000) == TIMEOUT_S, "the message in hand had no time while nobody heard of it"
     assert (world.keeper.silent, *world.reasons()) == (False, True, False, False)
 
 
 def test_a_silence_that_comes_and_goes_does_not_keep_a_job_that_stands_still(world: World, told: Told) -> None:
     for second in range(int(TIMEOUT_S) + 10):
-        told.now = Progress(0, 2, 2, silent=second // 5 % 2)
+        told.now = ProgressMark(0, 2, 2, silent=second // 5 % 2)
         world.looks(1)
     assert world.keeper.silent
 
 
 def test_nobody_is_blamed_before_silence_can_be_told(world: World, told: Told) -> None:
-    world.keeper = LeaseKeeper(world.source, LEASE, lambda: None, 1.0, heartbeat=cast(Heard, told), clock=world.clock)
+    world.keeper = LeaseKeeper(
+        world.source, LEASE, lambda: None, 1.0, heartbeat=cast(JobSigns, told), clock=world.clock
+    )
     assert world.looks(1_000) in (told.notices_silence_s, told.notices_silence_s + 1)
     assert world.keeper.timed_out
 

@@ -21,7 +21,7 @@ from stormproof.core.pending.connector import Connector
 from stormproof.core.source.group import SourceGroup
 from stormproof.core.source.spouts import key_of
 from stormproof.core.task.ends import message_columns, single_messages
-from stormproof.core.tracking.share import MANY, Anchors, MessageTable
+from stormproof.core.tracking.share import MANY, Anchors, MetMessages
 from stormproof.sink import Lineage
 from stormproof.sinks.contract.protocol import describe_sink
 from stormproof.sinks.contract.registry import described_sink, register_sink
@@ -66,7 +66,7 @@ def test_ids_of_several_spouts_name_the_spout() -> None:
 
 
 def test_a_row_of_several_messages_or_of_a_group_has_no_id() -> None:
-    messages = MessageTable()
+    messages = MetMessages()
     messages.append(np.array([5, 6]), np.array([1, 1]))
     anchors = Anchors(4, np.array([0, 1, 1, 3]), np.array([0, 0, 1, MANY]), None)
     number, origin = single_messages(message_columns(anchors, messages))

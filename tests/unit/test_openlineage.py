@@ -34,7 +34,7 @@ from stormproof.core.source.redis_streams import RedisStreamSource
 from stormproof.core.start.settings import Settings
 from stormproof.trident.telemetry.lineage import (
     LineageReporter,
-    Output,
+    OutputTable,
     StormproofRunFacet,
     Told,
     driver_run_id,
@@ -57,7 +57,7 @@ class Told1:
         told = Told(
             *("shop", "words", "life", epoch, "exactly-once", True),
             (DatasetName("kafka://broker:9092", "lines"),),
-            {"delta": Output(DatasetName("file", "/lake/words"), (("word", "string"),))},
+            {"delta": OutputTable(DatasetName("file", "/lake/words"), (("word", "string"),))},
         )
         self.reporter = LineageReporter(
             *(told, self.events.append, self.clock),

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stormproof.core.base.errors import Json
-from stormproof.core.source.postgres_queue.position import NOTHING, Place, Range, Snapshot, Span
+from stormproof.core.source.postgres_queue.position import NOTHING, QueuePlace, Range, Snapshot, Span
 
 XIDS = range(3, 16)
 IDS = range(1, 4)
-EVERY = [Place(xid, id_) for xid in XIDS for id_ in IDS]
+EVERY = [QueuePlace(xid, id_) for xid in XIDS for id_ in IDS]
 
 
 @st.composite
@@ -48,7 +48,7 @@ def spans(draw: st.DrawFn) -> Span:
     return span
 
 
-def in_range(range_: Range, place: Place) -> bool:
+def in_range(range_: Range, place: QueuePlace) -> bool:
     if range_.xid is not None:
         return place.xid == range_.xid and place.id > range_.above and (range_.upto is None or place.id <= range_.upto)
     assert range_.upto is not None
@@ -63,7 +63,7 @@ def test_ranges_hold_exactly_what_the_span_holds_and_in_order(span: Span) -> Non
 
 @given(st.data())
 def test_spans_one_after_the_other_hold_every_message_once(data: st.DataObject) -> None:
-    opened = list[Place]()
+    opened = list[QueuePlace]()
     start = NOTHING
     for _ in range(data.draw(st.integers(1, 4))):
         end = data.draw(later(start))

@@ -14,7 +14,7 @@ from support.named_rows import with_messages
 
 from stormproof.core.base.errors import SinkRefused
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, SinkInput, SinkMode, TaskContext
-from stormproof.core.tracking.share import MANY, Anchors, MessageTable
+from stormproof.core.tracking.share import MANY, Anchors, MetMessages
 from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow
 from stormproof.sinks.prepare.rejected_messages import Rejects, RowMessages
 from stormproof.sinks.prepare.staging import prepared_batches
@@ -27,8 +27,8 @@ SCHEMA = pa.schema([("n", pa.int64())])
 APPEND = SinkInput(SCHEMA)
 
 
-def table_of(*ids: int) -> MessageTable:
-    messages = MessageTable()
+def table_of(*ids: int) -> MetMessages:
+    messages = MetMessages()
     messages.append(np.array(ids, np.int64), np.array([100 + id_ for id_ in ids], np.int64))
     return messages
 
@@ -116,9 +116,7 @@ def test_more_messages_than_may_be_rejected_refuse_the_transaction(tmp_path: Pat
 
 
 def test_a_row_of_a_group_refuses_the_transaction(tmp_path: Path) -> None:
-    transaction = prepared(
-        tmp_path, with_messages(numbers(1), Anchors(1, None, np.array([MANY]), None), MessageTable())
-    )
+    transaction = prepared(tmp_path, with_messages(numbers(1), Anchors(1, None, np.array([MANY]), None), MetMessages()))
     with pytest.raises(SinkRefused, match="stands for several messages"):
         left_out(tmp_path, transaction, 0)
     rejects = Rejects(str(tmp_path), transaction, 9, "here", APPEND, row_by_row=True)

@@ -14,7 +14,7 @@ import pytest
 from support.memory_run import World
 from support.terminal import Screen
 
-from stormproof.trident.cli.logs import JsonLines, Progress, TextLines, log_line, logging_to_stderr, run_text
+from stormproof.trident.cli.logs import JsonLines, RunProgress, TextLines, log_line, logging_to_stderr, run_text
 from stormproof.trident.cli.run import Live
 from stormproof.trident.driver import control_line
 from stormproof.trident.driver.control_line import Stopping
@@ -66,7 +66,7 @@ def test_each_end_of_a_batch_has_its_words(result: BatchResult, text: str) -> No
 
 
 def test_the_running_total_counts_retries_and_dead_letters() -> None:
-    total = Progress(RunStatistics("words", "exactly-once", 1))
+    total = RunProgress(RunStatistics("words", "exactly-once", 1))
     assert total.text == "words: 0 messages committed in 0 batches"
     total = total.after(BatchResult(1, "committed", 5, 2, False, 1, 5, dead_letters=1))
     assert total.text == "words: 3 messages committed in 1 batch, 1 to be retried, 1 dead letter"
@@ -79,7 +79,7 @@ def test_the_running_total_counts_retries_and_dead_letters() -> None:
 def test_what_waits_for_a_retry_is_taken_back_once_it_was_retried(
     state: str, failed: int, returned: int, left: int
 ) -> None:
-    total = Progress(RunStatistics("words", "exactly-once", 1)).after(BatchResult(1, "committed", 5, 3, False, 1, 5))
+    total = RunProgress(RunStatistics("words", "exactly-once", 1)).after(BatchResult(1, "committed", 5, 3, False, 1, 5))
     total = total.after(BatchResult(2, state, 2, failed, True, 1, 2, returned=returned))
     assert f", {left} to be retried" in total.text
 

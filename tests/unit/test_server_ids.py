@@ -9,7 +9,7 @@ import pytest
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.source import Backlog
 from stormproof.core.pending.connector import Finding
-from stormproof.core.source.kafka.position import KafkaPosition, Place
+from stormproof.core.source.kafka.position import KafkaPosition, PartitionPlace
 from stormproof.core.source.kafka.source import KafkaSource
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.source.rabbitmq import RabbitMQStreamSource
@@ -61,7 +61,7 @@ def test_of_several_spouts_a_servers_id_is_found_with_its_spout_and_without() ->
 
 
 def test_kafkas_own_ids_name_topic_partition_and_offset() -> None:
-    places = (Place("or-ders", 3, 0, 9), Place("clicks@eu", 0, 0, 9))
+    places = (PartitionPlace("or-ders", 3, 0, 9), PartitionPlace("clicks@eu", 0, 0, 9))
     position = KafkaPosition("cluster", {}, places).to_json()
     for given, shown in (("or-ders-3@7", "0-7"), ("clicks@eu-0@0", "1-0"), (f"clicks@eu-0@{2**40}", f"1-{2**40}")):
         found = KafkaSource.by_server_id(position, given)

@@ -20,7 +20,7 @@ from stormproof.sinks.prepare.rejected_messages import Rejects
 from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.testing import End, Fault, FaultKind, Faults, Simulation, simulate
-from stormproof.trident.driver.batch_records import Finished, Prepared
+from stormproof.trident.driver.batch_records import Finished, PreparedBatch
 from stormproof.trident.driver.steps import Steps
 
 LINES = ["a b", "b", "c a c"]
@@ -317,7 +317,7 @@ def test_a_rejected_message_is_on_record_wherever_its_driver_dies(guarantee: str
 def test_control_a_confirm_before_the_record_loses_a_rejected_message(monkeypatch: pytest.MonkeyPatch) -> None:
     finish = Steps.finish
 
-    def confirmed_first(steps: Steps, batch: Prepared, *rest: Any) -> Finished:
+    def confirmed_first(steps: Steps, batch: PreparedBatch, *rest: Any) -> Finished:
         steps.source.confirm(steps.lease(batch.txid))
         return finish(steps, batch, *rest)
 

@@ -18,10 +18,10 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.engine.small_jobs import TASKS_MAX, SmallJobs
 from stormproof.core.graph.plan import Plan, compile_topology
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.heartbeat.listener import Heard
+from stormproof.core.heartbeat.listener import JobSigns
 from stormproof.core.task.job import Job, StageJob, job_report, stage_jobs
 from stormproof.core.task.task import run_in_turn
-from stormproof.core.tracking.verdict import ComponentCounts, Counts, JobReport
+from stormproof.core.tracking.verdict import ComponentCounts, JobReport, TaskCounts
 from stormproof.sinks.stores.memory import MemorySink
 from stormproof.trident.topology.aggregate import count
 from stormproof.trident.topology.stream import Topology
@@ -38,7 +38,7 @@ def parts(*tasks: int) -> tuple[StageJob, ...]:
 
 def report(messages: int, *busy_ms: float) -> JobReport:
     busy = {f"c{n}": ComponentCounts(busy_ns=int(ms * 1e6)) for n, ms in enumerate(busy_ms)}
-    return JobReport(messages, 0, 0, counts=Counts(busy))
+    return JobReport(messages, 0, 0, counts=TaskCounts(busy))
 
 
 def after(ran: JobReport, limit_ms: float = LIMIT_MS) -> SmallJobs:
@@ -95,7 +95,7 @@ def test_none_is_small_or_all_are() -> None:
 class InTurn(InlineEngine):
     """Runs each job as Spark's one task of a small job does."""
 
-    def __init__(self, heard: Heard) -> None:
+    def __init__(self, heard: JobSigns) -> None:
         super().__init__()
         self.heard = heard
 

@@ -32,8 +32,8 @@ from stormproof.core.engine.inline import InlineEngine, Tamper
 from stormproof.core.graph.components import Subscription
 from stormproof.core.graph.plan import compile_topology
 from stormproof.core.graph.topology import TopologyGraph
-from stormproof.core.heartbeat.listener import Heard, HeartbeatListener
-from stormproof.core.heartbeat.task import AttemptKey, Heartbeat, Place, running
+from stormproof.core.heartbeat.listener import HeartbeatListener, JobSigns
+from stormproof.core.heartbeat.task import AttemptKey, Heartbeat, ReportAddress, running
 from stormproof.core.task import account, task
 from stormproof.core.task.job import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, Job, WireRow
 from stormproof.core.tracking import share as tracking
@@ -276,7 +276,7 @@ class Hand(InlineEngine):
         self.job: Job
         self.heartbeat: Heartbeat | None = None
         self.heartbeats: HeartbeatListener
-        self.heard: Heard | None = None
+        self.heard: JobSigns | None = None
 
     def __deepcopy__(self, memo: object) -> Hand:
         return self
@@ -290,7 +290,7 @@ class Hand(InlineEngine):
         )
 
     @contextmanager
-    def of_job(self, key: AttemptKey) -> Generator[Heard]:
+    def of_job(self, key: AttemptKey) -> Generator[JobSigns]:
         with self.heartbeats.of_job(key) as self.heard:
             yield self.heard
 
@@ -321,7 +321,7 @@ class Hand(InlineEngine):
     @contextmanager
     def running(
         self,
-        folder: Place | None,
+        folder: ReportAddress | None,
         number: int,
         task: int,
         *,

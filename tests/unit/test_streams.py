@@ -16,7 +16,7 @@ from stormproof.core.source.files.micro_batches import ColumnDecoder
 from stormproof.errors import PositionMismatch, TopologyError, UsageError
 from stormproof.source import MicroBatches
 from stormproof.trident.audit.evidence import HandedInEvidence
-from stormproof.trident.ledger.handed_in import HandedIn, Standing, handed, micro_batch, missing
+from stormproof.trident.ledger.handed_in import HandedIn, HandoutStanding, handed, micro_batch, missing
 from stormproof.trident.ledger.tables import Txn
 from stormproof.trident.terms.transaction_states import TxnState
 
@@ -51,7 +51,7 @@ LAST = taken(8, "q", 7)
     ],
 )
 def test_what_is_handed_out(last: HandedIn | None, query: str, batch: int, adopt: str | None, what: HandedIn) -> None:
-    assert handed("orders", Standing(last), query, batch, {}, adopt) == what
+    assert handed("orders", HandoutStanding(last), query, batch, {}, adopt) == what
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_is_handed_out(last: HandedIn | None, query: str, batch: int, adopt
 )
 def test_what_does_not_follow_is_refused_with_both_places(query: str, batch: int, adopt: str | None) -> None:
     with pytest.raises(PositionMismatch) as refused:
-        handed("orders", Standing(LAST), query, batch, {}, adopt)
+        handed("orders", HandoutStanding(LAST), query, batch, {}, adopt)
     text = str(refused.value)
     assert "batch 7 of streaming query q" in text
     assert f"batch {batch} of query {query}" in text
@@ -79,7 +79,7 @@ PLANNED = replace(LAST, plan="{}\n107")
     ],
 )
 def test_a_batch_that_was_planned_alike_goes_on(batch: int, plans: dict[int, str], what: HandedIn) -> None:
-    assert handed("orders", Standing(PLANNED), "q", batch, plans, None) == what
+    assert handed("orders", HandoutStanding(PLANNED), "q", batch, plans, None) == what
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_a_batch_that_was_planned_alike_goes_on(batch: int, plans: dict[int, str
 )
 def test_another_plan_under_a_known_number_is_refused_with_both_ends(batch: int, plans: dict[int, str]) -> None:
     with pytest.raises(PositionMismatch, match="planned otherwise") as refused:
-        handed("orders", Standing(PLANNED), "q", batch, plans, None)
+        handed("orders", HandoutStanding(PLANNED), "q", batch, plans, None)
     assert (refused.value.details["ledger_plan"], refused.value.details["plan"]) == (PLANNED.plan, plans[7])
     for part in ("to end at 107", "adopt='q:7'", f"hands out batch {batch}"):
         assert part in str(refused.value)
-    assert handed("orders", Standing(PLANNED), "q", batch, plans, "q:7").adopted_from == "q:7"
+    assert handed("orders", HandoutStanding(PLANNED), "q", batch, plans, "q:7").adopted_from == "q:7"
 
 
 OTHERS = {"behind": taken(3, "q", 2), "further": taken(9, "q", 7)}
@@ -104,7 +104,7 @@ OTHERS = {"behind": taken(3, "q", 2), "further": taken(9, "q", 7)}
 
 def test_a_name_of_its_own_does_not_hide_that_the_query_is_known_by_another() -> None:
     with pytest.raises(PositionMismatch) as refused:
-        handed("orders", Standing(None, OTHERS), "q", 8, {}, None)
+        handed("orders", HandoutStanding(None, OTHERS), "q", 8, {}, None)
     text = str(refused.value)
     for part in (
         "'orders' has taken nothing",
@@ -117,9 +117,9 @@ def test_a_name_of_its_own_does_not_hide_that_the_query_is_known_by_another() ->
     assert "batches 0 to 7 are not in its sinks" in text
     for wrong in ("q:2", "q:8", "r:7"):
         with pytest.raises(PositionMismatch):
-            handed("orders", Standing(None, OTHERS), "q", 8, {}, wrong)
-    assert handed("orders", Standing(None, OTHERS), "q", 8, {}, "q:7") == micro_batch("q", 8, "q:7")
-    assert handed("orders", Standing(LAST, OTHERS), "q", 8, {}, None) == micro_batch("q", 8), (
+            handed("orders", HandoutStanding(None, OTHERS), "q", 8, {}, wrong)
+    assert handed("orders", HandoutStanding(None, OTHERS), "q", 8, {}, "q:7") == micro_batch("q", 8, "q:7")
+    assert handed("orders", HandoutStanding(LAST, OTHERS), "q", 8, {}, None) == micro_batch("q", 8), (
         "it stands here by its own name"
     )
 

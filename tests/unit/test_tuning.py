@@ -23,7 +23,7 @@ from stormproof.core.engine.inline import InlineEngine
 from stormproof.core.task.job import Job
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.trident.driver import tuning
-from stormproof.trident.driver.tuning import KNEE, AsSet, LatencyTuner, Sample, Setting, Step, Tuner, in_flight_max
+from stormproof.trident.driver.tuning import KNEE, AsSet, BatchSample, LatencyTuner, Setting, Step, Tuner, in_flight_max
 from stormproof.trident.terms.observers import BatchResult, Figures
 
 GOOD = 0.8
@@ -47,7 +47,7 @@ class Pipeline:
 
     def run(self, load: Load, batches: int = BATCHES, learning: int = LEARNING) -> Course:
         """What came of it, the first batches left out."""
-        samples = list[Sample]()
+        samples = list[BatchSample]()
         for sample in islice(load.batches(self.tuner, self._noise, self._now_s), batches):
             step = self.tuner.learn(sample)
             self.steps += [] if step is None else [step]
@@ -148,7 +148,7 @@ class Latches(LatencyTuner):
 class Believes(LatencyTuner):
     """Takes the mean for what nine in ten keep."""
 
-    def _look(self) -> tuning._Seen:  # pyright: ignore[reportPrivateUsage]
+    def _look(self) -> tuning._Window:  # pyright: ignore[reportPrivateUsage]
         seen = super()._look()
         mean_s = sum(sample.latency_s for sample, _ in self._window) / len(self._window)
         return replace(seen, high_s=mean_s, late=0 if mean_s <= self._bound_s else seen.late)
@@ -195,14 +195,16 @@ def test_a_source_with_little_in_it_teaches_nothing() -> None:
     tuner = LatencyTuner(1.0, MOST, 4)
     before = tuner.figures
     for number in range(500):
-        assert tuner.learn(Sample(3, 0.1, number * 1.0, full=False, setting=setting_of(tuner))) is None
+        assert tuner.learn(BatchSample(3, 0.1, number * 1.0, full=False, setting=setting_of(tuner))) is None
     assert tuner.figures == before
 
 
 def test_a_latency_above_the_target_counts_where_batches_are_not_full_too() -> None:
     tuner = LatencyTuner(1.0, MOST, 1)
     for number in range(50):
-        tuner.learn(Sample(min(900, tuner.limit.messages), 2.0, number * 2.0, full=False, setting=setting_of(tuner)))
+        tuner.learn(
+            BatchSample(min(900, tuner.limit.messages), 2.0, number * 2.0, full=False, setting=setting_of(tuner))
+        )
     assert tuner.limit.messages < 900
 
 
@@ -211,7 +213,9 @@ def test_a_late_batch_of_a_quiet_source_is_outweighed_by_one_as_large_in_time() 
     tuner = LatencyTuner(1.0, MOST, 4)
     before = tuner.figures
     for number in range(1_000):
-        tuner.learn(Sample(20, 3.0 if number % 200 == 0 else 0.1, number * 10.0, full=False, setting=setting_of(tuner)))
+        tuner.learn(
+            BatchSample(20, 3.0 if number % 200 == 0 else 0.1, number * 10.0, full=False, setting=setting_of(tuner))
+        )
     assert tuner.figures == before
 
 
@@ -220,7 +224,7 @@ def test_control_late_batches_that_are_larger_than_those_in_time_count() -> None
     before = tuner.limit.messages
     for number in range(20):
         messages, latency_s = (20, 0.1) if number % 2 else (min(900, tuner.limit.messages), 3.0)
-        tuner.learn(Sample(messages, latency_s, number * 10.0, full=False, setting=setting_of(tuner)))
+        tuner.learn(BatchSample(messages, latency_s, number * 10.0, full=False, setting=setting_of(tuner)))
     assert tuner.limit.messages < before
 
 
@@ -233,7 +237,9 @@ def test_where_the_load_is_much_lighter_the_target_is_tried_before_larger_batche
         for _ in range(1_000):
             latency_s = fixed_s + tuner.limit.messages * 1e-5
             now_s += latency_s
-            step = tuner.learn(Sample(tuner.limit.messages, latency_s, now_s, full=True, setting=setting_of(tuner)))
+            step = tuner.learn(
+                BatchSample(tuner.limit.messages, latency_s, now_s, full=True, setting=setting_of(tuner))
+            )
             steps.extend([] if step is None else [step])
             if done():
                 return
@@ -250,7 +256,7 @@ def test_what_was_opened_under_another_setting_says_nothing() -> None:
     tuner = LatencyTuner(1.0, MOST, 1)
     before = tuner.figures
     for number in range(50):
-        tuner.learn(Sample(900, 2.0, number * 2.0, full=True, setting=Setting(900, 1)))
+        tuner.learn(BatchSample(900, 2.0, number * 2.0, full=True, setting=Setting(900, 1)))
     assert tuner.figures == before
 
 
@@ -269,7 +275,7 @@ def test_it_never_passes_its_bounds(most: int, seed: int) -> None:
         assert tuner.limit.bytes == 1_000
         latency_s = rng.uniform(0, 3) * (1 + number // 500 % 2)
         full = rng.random() < 0.9
-        tuner.learn(Sample(rng.randint(1, tuner.limit.messages), latency_s, number, full, setting_of(tuner)))
+        tuner.learn(BatchSample(rng.randint(1, tuner.limit.messages), latency_s, number, full, setting_of(tuner)))
 
 
 def test_batches_that_may_not_be_smaller_are_tried_side_by_side_all_the_same() -> None:
@@ -280,7 +286,7 @@ def test_batches_that_may_not_be_smaller_are_tried_side_by_side_all_the_same() -
 
 def test_what_is_set_stays() -> None:
     tuner = AsSet(Limit(5, 6), 2)
-    assert tuner.learn(Sample(1, 100.0, 1.0, full=True, setting=Setting(5, 2))) is None
+    assert tuner.learn(BatchSample(1, 100.0, 1.0, full=True, setting=Setting(5, 2))) is None
     assert (tuner.limit, tuner.in_flight) == (Limit(5, 6), 2)
     assert tuner.figures == Figures(5, 6, 2, 2)
 

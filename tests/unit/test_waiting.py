@@ -18,7 +18,7 @@ from stormproof.core.contract.schema import parse_schema
 from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.task import concurrent_calls
-from stormproof.core.task.operate import Applied, Calls, apply
+from stormproof.core.task.operate import Calls, OperationResult, apply
 
 AT_A_TIME = 4
 LONG_S = 30.0
@@ -33,12 +33,12 @@ def applied(
     at_a_time: int | None = AT_A_TIME,
     is_async: bool = False,
     rows: pa.RecordBatch = NUMBERS,
-) -> Applied:
+) -> OperationResult:
     node = OperationNode("f", kind, function, ("n",), parse_schema("n long"), (), at_a_time, is_async)
     return apply(node, rows, None, calls or Calls(message_id=lambda row: f"m{row}", timeout_s=LONG_S))
 
 
-def made(outcome: Applied) -> list[int]:
+def made(outcome: OperationResult) -> list[int]:
     found: list[int] = outcome.rows.column("n").to_pylist()
     return found
 

@@ -15,12 +15,12 @@ from starlette.datastructures import QueryParams
 from stormproof.core.base.clock import ManualClock
 from stormproof.core.base.errors import UsageError
 from stormproof.trident.decisions.canary import CanaryRules
-from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, Look, on_the_page
+from stormproof.trident.declarations.decisions import DECISIONS, ELSEWHERE, DecisionPreview, on_the_page
 from stormproof.trident.web.proposals import (
     KEPT_S,
-    Choice,
+    DecisionOutcome,
+    DecisionSubject,
     Given,
-    Outcome,
     Proposal,
     Proposals,
     edited_bytes,
@@ -29,7 +29,7 @@ from stormproof.trident.web.proposals import (
 )
 
 DROP = "stormproof dead-letters drop orders"
-DONE = Outcome(("done",), True, "ann")
+DONE = DecisionOutcome(("done",), True, "ann")
 
 
 def proposals(clock: ManualClock | None = None) -> Proposals:
@@ -38,8 +38,8 @@ def proposals(clock: ManualClock | None = None) -> Proposals:
 
 
 def added(kept: Proposals, holder: str = "ann", messages: int = 0) -> Proposal:
-    look = Look({}, messages, fixed={"chosen": range(messages)} if messages else {})
-    return kept.add(holder, on_the_page("drop"), Choice("orders", {}), look)
+    look = DecisionPreview({}, messages, fixed={"chosen": range(messages)} if messages else {})
+    return kept.add(holder, on_the_page("drop"), DecisionSubject("orders", {}), look)
 
 
 def test_a_proposal_runs_once_however_many_send_it_at_once() -> None:
@@ -47,7 +47,7 @@ def test_a_proposal_runs_once_however_many_send_it_at_once() -> None:
     runs: list[int] = []
     barrier = threading.Barrier(8)
 
-    def run() -> Outcome:
+    def run() -> DecisionOutcome:
         runs.append(1)
         return DONE
 
@@ -66,7 +66,7 @@ def test_a_proposal_runs_once_however_many_send_it_at_once() -> None:
 def test_what_fails_unexpectedly_is_not_tried_again() -> None:
     proposal = added(proposals())
 
-    def breaks() -> Outcome:
+    def breaks() -> DecisionOutcome:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -142,10 +142,10 @@ def test_a_canarys_numbers_are_read_or_refused() -> None:
 
 def test_what_an_address_lacks_is_named() -> None:
     skip = on_the_page("skip")
-    assert Choice.of(skip, "orders", QueryParams(txid=" 7 ")).missing == ("Sink",)
-    assert Choice.of(skip, "orders", QueryParams(txid="7", sink="a b")).values == {"txid": 7, "sink": "a b"}
+    assert DecisionSubject.of(skip, "orders", QueryParams(txid=" 7 ")).missing == ("Sink",)
+    assert DecisionSubject.of(skip, "orders", QueryParams(txid="7", sink="a b")).values == {"txid": 7, "sink": "a b"}
     with pytest.raises(UsageError, match="Txid: '7x' is no number"):
-        Choice.of(skip, "orders", QueryParams(txid="7x"))
+        DecisionSubject.of(skip, "orders", QueryParams(txid="7x"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import combinations, pairwise
 
-from stormproof.trident.audit.figures import AckerFigures, Arrow, GraphFigures, Part
+from stormproof.trident.audit.figures import AckerFigures, Arrow, ComponentFigures, GraphFigures
 from stormproof.trident.web.render import environment
 from stormproof.trident.web.views.topology import HEIGHT, WIDTH, Drawing, drawing
 
@@ -13,7 +13,7 @@ ACKER = AckerFigures(1, 1, 1, 0, 0, 1, 1, 0, 1.0, 1.0, 10.0)
 JOINED = GraphFigures(
     "joined",
     tuple(
-        Part(name, kind, stage, emitted=1_234_567, acked=7)
+        ComponentFigures(name, kind, stage, emitted=1_234_567, acked=7)
         for name, kind, stage in (
             ("lines", "spout", 0),
             ("clicks", "spout", 0),
@@ -79,7 +79,10 @@ def test_each_rate_has_a_place_of_its_own() -> None:
 
 def test_of_a_release_before_there_are_no_rates() -> None:
     bare = GraphFigures(
-        "bare", (Part("a", "spout", 0), Part("b", "bolt", 0)), (Arrow("a", "b", "default", True),), ACKER
+        "bare",
+        (ComponentFigures("a", "spout", 0), ComponentFigures("b", "bolt", 0)),
+        (Arrow("a", "b", "default", True),),
+        ACKER,
     )
     shown = environment().get_template("graph.html").render(drawing=drawing(bare))
     assert "/s<" not in shown

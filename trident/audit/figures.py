@@ -114,7 +114,7 @@ _ENTRY: Final = re.compile(r"(?P<component>.+)/(?P<stream>[^/@]+)@\d+", re.DOTAL
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ComponentFigures:
     """A component or a sink. None: it is not on record, as of a query's micro-batches."""
 
     name: str
@@ -181,7 +181,7 @@ class GraphFigures:
     """A topology's graph as of its newest shape; no parts before its first start."""
 
     topology: str
-    parts: tuple[Part, ...]
+    parts: tuple[ComponentFigures, ...]
     arrows: tuple[Arrow, ...]
     acker: AckerFigures
     stages: int = 1
@@ -189,7 +189,7 @@ class GraphFigures:
 
 @dataclass(slots=True)
 class _Drawn:
-    parts: dict[str, Part] = field(default_factory=dict[str, Part])
+    parts: dict[str, ComponentFigures] = field(default_factory=dict[str, ComponentFigures])
     arrows: dict[tuple[str, str], Arrow] = field(default_factory=dict[tuple[str, str], Arrow])
 
 
@@ -278,13 +278,13 @@ def _with_rate(arrow: Arrow, edges: tuple[EdgeSums, ...]) -> Arrow:
 
 
 def _with_figures(
-    part: Part,
+    part: ComponentFigures,
     acker: AckerFigures,
     failed: Mapping[str, int],
     sinks: Mapping[str, Any],
     rejected: Mapping[str, int],
     counted: ComponentSums | None,
-) -> Part:
+) -> ComponentFigures:
     given: dict[str, Any] = {"failed": failed.get(part.name, 0)}
     if counted is not None:
         given |= {"emitted": counted.emitted, "acked": counted.acked, "latency_ms": counted.latency_ms}
@@ -300,7 +300,7 @@ def _with_figures(
         else:
             given["failed"] = counted.failed  # all of its messages that failed, wherever
         given["latency_ms"] = acker.latency_ms
-    return Part(part.name, part.kind, part.stage, target=part.target, **given)
+    return ComponentFigures(part.name, part.kind, part.stage, target=part.target, **given)
 
 
 def _drawn(description: Mapping[str, Json]) -> _Drawn:
@@ -316,10 +316,10 @@ def _drawn(description: Mapping[str, Json]) -> _Drawn:
         name = key if entry is None else entry["component"]
         kind = _KINDS.get(str(node.get("kind")), "bolt") if entry is None else "spout" if place == 0 else "aggregate"
         if name not in drawn.parts or entry is None:
-            drawn.parts[name] = Part(name, kind, place)
+            drawn.parts[name] = ComponentFigures(name, kind, place)
     for name, sink in (sinks if isinstance(sinks, dict) else {}).items():
         target = sink.get("target") if isinstance(sink, dict) else None
-        drawn.parts[name] = Part(name, "sink", 0, target=None if target is None else str(target))
+        drawn.parts[name] = ComponentFigures(name, "sink", 0, target=None if target is None else str(target))
     for key, node in nodes.items():
         if not isinstance(node, dict) or _EDGE.fullmatch(key):
             continue
@@ -329,7 +329,7 @@ def _drawn(description: Mapping[str, Json]) -> _Drawn:
             _connect(drawn, key if entry is None else entry["component"], str(child))
     for arrow in drawn.arrows.values():
         if drawn.parts[arrow.to].kind == "sink":
-            drawn.parts[arrow.to] = Part(
+            drawn.parts[arrow.to] = ComponentFigures(
                 arrow.to, "sink", drawn.parts[arrow.origin].stage, target=drawn.parts[arrow.to].target
             )
     return drawn

@@ -29,7 +29,7 @@ _ALL: Final = "number_of_all_rows"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionFilter:
     """What is asked for; None: of all. Times are from `since` on and before `until`."""
 
     topology: str | None = None
@@ -50,18 +50,20 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QuestionAnswer:
     """Rows of a question's view, with its columns' names; or, by group, their `number`."""
 
     question: str
     view: str
-    asked: Asked
+    asked: QuestionFilter
     rows: tuple[dict[str, Any], ...]
     left_out: int
     """Rows that `limit` left out."""
 
 
-def ask(ledger: AuditLedger, question: Question, asked: Asked, opener: SinkOpener | None = None) -> Answer:
+def ask(
+    ledger: AuditLedger, question: Question, asked: QuestionFilter, opener: SinkOpener | None = None
+) -> QuestionAnswer:
     """Answer a question from one instant of the ledger. Of `pending` each row has what waits in the source, too; with an
     `opener`, of `behind` what the sink holds by its own record.
 
@@ -73,7 +75,9 @@ def ask(ledger: AuditLedger, question: Question, asked: Asked, opener: SinkOpene
         return answered(snapshot, question, asked, opener)
 
 
-def answered(snapshot: LedgerSnapshot, question: Question, asked: Asked, opener: SinkOpener | None = None) -> Answer:
+def answered(
+    snapshot: LedgerSnapshot, question: Question, asked: QuestionFilter, opener: SinkOpener | None = None
+) -> QuestionAnswer:
     """The same from an instant that several questions are asked of."""
     if asked.topology is not None:
         topology = snapshot.topology(asked.topology)
@@ -83,7 +87,7 @@ def answered(snapshot: LedgerSnapshot, question: Question, asked: Asked, opener:
     rows, left_out = _rows(snapshot, question, asked, where, values)
     if not asked.group:
         rows = _completed(snapshot, question, rows, opener)
-    return Answer(question.name, question.view, asked, tuple(rows), left_out)
+    return QuestionAnswer(question.name, question.view, asked, tuple(rows), left_out)
 
 
 def _completed(
@@ -101,7 +105,7 @@ def _completed(
             return _with_server_ids(snapshot, rows) if "message" in question.filters else rows
 
 
-def _conditions(question: Question, asked: Asked) -> tuple[str, dict[str, Any]]:
+def _conditions(question: Question, asked: QuestionFilter) -> tuple[str, dict[str, Any]]:
     parts, values = list[str](), dict[str, Any]()
 
     def add(condition: str, name: str, value: object) -> None:
@@ -142,7 +146,7 @@ def _require(question: Question, name: str, has_it: bool) -> None:
 
 
 def _rows(
-    snapshot: LedgerSnapshot, question: Question, asked: Asked, where: str, values: dict[str, Any]
+    snapshot: LedgerSnapshot, question: Question, asked: QuestionFilter, where: str, values: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], int]:
     """The rows up to the limit, and how many there are beyond."""
     view = question.counted if asked.group and question.counted is not None else question.view

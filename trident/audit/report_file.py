@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from stormproof.core.base.errors import Json
 from stormproof.trident.audit.ledger import AuditLedger, LedgerSnapshot, TopologyRow
 from stormproof.trident.audit.message import MessageReport, message
-from stormproof.trident.audit.questions import Asked, answered
+from stormproof.trident.audit.questions import QuestionFilter, answered
 from stormproof.trident.audit.report import NoticeKind, VerifyReport
 from stormproof.trident.declarations.questions import QUESTIONS, Question
 from stormproof.trident.ledger.graphs import Graph
@@ -249,7 +249,7 @@ def answers(
 
 def _answer(snapshot: LedgerSnapshot, wanted: Wanted, question: Question, one: dict[str, Json]) -> int:
     timed = question.name not in NOW
-    asked = Asked(
+    asked = QuestionFilter(
         wanted.topology,
         since=wanted.since if timed else None,
         until=wanted.until if timed else None,

@@ -210,7 +210,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MachineFacts:
     """The executors' answers beside the driver's own facts."""
 
     driver: ExecutorAnswer
@@ -223,7 +223,7 @@ class Found:
         return f"Spark {self.spark} on {self.master}; {asked} of {self.cluster.known} executors have answered"
 
 
-def ask_cluster(settings: Settings, *, with_database: bool) -> Found:
+def ask_cluster(settings: Settings, *, with_database: bool) -> MachineFacts:
     """Start Spark, ask every executor, and stop it.
 
     Raises:
@@ -236,12 +236,12 @@ def ask_cluster(settings: Settings, *, with_database: bool) -> Found:
             if with_database:
                 probes.append(DatabaseProbe("the ledger's database", settings.resolve_database()))
             answers = ask_executors(session, probes, SystemClock(), start_s=START_S, answer_s=ANSWER_S)
-        return Found(own_answer(), answers, session.version, str(session.sparkContext.master))
+        return MachineFacts(own_answer(), answers, session.version, str(session.sparkContext.master))
     finally:
         session.stop()
 
 
-def checks_of(found: Found) -> Iterator[Check]:
+def checks_of(found: MachineFacts) -> Iterator[Check]:
     """A check for each executor, and what else is worth a warning."""
     for answer in found.cluster.answers:
         name = f"executor {answer.host}/{answer.executor}"
@@ -267,7 +267,7 @@ def _notes(driver: ExecutorAnswer, answer: ExecutorAnswer) -> Iterator[str]:
         yield f"its clock is at least {abs(answer.skew_s):.1f} s {way} the driver's: synchronise both (NTP)"
 
 
-def reports_of(found: Found) -> list[dict[str, Json]]:
+def reports_of(found: MachineFacts) -> list[dict[str, Json]]:
     """The executors, for machines."""
     return [
         {

@@ -90,17 +90,17 @@ _TOLD: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """What a run has done so far, for the line of progress; `retried` is how many messages now wait for their retry."""
 
     done: RunStatistics
     retried: int = 0
 
-    def after(self, result: BatchResult) -> Progress:
+    def after(self, result: BatchResult) -> RunProgress:
         """The total with one batch more."""
         ended = result.outcome in ("committed", "failed")
         again = result.messages - result.returned if result.retry and ended else 0
-        return Progress(self.done.after(result), max(self.retried - again, 0) + result.failed - result.dead_letters)
+        return RunProgress(self.done.after(result), max(self.retried - again, 0) + result.failed - result.dead_letters)
 
     @property
     def text(self) -> str:

@@ -9,7 +9,7 @@ from stormproof.core.base.clock import SystemClock
 from stormproof.core.base.errors import UsageError
 from stormproof.trident.cli.options import opened
 from stormproof.trident.cli.output import emit, printed
-from stormproof.trident.telemetry.catalogue import Distribution, Sample
+from stormproof.trident.telemetry.catalogue import Distribution, MetricValue
 from stormproof.trident.telemetry.exposition import ledger_figures, registry_with, replace_text, text_of
 
 
@@ -31,7 +31,7 @@ def export(topologies: Sequence[str] | None, *, file: str | None, as_json: bool)
     emit(report, as_json=as_json, text=lambda: printed(text.rstrip("\n") if file is None else f"wrote {file}"))
 
 
-def _json(sample: Sample) -> dict[str, object]:
+def _json(sample: MetricValue) -> dict[str, object]:
     assert not isinstance(sample.value, Distribution)
     labels = dict(zip(sample.metric.label_names, sample.labels, strict=True))
     return {"name": sample.metric.exported, "labels": labels, "value": sample.value}

@@ -23,7 +23,7 @@ PSQL: Final = "psql"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StatementResult:
     """The result of one statement."""
 
     status: str
@@ -98,7 +98,7 @@ def _show_url(*, show_password: bool, as_json: bool) -> None:
         note("the password is shown with --show-password")
 
 
-def _run(database: Database, statement: str) -> Iterator[Answer]:
+def _run(database: Database, statement: str) -> Iterator[StatementResult]:
     with connect(database, application_name="stormproof psql", autocommit=True) as connection:
         try:
             cursor = connection.execute(statement.encode())
@@ -106,7 +106,7 @@ def _run(database: Database, statement: str) -> Iterator[Answer]:
             while more:
                 columns = tuple(column.name for column in cursor.description or ())
                 rows = tuple(tuple(map(_plain, row)) for row in cursor) if columns else ()
-                yield Answer(cursor.statusmessage or "", columns, rows)
+                yield StatementResult(cursor.statusmessage or "", columns, rows)
                 more = cursor.nextset()
         except psycopg.OperationalError as error:
             raise StoreUnavailable(
@@ -127,7 +127,7 @@ def _one_line(database: Database, error: psycopg.Error) -> str:
     return " ".join(database.without_secrets(str(error)).split())
 
 
-def _text(answers: Sequence[Answer]) -> None:
+def _text(answers: Sequence[StatementResult]) -> None:
     for answer in answers:
         if answer.columns:
             table(answer.columns, answer.rows)

@@ -11,7 +11,7 @@ from stormproof.core.base.errors import UsageError
 from stormproof.core.base.message import Guarantee, as_guarantee
 from stormproof.core.start.settings import Settings
 from stormproof.trident.cli.loading import load_topology
-from stormproof.trident.cli.logs import Progress, logging_to_stderr, run_text
+from stormproof.trident.cli.logs import RunProgress, logging_to_stderr, run_text
 from stormproof.trident.cli.options import spark_options
 from stormproof.trident.cli.output import Exit, emit, finish, say
 from stormproof.trident.driver.control_line import BY_SIGNAL, Stopping, end_jvm
@@ -142,7 +142,7 @@ class Live:
     """The line of progress: what is committed, and how far the job that runs is."""
 
     def __init__(self, topology: str, show: Callable[[str], None]) -> None:
-        self._total, self._show = Progress(RunStatistics(topology, "", 0)), show
+        self._total, self._show = RunProgress(RunStatistics(topology, "", 0)), show
         self._jobs: dict[int, JobProgress] = {}
 
     def on_batch(self, result: BatchResult) -> None:

@@ -46,7 +46,7 @@ from stormproof.trident.terms.wording import counted, parse_time
 
 if TYPE_CHECKING:
     from stormproof.trident.audit.ledger import AuditLedger
-    from stormproof.trident.audit.questions import Answer, Asked
+    from stormproof.trident.audit.questions import QuestionAnswer, QuestionFilter
 
 LIMIT: Final = 100
 _ANY_TOPOLOGY: Final = parameter(
@@ -112,15 +112,19 @@ def show(question: Question, *, as_json: bool, **asked: Any) -> None:
     finish(status)
 
 
-def _asked(*, since: str | None = None, until: str | None = None, group: Sequence[str] | None, **filters: Any) -> Asked:
+def _asked(
+    *, since: str | None = None, until: str | None = None, group: Sequence[str] | None, **filters: Any
+) -> QuestionFilter:
     """What a command's options ask for."""
-    from stormproof.trident.audit.questions import Asked
+    from stormproof.trident.audit.questions import QuestionFilter
 
     now = SystemClock().now()
-    return Asked(**filters, since=parse_time(since, now), until=parse_time(until, now), group=tuple(group or ()))
+    return QuestionFilter(
+        **filters, since=parse_time(since, now), until=parse_time(until, now), group=tuple(group or ())
+    )
 
 
-def _status(ledger: AuditLedger, question: Question, answer: Answer) -> Exit:
+def _status(ledger: AuditLedger, question: Question, answer: QuestionAnswer) -> Exit:
     if question.name == "verdicts":
         return _of_verdicts(ledger, answer.asked.topology)
     return Exit.FAILED if question.fails and any(map(question.is_failed_by, answer.rows)) else Exit.DONE
@@ -139,7 +143,7 @@ def _of_verdicts(ledger: AuditLedger, topology: str | None) -> Exit:
     return Exit.DONE if found <= {Verdict.CLEAN} else Exit.CANNOT_TELL
 
 
-def _text(answer: Answer) -> None:
+def _text(answer: QuestionAnswer) -> None:
     """An answer's rows, for people."""
     from stormproof.trident.audit.questions import columns_of
 

@@ -20,7 +20,12 @@ from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.postgres.database import Database
 from stormproof.core.postgres.store import StoreConnection
 from stormproof.core.source.postgres_queue import PostgresQueue, message_table
-from stormproof.core.source.postgres_queue.message_table import MessageTable, Numbering, Standing, index_ranges_only
+from stormproof.core.source.postgres_queue.message_table import (
+    MessageTable,
+    Numbering,
+    QueueStanding,
+    index_ranges_only,
+)
 from stormproof.core.source.spouts import sources_in
 from stormproof.trident.audit.inspect import opener_for
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
@@ -167,7 +172,7 @@ def adopt_queue(stores: Stores, queue: str, *, accept_unproven: bool = False, by
     return replace(_answer(now, by_subscription, by, why), unproven=unproven, adopted=True, changed=True)
 
 
-def _answer(found: Standing, subscriptions: Mapping[str, str | None], by: str, why: str) -> QueueAdoption:
+def _answer(found: QueueStanding, subscriptions: Mapping[str, str | None], by: str, why: str) -> QueueAdoption:
     newest = found.newest
     return QueueAdoption(
         queue=found.queue,
@@ -198,7 +203,7 @@ def _readers(snapshot: LedgerSnapshot, queue: str) -> dict[str, TopologyRow]:
     return readers
 
 
-def _unproven(stores: Stores, found: Standing, readers: Mapping[str, TopologyRow]) -> Generator[str]:
+def _unproven(stores: Stores, found: QueueStanding, readers: Mapping[str, TopologyRow]) -> Generator[str]:
     """What speaks against the adoption, or could not be compared, one by one."""
     for subscription in found.subscriptions:
         if subscription not in readers:

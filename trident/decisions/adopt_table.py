@@ -25,7 +25,7 @@ from stormproof.trident.audit.ledger import TopologyRow
 from stormproof.trident.audit.report import ranges
 from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.declarations.decisions import Look
+from stormproof.trident.declarations.decisions import DecisionPreview
 from stormproof.trident.ledger import sink_records as kept
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.database import Tx
@@ -108,16 +108,16 @@ class TableAdopted:
         ]
 
 
-def look(stores: Stores, topology: str, sink: str, *, accept_loss: bool = False) -> Look:
+def look(stores: Stores, topology: str, sink: str, *, accept_loss: bool = False) -> DecisionPreview:
     """The table, and what its adoption would give up."""
     row = stores.topology(topology)
     binding = stores.binding(row, sink)
     loss = _examined(stores, row, binding, accept_loss=accept_loss)[2]
     facts = {"sink": sink, "table": binding.target, "known as": binding.table_id}
     if loss is None:
-        return Look(facts, said=("nothing is lost, as far as can be told",))
+        return DecisionPreview(facts, said=("nothing is lost, as far as can be told",))
     facts = {**facts, "gives up txids": loss.txids}
-    return Look(facts, loss.rows, "row", said=(f"the table has {counted(loss.found, 'row')} now",))
+    return DecisionPreview(facts, loss.rows, "row", said=(f"the table has {counted(loss.found, 'row')} now",))
 
 
 def adopt_table(stores: Stores, topology: str, sink: str, *, accept_loss: bool, by: str, why: str) -> TableAdopted:
@@ -310,10 +310,10 @@ def require_releasable(stores: Stores, topology: str, sink: str) -> tuple[Topolo
     return row, binding
 
 
-def look_at_release(stores: Stores, topology: str, sink: str) -> Look:
+def look_at_release(stores: Stores, topology: str, sink: str) -> DecisionPreview:
     """The table that would be free."""
     _, binding = require_releasable(stores, topology, sink)
-    return Look({"sink": sink, "table": binding.target, "known as": binding.table_id})
+    return DecisionPreview({"sink": sink, "table": binding.target, "known as": binding.table_id})
 
 
 def release_table(stores: Stores, topology: str, sink: str, *, by: str, why: str) -> TableReleased:

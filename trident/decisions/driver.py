@@ -11,7 +11,7 @@ from stormproof.core.base.errors import UsageError
 from stormproof.trident.audit.evidence import place_of
 from stormproof.trident.audit.status import DriverState, driver_state
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.declarations.decisions import Look
+from stormproof.trident.declarations.decisions import DecisionPreview
 from stormproof.trident.ledger import control, handed_in
 from stormproof.trident.ledger.control import Control, Doing, SignOfLife
 from stormproof.trident.terms.transaction_states import OperatorAction
@@ -26,7 +26,7 @@ _GONE: Final = (DriverState.STOPPED, DriverState.DEAD)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestResult:
     """What became of a request. `doing` is what the driver does now, by its newest sign of life."""
 
     topology: str
@@ -61,7 +61,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _DriverState:
     row: TopologyRow
     control: Control | None
     sign: SignOfLife | None
@@ -102,7 +102,7 @@ def ask_driver(
     why: str,
     wait_s: float | None = None,
     told: Callable[[str], None] = lambda _: None,
-) -> Asked:
+) -> RequestResult:
     """Ask a topology's driver for something, and see whether it heard; wait for its effect for at most `wait_s` seconds.
 
     `told` gets a line before anything is waited for. Where all is so already, nothing is asked, and nothing recorded.
@@ -115,7 +115,7 @@ def ask_driver(
     runs = not seen.is_gone
     _refuse(stores, seen, action)
     if _is_so_already(seen, action):
-        return Asked(
+        return RequestResult(
             topology=topology,
             action=action.value,
             by=by,
@@ -135,7 +135,7 @@ def ask_driver(
         seen = _until(stores, topology, ANSWER_S, lambda now: _has_heard(now, request, row.epoch))
         if wait_s is not None:
             seen = _until(stores, topology, wait_s, lambda now: now.is_done(action, row.epoch))
-    return Asked(
+    return RequestResult(
         topology,
         action.value,
         by,
@@ -156,7 +156,7 @@ _ALREADY: Final = {
 }
 
 
-def look(stores: Stores, topology: str, action: OperatorAction) -> Look:
+def look(stores: Stores, topology: str, action: OperatorAction) -> DecisionPreview:
     """The driver that would be asked.
 
     Raises:
@@ -165,21 +165,21 @@ def look(stores: Stores, topology: str, action: OperatorAction) -> Look:
     seen = _seen(stores, topology)
     _refuse(stores, seen, action)
     row = seen.row
-    return Look(
+    return DecisionPreview(
         {"driver": f"{row.driver_host}:{row.driver_pid}, {driver_state(row).value}", "run": f"epoch {row.epoch}"},
         nothing=_ALREADY[action] if _is_so_already(seen, action) else None,
     )
 
 
-def _seen(stores: Stores, topology: str) -> _Seen:
+def _seen(stores: Stores, topology: str) -> _DriverState:
     with stores.audit.snapshot() as snapshot:
         row = snapshot.topology(topology)
         sign = control.signs_of_life(snapshot.connection).get(row.incarnation)
         asked = control.control_of(snapshot.connection, row.incarnation)
-    return _Seen(row, asked, sign if sign is not None and sign.epoch == row.epoch else None)
+    return _DriverState(row, asked, sign if sign is not None and sign.epoch == row.epoch else None)
 
 
-def _refuse(stores: Stores, seen: _Seen, action: OperatorAction) -> None:
+def _refuse(stores: Stores, seen: _DriverState, action: OperatorAction) -> None:
     name = seen.row.name
     with stores.audit.snapshot() as snapshot:
         is_fed = place_of(snapshot.connection, seen.row.incarnation) is not None
@@ -199,21 +199,21 @@ def _refuse(stores: Stores, seen: _Seen, action: OperatorAction) -> None:
         )
 
 
-def _is_so_already(seen: _Seen, action: OperatorAction) -> bool:
+def _is_so_already(seen: _DriverState, action: OperatorAction) -> bool:
     """Whether there is nothing to ask for, so that it may be repeated by a script."""
     if action is OperatorAction.RESUME:
         return not seen.is_paused
     return action is OperatorAction.STOP and seen.is_gone
 
 
-def _has_heard(seen: _Seen, request: int, epoch: int) -> bool:
+def _has_heard(seen: _DriverState, request: int, epoch: int) -> bool:
     asked = seen.control
     if asked is None or asked.request > request:
         return True  # a later request says more
     return asked.heard_epoch is not None and asked.heard_epoch >= epoch
 
 
-def _until(stores: Stores, topology: str, seconds: float, holds: Callable[[_Seen], bool]) -> _Seen:
+def _until(stores: Stores, topology: str, seconds: float, holds: Callable[[_DriverState], bool]) -> _DriverState:
     end_s = time.monotonic() + seconds
     while True:
         seen = _seen(stores, topology)
@@ -222,7 +222,7 @@ def _until(stores: Stores, topology: str, seconds: float, holds: Callable[[_Seen
         time.sleep(_LOOK_EVERY_S)
 
 
-def _answer(asked: Asked) -> str:
+def _answer(asked: RequestResult) -> str:
     name = asked.topology
     if not asked.driver:
         so_already = {

@@ -29,7 +29,7 @@ from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.audit.message import MESSAGE_EVENTS, EndKind, Records, end_of, traces
 from stormproof.trident.audit.source import PendingEvidence, SourceReader, stored_source
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.declarations.decisions import Look
+from stormproof.trident.declarations.decisions import DecisionPreview
 from stormproof.trident.ledger import handed_in, sink_records
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import Tx
@@ -81,7 +81,7 @@ class PruneReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _MicroBatchSource:
     """Of a topology whose messages are the rows of micro-batches: the subscription, and its lowest unresolved message."""
 
     who: Subscriber
@@ -122,9 +122,9 @@ def prune(
             alive = frozenset(evidence.waiting()) | {letter.shown_id for letter in evidence.dead()}
         before = snapshot.pruned_upto(row.incarnation)
         target = _target(snapshot.connection, row.incarnation, ended_before)
-        files: _Files | None = None
+        files: _MicroBatchSource | None = None
         if isinstance(evidence, PendingEvidence) and evidence.who.kind == FileSource.KIND:
-            files = _Files(evidence.who, evidence.lowest_unresolved())
+            files = _MicroBatchSource(evidence.who, evidence.lowest_unresolved())
         is_fed = place_of(snapshot.connection, row.incarnation) is not None
     removed: Counter[str] = Counter()
     job = _Job(ledger, audit, topology, row.incarnation, target, alive, evidence, by, why, ended_before, now, dry_run)
@@ -224,7 +224,7 @@ class _Job:
         return removed
 
     def micro_batches(
-        self, tx: Tx, upto: int, files: _Files | None, after: int, limit: int, removed: Counter[str]
+        self, tx: Tx, upto: int, files: _MicroBatchSource | None, after: int, limit: int, removed: Counter[str]
     ) -> int | None:
         """Remove some micro-batches that may go, with the rows of their files. The number after which to go on, or None."""
         stop_id = 0 if files is None else min(files.unresolved, self._lowest_message_behind(tx, upto))
@@ -382,12 +382,12 @@ class Pruned:
         return [line for one in self.topologies for line in one.lines()] or ["no topology was run here yet"]
 
 
-def look(stores: Stores, topology: str, older_than: str) -> Look:
+def look(stores: Stores, topology: str, older_than: str) -> DecisionPreview:
     """What is old enough now."""
     now = SystemClock().now()
     (report,) = prune_ledger(stores, topology, older_than, dry_run=True, by="", why="", now=now).topologies
     rows = sum(report.removed.values())
-    return Look(
+    return DecisionPreview(
         {},
         rows,
         "row",

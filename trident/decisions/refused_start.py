@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.declarations.decisions import Look
+from stormproof.trident.declarations.decisions import DecisionPreview
 from stormproof.trident.ledger import graphs, other_lives
 from stormproof.trident.ledger.graphs import SHOWN_CHARACTERS
 from stormproof.trident.terms.transaction_states import OperatorAction
@@ -72,10 +72,10 @@ def require_other_incarnation(stores: Stores, topology: str, incarnation: str) -
     return row
 
 
-def look_at_incarnation(stores: Stores, topology: str, incarnation: str) -> Look:
+def look_at_incarnation(stores: Stores, topology: str, incarnation: str) -> DecisionPreview:
     """Whose rows are adopted by whom."""
     row = require_other_incarnation(stores, topology, incarnation)
-    return Look({"its own incarnation": row.incarnation, "adopts": incarnation})
+    return DecisionPreview({"its own incarnation": row.incarnation, "adopts": incarnation})
 
 
 def adopt_incarnation(stores: Stores, topology: str, incarnation: str, *, by: str, why: str) -> Adopted:
@@ -107,11 +107,11 @@ def refused_change(stores: Stores, row: TopologyRow, fingerprint: str) -> str:
     return refused
 
 
-def look_at_change(stores: Stores, topology: str, fingerprint: str) -> Look:
+def look_at_change(stores: Stores, topology: str, fingerprint: str) -> DecisionPreview:
     """Which change is accepted, and why a start was refused with it."""
     row = stores.topology(topology)
     refused = refused_change(stores, row, fingerprint)
-    return Look({"incarnation": row.incarnation, "fingerprint": fingerprint, "refused": refused})
+    return DecisionPreview({"incarnation": row.incarnation, "fingerprint": fingerprint, "refused": refused})
 
 
 def accept_change(stores: Stores, topology: str, fingerprint: str, *, by: str, why: str) -> ChangeAccepted:
@@ -168,10 +168,10 @@ def open_losses(stores: Stores, topology: str) -> Losses:
     return Losses(topology, tuple(records), _fingerprint(records) if records else "")
 
 
-def look_at_losses(stores: Stores, topology: str) -> Look:
+def look_at_losses(stores: Stores, topology: str) -> DecisionPreview:
     """What would be accepted: what is on record now, and nothing that comes later."""
     found = open_losses(stores, topology)
-    return Look(
+    return DecisionPreview(
         {"fingerprint": found.fingerprint},
         len(found.records),
         "record",

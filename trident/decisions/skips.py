@@ -24,7 +24,7 @@ from stormproof.sinks.prepare.staging import open_prepared
 from stormproof.trident.audit.inspect import described_sink, open_for_inspection
 from stormproof.trident.audit.status import may_be_running
 from stormproof.trident.decisions.stores import Stores
-from stormproof.trident.declarations.decisions import Look
+from stormproof.trident.declarations.decisions import DecisionPreview
 from stormproof.trident.driver.batch_records import to_prepared
 from stormproof.trident.ledger import txns
 from stormproof.trident.ledger.database import Tx
@@ -71,13 +71,13 @@ def require_blocked(stores: Stores, topology: str, txid: int) -> TopologyRow:
     return row
 
 
-def look_at_blocked(stores: Stores, topology: str, txid: int) -> Look:
+def look_at_blocked(stores: Stores, topology: str, txid: int) -> DecisionPreview:
     """Where the batch stands, and why it is blocked."""
     row = require_blocked(stores, topology, txid)
     with stores.audit.snapshot() as snapshot:
         (txn,) = snapshot.txns(row.incarnation, txid, txid)
     facts = {"txid": str(txid), "state": txn.state.value, "messages": str(txn.messages)}
-    return Look(facts, said=(f"it is blocked: {txn.reason}",))
+    return DecisionPreview(facts, said=(f"it is blocked: {txn.reason}",))
 
 
 def retry_txid(stores: Stores, topology: str, txid: int, *, by: str, why: str) -> Retried:
@@ -189,16 +189,16 @@ def row_skipper(stores: Stores, row: TopologyRow, txid: int, sink: str) -> tuple
     return described, input_, files
 
 
-def look(stores: Stores, topology: str, txid: int, sink: str, *, rows: bool = False) -> Look:
+def look(stores: Stores, topology: str, txid: int, sink: str, *, rows: bool = False) -> DecisionPreview:
     """The rows that would be given up; with `rows` the refused ones of them, of which only the sink knows how many."""
     row = stores.topology(topology)
     work = require_skippable(stores, row, txid, sink)
     require_refusing(stores, row, txid, sink)
     facts = {"txid": str(txid), "sink": sink}
     if not rows:
-        return Look(facts, work.rows, "row")
+        return DecisionPreview(facts, work.rows, "row")
     row_skipper(stores, row, txid, sink)
-    return Look(
+    return DecisionPreview(
         {**facts, "rows of the batch": str(work.rows)},
         said=("how many of them its table refuses is known only when it commits the others",),
     )

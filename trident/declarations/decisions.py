@@ -55,7 +55,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DecisionPreview:
     """What a decision would be about if it were taken now.
 
     `facts` are compared with those at the time of the confirmation: if one differs, nothing is done. `fixed` are values that
@@ -124,9 +124,9 @@ class Decision:
         work: Callable[..., Any] = _named(self.do)
         return work
 
-    def looks(self) -> Callable[..., Look]:
+    def looks(self) -> Callable[..., DecisionPreview]:
         """What looks at what it would be about."""
-        look: Callable[..., Look] = _named(self.look)
+        look: Callable[..., DecisionPreview] = _named(self.look)
         return look
 
     def shell(self, subject: str, values: Mapping[str, Any]) -> str:

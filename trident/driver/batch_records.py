@@ -33,7 +33,7 @@ from stormproof.core.graph.plan import (
 )
 from stormproof.core.source.spouts import unshown
 from stormproof.core.tracking.acker import ACKER
-from stormproof.core.tracking.verdict import Complete, ComponentCounts, Counts, Edge, FailedIn
+from stormproof.core.tracking.verdict import Complete, ComponentCounts, Edge, FailedIn, TaskCounts
 from stormproof.sinks.contract.protocol import (
     PROBLEM,
     CommitResult,
@@ -95,12 +95,12 @@ class CountedGraph:
     def of_failed(self, failed: Sequence[FailedIn], shown: Callable[[MessageFailure], str]) -> BatchCounts:
         """The rows of a batch of which every message failed: where they did. Nothing of what ran is kept, or counted."""
         counted = [one.failure for one in failed if one.failure.counted]
-        rows = self._rows(Counts(), counted, [], shown, None)
+        rows = self._rows(TaskCounts(), counted, [], shown, None)
         return BatchCounts(tuple(row for row in rows.components if row.failed))
 
     def _rows(
         self,
-        counts: Counts,
+        counts: TaskCounts,
         failed: Sequence[MessageFailure],
         late: Sequence[MessageFailure],
         shown: Callable[[MessageFailure], str],
@@ -228,7 +228,7 @@ class SinkAnswers:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedBatch:
     """A batch whose content is fixed, by the driver that ran its job or as it is on record: `work` is what it writes.
 
     `failed` are the messages that are not in it, since they failed or were returned. Each sink may reject `rejects_max` of

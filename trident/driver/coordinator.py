@@ -41,10 +41,10 @@ from stormproof.core.tracking.verdict import (
     Outcome,
 )
 from stormproof.sinks.prepare.writer import WritesNothing
-from stormproof.trident.driver.batch_records import Accounts, CountedGraph, Prepared, SinkAnswers
+from stormproof.trident.driver.batch_records import Accounts, CountedGraph, PreparedBatch, SinkAnswers
 from stormproof.trident.driver.control_line import BY_SIGNAL, StopRequests
 from stormproof.trident.driver.jobs import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases, Watch, run_watched
-from stormproof.trident.driver.opening import Sessions
+from stormproof.trident.driver.opening import SinkSessions
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.outages import outlasting_outages
 from stormproof.trident.driver.recovery import Recount, recover
@@ -96,7 +96,7 @@ class Coordinator:
         self,
         plan: Plan,
         source: Source,
-        sessions: Sessions,
+        sessions: SinkSessions,
         ledger: Ledger,
         run: Run,
         engine: Engine,
@@ -569,7 +569,7 @@ class Coordinator:
 
         self._jobs.start(opened.txid, work)
 
-    def _run_again(self, batch: Prepared, sink: str, seed: int, excluded: frozenset[int]) -> JobReport | JobDied:
+    def _run_again(self, batch: PreparedBatch, sink: str, seed: int, excluded: frozenset[int]) -> JobReport | JobDied:
         """See `recovery.JobAgain`. The sink's writer is made anew: its table may have got a constraint since the start."""
         writers = {name: WritesNothing(name, writer) for name, writer in self._writers.items()}
         job = Job(

@@ -21,16 +21,16 @@ from stormproof.core.base.errors import Fenced, JobFailed, MachineUnavailable, T
 from stormproof.core.contract.source import Lease, Limit, Source
 from stormproof.core.engine.protocol import Engine
 from stormproof.core.graph.plan import Plan
-from stormproof.core.heartbeat.listener import Heard, HeartbeatListener
-from stormproof.core.heartbeat.task import Progress
+from stormproof.core.heartbeat.listener import HeartbeatListener, JobSigns
+from stormproof.core.heartbeat.task import ProgressMark
 from stormproof.core.task.job import Job, JobKey
 from stormproof.core.tracking.attempts import Attempts, JobDied
 from stormproof.core.tracking.verdict import FailedIn, JobReport, Outcome
 from stormproof.core.user_code.functions import CAUGHT
-from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, reasons_of
+from stormproof.trident.driver.batch_records import PreparedBatch, SinkAnswers, reasons_of
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.steps import Opened
-from stormproof.trident.driver.tuning import Sample, Setting
+from stormproof.trident.driver.tuning import BatchSample, Setting
 from stormproof.trident.ledger.control import JobProgress, JobWatch
 from stormproof.trident.terms.observers import BatchResult
 from stormproof.trident.terms.transaction_states import TxnState
@@ -84,10 +84,10 @@ class LeaseKeeper:
         message_timeout_s: float,
         *,
         start_timeout_s: float = 300.0,
-        heartbeat: Heard | None = None,
+        heartbeat: JobSigns | None = None,
         clock: Clock | None = None,
         moves: LastMove | None = None,
-        on_look: Callable[[Progress], None] | None = None,
+        on_look: Callable[[ProgressMark], None] | None = None,
     ) -> None:
         self._on_look = on_look
         self._source = source
@@ -99,7 +99,7 @@ class LeaseKeeper:
         self._heartbeat = heartbeat
         self._clock: Clock = clock or SystemClock()
         self._moves = moves or LastMove()
-        self._seen = Progress()
+        self._seen = ProgressMark()
         self._moved_at_s = self._looked_at_s = self._extended_at_s = self._clock.monotonic_s()
         self._silent_at_s = self._moved_at_s
         self._store_away = False
@@ -171,7 +171,7 @@ class LeaseKeeper:
             before, self._seen = self._seen, self._heartbeat.progress()
         except OSError as error:
             lease_log.warning("the progress of a job could not be read: %s", error)
-            before, self._seen = self._seen, Progress()  # as if no task ran: no message is blamed unseen
+            before, self._seen = self._seen, ProgressMark()  # as if no task ran: no message is blamed unseen
         return replace(self._seen, silent=0) != replace(before, silent=0)
 
     def _extend(self, lease: Lease, now_s: float) -> bool:
@@ -238,11 +238,11 @@ class Watch:
         return Watch(timeout_s, options.start_timeout_s, heartbeats, on_progress=on_progress)
 
 
-def _telling(job: Job, watch: Watch, clock: Clock) -> Callable[[Progress], None]:
+def _telling(job: Job, watch: Watch, clock: Clock) -> Callable[[ProgressMark], None]:
     """Tells the user's function of a job that begins now. What that raises must not end the thread that keeps the lease."""
     its = JobWatch(job, clock.monotonic_s())
 
-    def tell(seen: Progress) -> None:
+    def tell(seen: ProgressMark) -> None:
         now = watch.now[job.txid] = its.seen(seen, clock.monotonic_s())
         try:
             if watch.on_progress is not None:
@@ -320,7 +320,7 @@ Work: TypeAlias = Callable[[], "JobResult | SinkAnswers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkEnd:
     """The end of a piece of work: what it returned, or what it raised."""
 
     txid: int
@@ -338,7 +338,7 @@ class Jobs(Protocol):
         """Have a piece of work done. A batch has one at a time."""
         ...
 
-    def wait(self, timeout_s: float | None) -> Ended | None:
+    def wait(self, timeout_s: float | None) -> WorkEnd | None:
         """Wait for the next end; None where nothing ended within `timeout_s` (None: no limit), or nothing was started."""
         ...
 
@@ -372,12 +372,12 @@ class JobsInTurn:
         """Queue it."""
         self._waiting.append((txid, work))
 
-    def wait(self, timeout_s: float | None) -> Ended | None:
+    def wait(self, timeout_s: float | None) -> WorkEnd | None:
         """Run one piece to its end. What it raises is raised."""
         if not self._waiting:
             return None
         txid, work = self._waiting.pop(0 if self._rng is None else self._rng.randrange(len(self._waiting)))
-        return Ended(txid, work())
+        return WorkEnd(txid, work())
 
     @property
     def running(self) -> int:
@@ -401,7 +401,7 @@ class JobsOnThreads:
     def __init__(self, number: int) -> None:
         self._number = number
         self._todo: queue.SimpleQueue[tuple[int, Work] | None] = queue.SimpleQueue()
-        self._ends: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[WorkEnd] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._running = 0
 
@@ -421,12 +421,12 @@ class JobsOnThreads:
         while (todo := todo_queue.get()) is not None:
             txid, work = todo
             try:
-                ended = Ended(txid, work())
+                ended = WorkEnd(txid, work())
             except BaseException as error:  # noqa: BLE001 - the waiting thread raises it; unreported, that one would wait for ever
-                ended = Ended(txid, error=error)
+                ended = WorkEnd(txid, error=error)
             self._ends.put(ended)
 
-    def wait(self, timeout_s: float | None) -> Ended | None:
+    def wait(self, timeout_s: float | None) -> WorkEnd | None:
         """The next end."""
         if not self._running:
             return None
@@ -531,7 +531,7 @@ class Flight:
     """The outcome of its attempts; None while one of them runs."""
     ready_s: float = 0.0
     """When its last job ended."""
-    committing: Prepared | None = None
+    committing: PreparedBatch | None = None
     """What its sinks are committing; None before the commit begins."""
 
     steps_ms: dict[str, float] = field(default_factory=dict[str, float])
@@ -561,10 +561,10 @@ class Flight:
             reasons=dict(reasons),
         )
 
-    def sample(self, ended_s: float) -> Sample:
+    def sample(self, ended_s: float) -> BatchSample:
         """The batch as the tuner sees it."""
         slice_ = self.opened.slice
-        return Sample(
+        return BatchSample(
             messages=slice_.expected.messages,
             latency_s=ended_s - self.started_s,
             ended_s=ended_s,

@@ -71,7 +71,7 @@ def machine_errors(where: str) -> Generator[None]:
         raise StoreUnavailable(f"{where}: {type(error).__name__}: {error}; tried again", errno=error.errno) from error
 
 
-class Sessions(dict[str, SinkSession]):
+class SinkSessions(dict[str, SinkSession]):
     """Sessions by their sinks' names, in the topology's order.
 
     They belong to the driver's thread, except while a sink commits a batch: then only the committing thread uses a session.
@@ -148,7 +148,7 @@ def attached(
     ledger: Ledger,
     database: Database | None = None,
     accept_change: str | None = None,
-) -> Generator[tuple[Run, Sessions]]:
+) -> Generator[tuple[Run, SinkSessions]]:
     """Raise the topology's epoch, subscribe to its source and open its sinks under it; `database` is the ledger's.
 
     `accept_change` is the fingerprint of a changed graph that is to be taken.
@@ -177,7 +177,7 @@ def attached(
         graph=graph_of(plan, source.name),
         accept_change=accept_change,
     )
-    sessions: Sessions | None = None
+    sessions: SinkSessions | None = None
     try:
         with ExitStack() as stack:
             failpoint("start.after_epoch")
@@ -243,8 +243,8 @@ def _look_at_new_tables(plan: Plan, ledger: Ledger, database: Database | None) -
 
 def _open_stores(
     plan: Plan, source: Source, ledger: Ledger, run: Run, stack: ExitStack, database: Database | None
-) -> Sessions:
-    sessions = stack.enter_context(closing(Sessions()))
+) -> SinkSessions:
+    sessions = stack.enter_context(closing(SinkSessions()))
     with ledger.transaction(run) as tx:
         before = {binding.sink: binding for binding in sink_records.bindings_of(tx.connection, run.incarnation)}
         # Of earlier starts each stopped before its driver was up.
@@ -268,7 +268,7 @@ def _open_stores(
 
 
 def _open_sink(
-    sink: Sink, plan: Plan, sessions: Sessions, ledger: Ledger, run: Run, database: Database | None
+    sink: Sink, plan: Plan, sessions: SinkSessions, ledger: Ledger, run: Run, database: Database | None
 ) -> SinkSession:
     with ledger.transaction(run) as tx:
         bound = sink_records.bound(tx, sink.name)
@@ -298,7 +298,7 @@ def _let_go(identity: SinkIdentity, left: SinkBinding, database: Database) -> No
 
 
 def _take_back(
-    ledger: Ledger, run: Run, sessions: Sessions, before: Mapping[str, SinkBinding], database: Database | None
+    ledger: Ledger, run: Run, sessions: SinkSessions, before: Mapping[str, SinkBinding], database: Database | None
 ) -> None:
     """Remove what a refused first start has left: its claims of tables, and its rows in the ledger.
 

@@ -30,7 +30,7 @@ from stormproof.core.tracking.partners import touched_by
 from stormproof.core.tracking.verdict import JobReport, mismatches
 from stormproof.sinks.contract.protocol import PROBLEM, CommitResult, Held, RefusedRow, SinkProblem, SinkSession
 from stormproof.sinks.prepare.rejected_messages import GroupsRefused
-from stormproof.trident.driver.batch_records import Prepared, SinkAnswers, blocked, to_prepared
+from stormproof.trident.driver.batch_records import PreparedBatch, SinkAnswers, blocked, to_prepared
 from stormproof.trident.driver.opening import machine_errors
 from stormproof.trident.driver.steps import MovedLate, Steps
 from stormproof.trident.ledger import sink_records, txns
@@ -56,7 +56,7 @@ _ROWS: Final = 10_000
 class JobAgain(Protocol):
     """Runs a batch's job again for one sink, in per-message mode; for the others it writes nothing."""
 
-    def __call__(self, batch: Prepared, sink: str, seed: int, excluded: frozenset[int]) -> JobReport | JobDied:
+    def __call__(self, batch: PreparedBatch, sink: str, seed: int, excluded: frozenset[int]) -> JobReport | JobDied:
         """The job's result. Its lease is held: it does not lapse."""
         ...
 
@@ -69,7 +69,7 @@ class Recount:
         self._job = job
         self._new_seed = new_seed
 
-    def settle(self, batch: Prepared, answers: SinkAnswers) -> tuple[Prepared, SinkAnswers]:
+    def settle(self, batch: PreparedBatch, answers: SinkAnswers) -> tuple[PreparedBatch, SinkAnswers]:
         """The batch with what it writes in the end, and the sinks' answers to that.
 
         Where a group's messages cannot be named, or are more than may be rejected, the answers have the refusal as before.
@@ -110,7 +110,7 @@ class Recount:
             answers = SinkAnswers({**answers.results, **further.results}, further.refused, further.error)
         return batch, answers
 
-    def _run(self, batch: Prepared, sink: str, left_out: Sequence[RefusedRow]) -> JobReport | str:
+    def _run(self, batch: PreparedBatch, sink: str, left_out: Sequence[RefusedRow]) -> JobReport | str:
         """The report of the batch's job for one sink, without these messages; or why there is none that adds up."""
         excluded = frozenset({int(failure.id) for failure in batch.failed} | _messages(left_out).keys())
         seed = self._new_seed()
@@ -126,7 +126,7 @@ class Recount:
         return "; ".join(wrong) if wrong else report
 
     def _left_out(
-        self, batch: Prepared, before: tuple[RefusedRow, ...], error: SinkRefused, together: Pairs
+        self, batch: PreparedBatch, before: tuple[RefusedRow, ...], error: SinkRefused, together: Pairs
     ) -> tuple[RefusedRow, ...]:
         """What is left out by now: the messages of refused groups, and those that share a tuple with one of them."""
         if not isinstance(error, GroupsRefused):
@@ -152,7 +152,7 @@ def messages_of(
                 yield int(ids[row]), int(origins[row].as_py())
 
 
-def _may_recount(batch: Prepared, error: SinkRefused) -> bool:
+def _may_recount(batch: PreparedBatch, error: SinkRefused) -> bool:
     """Whether a refusal is of rows whose messages can be named, and rejected."""
     unnamed = error.details.get(PROBLEM) == SinkProblem.MESSAGES_UNKNOWN
     return batch.guarantee.tracked and bool(batch.rejects_max) and (unnamed or isinstance(error, GroupsRefused))
@@ -306,7 +306,9 @@ def _roll_forward(steps: Steps, txn: Txn, done: _Done, recount: Recount | None) 
     done.ended(finished.result)
 
 
-def _commit_sinks(steps: Steps, batch: Prepared, recount: Recount | None) -> tuple[Prepared, dict[str, CommitResult]]:
+def _commit_sinks(
+    steps: Steps, batch: PreparedBatch, recount: Recount | None
+) -> tuple[PreparedBatch, dict[str, CommitResult]]:
     """Have each sink commit a prepared batch. Returns it with what it writes in the end, and the results."""
     answers = steps.commit_sinks(batch)
     if recount is not None:
@@ -314,7 +316,7 @@ def _commit_sinks(steps: Steps, batch: Prepared, recount: Recount | None) -> tup
     return batch, steps.settle(batch, answers)
 
 
-def _given_up(steps: Steps, batch: Prepared, kept: Mapping[str, str]) -> dict[str, RefusedRow]:
+def _given_up(steps: Steps, batch: PreparedBatch, kept: Mapping[str, str]) -> dict[str, RefusedRow]:
     """A row for each sink at which an operator gave up the batch and kept its messages: those that the source has still."""
     failed = frozenset(int(failure.id) for failure in batch.failed)
     why_not = ""
@@ -326,7 +328,7 @@ def _given_up(steps: Steps, batch: Prepared, kept: Mapping[str, str]) -> dict[st
     return {sink: RefusedRow("", -1, "", None, f"{why}{why_not}", messages) for sink, why in kept.items()}
 
 
-def _take_late_commits(steps: Steps, batch: Prepared, done: _Done) -> bool:
+def _take_late_commits(steps: Steps, batch: PreparedBatch, done: _Done) -> bool:
     """Whether a sink holds a batch that was given up, which a suspended driver wrote after all; if so, record it as held.
 
     Such a batch ran under a weaker guarantee, where it may be written twice, or the sink was skipped for it. This batch

@@ -34,7 +34,7 @@ from stormproof.core.tracking.verdict import AttemptEnd, FailedIn
 from stormproof.sinks.contract.protocol import CommitResult, RefusedRow
 from stormproof.trident.driver.batch_records import (
     Finished,
-    Prepared,
+    PreparedBatch,
     ReadAlready,
     RejectLimit,
     SinkAnswers,
@@ -49,7 +49,7 @@ from stormproof.trident.driver.batch_records import (
     resolution_events,
     to_prepared,
 )
-from stormproof.trident.driver.opening import Sessions, machine_errors
+from stormproof.trident.driver.opening import SinkSessions, machine_errors
 from stormproof.trident.ledger import sink_records, txns
 from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.ledger import Ledger
@@ -90,7 +90,7 @@ class Steps:
         ledger: Ledger,
         run: Run,
         source: Source,
-        sessions: Sessions,
+        sessions: SinkSessions,
         *,
         lease_s: float,
         heartbeat_root: Path | None = None,
@@ -232,7 +232,7 @@ class Steps:
         tuples: int,
         steps_ms: dict[str, float],
         counts: BatchCounts = NO_COUNTS,
-    ) -> Prepared:
+    ) -> PreparedBatch:
         """Record what the batch writes and which messages failed in it; from here on its lease never lapses.
 
         Under exactly-once this is prepare: from here on the batch is only rolled forward. `steps_ms` is how long its steps
@@ -246,7 +246,7 @@ class Steps:
         failpoint("prepare.before")
         work = {name: self.work_of(name, files) for name in self.sessions}
         self._require_reached(opened.txid, work)
-        prepared = Prepared(
+        prepared = PreparedBatch(
             txid=opened.txid,
             attempt=attempt,
             guarantee=guarantee,
@@ -276,7 +276,7 @@ class Steps:
         failpoint("prepare.after")
         return prepared
 
-    def on_record(self, txn: Txn) -> Prepared:
+    def on_record(self, txn: Txn) -> PreparedBatch:
         """A batch whose content is fixed, as the ledger has it; without the sinks that were skipped for it.
 
         Raises:
@@ -296,7 +296,7 @@ class Steps:
             )
         slice_ = self.source.attach(txn.position, Expectation(txn.messages, 0))
         return record_of(
-            Prepared,
+            PreparedBatch,
             txn,
             slice=slice_,
             work=work,
@@ -365,7 +365,7 @@ class Steps:
             return messages
         return self._reject_limit.of_batch(messages)
 
-    def commit_sinks(self, batch: Prepared) -> SinkAnswers:
+    def commit_sinks(self, batch: PreparedBatch) -> SinkAnswers:
         """Have each sink commit the batch, in the topology's order, up to the first that refuses.
 
         Only the sinks are used, and the ledger is not, so any thread may call this.
@@ -399,7 +399,7 @@ class Steps:
             failpoint("commit.after_sink")
         return SinkAnswers(results)
 
-    def settle(self, batch: Prepared, answers: SinkAnswers) -> dict[str, CommitResult]:
+    def settle(self, batch: PreparedBatch, answers: SinkAnswers) -> dict[str, CommitResult]:
         """The results, where every sink has committed the batch; where one refused, the error, recorded in the ledger.
 
         Raises:
@@ -448,7 +448,7 @@ class Steps:
 
     def finish(
         self,
-        batch: Prepared,
+        batch: PreparedBatch,
         results: Mapping[str, CommitResult],
         given_up: Mapping[str, RefusedRow] = NOTHING_GIVEN_UP,
     ) -> Finished:

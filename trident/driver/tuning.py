@@ -37,7 +37,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class BatchSample:
     """One committed batch: its messages, its seconds from open to commit, and the time of its commit.
 
     `full`: it had about as many messages as its limit allowed; otherwise the source had no more, and its throughput says
@@ -82,7 +82,7 @@ class Tuner(Protocol):
         """The present choice, for the ledger and the statistics."""
         ...
 
-    def learn(self, sample: Sample) -> Step | None:
+    def learn(self, sample: BatchSample) -> Step | None:
         """Take in a committed batch. What was decided on it, if anything."""
         ...
 
@@ -99,7 +99,7 @@ class AsSet:
         """The limits as they were set."""
         return Figures(self.limit.messages, self.limit.bytes, self.in_flight, self.in_flight)
 
-    def learn(self, sample: Sample) -> Step | None:
+    def learn(self, sample: BatchSample) -> Step | None:
         """Decide nothing."""
 
 
@@ -129,7 +129,7 @@ KNEE: Final = 2.0
 with their messages, which is where throughput over latency is greatest."""
 
 
-class _Way(StrEnum):
+class _TriedChange(StrEnum):
     """A change that is tried."""
 
     LARGER = "larger batches"
@@ -140,7 +140,7 @@ class _Way(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Window:
     """What a window showed: batches, late ones, messages a batch, second longest latency, messages a second."""
 
     size: int
@@ -150,11 +150,11 @@ class _Seen:
     rate: float
 
     @staticmethod
-    def of(window: Sequence[tuple[Sample, float]], bound_s: float, in_flight: int) -> _Seen:
+    def of(window: Sequence[tuple[BatchSample, float]], bound_s: float, in_flight: int) -> _Window:
         """`window` has each batch with the time since the commit before it."""
         latencies = sorted(sample.latency_s for sample, _ in window)
         rounds = window[len(window) % in_flight :] or window
-        return _Seen(
+        return _Window(
             size=len(window),
             late=sum(latency_s > bound_s for latency_s in latencies),
             messages=sum(sample.messages for sample, _ in window) / len(window),
@@ -167,14 +167,14 @@ class _Seen:
 class _Trial:
     """A change, and the setting to go back to with what its last window showed."""
 
-    way: _Way
+    way: _TriedChange
     home: Setting
-    seen: _Seen
+    seen: _Window
 
     @property
     def needed(self) -> float:
         """The throughput at which it is kept."""
-        return self.seen.rate * (GAIN if self.way is _Way.MORE else 1.0)
+        return self.seen.rate * (GAIN if self.way is _TriedChange.MORE else 1.0)
 
 
 class LatencyTuner:
@@ -204,7 +204,7 @@ class LatencyTuner:
         self._in_flight_max = in_flight_max
         self._least = min(MESSAGES_MIN, most.messages)
         self._at = self._uncut = Setting(min(FIRST_MESSAGES, most.messages), 1)
-        self._window: list[tuple[Sample, float]] = []
+        self._window: list[tuple[BatchSample, float]] = []
         self._skip = 0
         self._ended_s = -math.inf
         self._step: Step | None = None
@@ -214,8 +214,12 @@ class LatencyTuner:
 
     def _restart(self) -> None:
         """Begin a round of trials, and forget what the last one found."""
-        self._untried = [_Way.MORE, _Way.FEWER, _Way.SMALLER] if self._floor_s is None else [_Way.PROBE]
-        self._too_large: _Seen | None = None
+        self._untried = (
+            [_TriedChange.MORE, _TriedChange.FEWER, _TriedChange.SMALLER]
+            if self._floor_s is None
+            else [_TriedChange.PROBE]
+        )
+        self._too_large: _Window | None = None
         self._hold = self._cuts = 0
 
     @property
@@ -242,7 +246,7 @@ class LatencyTuner:
         """The latency above which a batch is late."""
         return self._target_s if self._floor_s is None else KNEE * self._floor_s
 
-    def learn(self, sample: Sample) -> Step | None:
+    def learn(self, sample: BatchSample) -> Step | None:
         """A batch was committed. Those that were opened under another setting, or beside such ones, say nothing."""
         busy_s = sample.ended_s - max(self._ended_s, sample.ended_s - sample.latency_s)
         self._ended_s = sample.ended_s
@@ -257,21 +261,21 @@ class LatencyTuner:
             return None
         self._window.append((sample, busy_s))
         before, seen = self._step, self._look()
-        probes = self._trial is not None and self._trial.way is _Way.PROBE
+        probes = self._trial is not None and self._trial.way is _TriedChange.PROBE
         if seen.size == WINDOW or (seen.late == LATE and not probes) or (seen.size == GLANCE and self._is_far(seen)):
             self._window.clear()
             self._judge(seen)
         return self._step if self._step is not before else None
 
-    def _look(self) -> _Seen:
-        return _Seen.of(self._window, self._bound_s, self._at.in_flight)
+    def _look(self) -> _Window:
+        return _Window.of(self._window, self._bound_s, self._at.in_flight)
 
-    def _is_far(self, seen: _Seen) -> bool:
+    def _is_far(self, seen: _Window) -> bool:
         """Whether so few batches already show that there is room for larger ones."""
-        pays = self._trial is None or (self._trial.way is _Way.LARGER and seen.rate >= self._trial.needed)
+        pays = self._trial is None or (self._trial.way is _TriedChange.LARGER and seen.rate >= self._trial.needed)
         return pays and 2 * seen.high_s < self._bound_s and self._larger(seen) is not None
 
-    def _judge(self, seen: _Seen) -> None:
+    def _judge(self, seen: _Window) -> None:
         trial, self._trial = self._trial, None
         if trial is None:
             if seen.late >= LATE:
@@ -279,11 +283,11 @@ class LatencyTuner:
             else:
                 self._cuts = 0
                 self._advance(seen)
-        elif trial.way is _Way.PROBE:
+        elif trial.way is _TriedChange.PROBE:
             self._end_probe(trial.home, seen)
         elif seen.late < LATE and seen.rate >= trial.needed:
             self._keep(trial, seen)
-        elif trial.way is _Way.MORE and seen.late < LATE and self._at.messages < trial.home.messages:
+        elif trial.way is _TriedChange.MORE and seen.late < LATE and self._at.messages < trial.home.messages:
             self._trial = trial
             self._move(
                 replace(self._at, messages=trial.home.messages), f"{self._found(trial, seen)}: batches may be larger"
@@ -298,22 +302,22 @@ class LatencyTuner:
         self._at = to
         self._window.clear()
 
-    def _shown(self, seen: _Seen) -> str:
+    def _shown(self, seen: _Window) -> str:
         return f"nine batches in ten took at most {seen.high_s:.3g} s, the bound is {self._bound_s:.3g} s"
 
-    def _advance(self, seen: _Seen) -> None:
+    def _advance(self, seen: _Window) -> None:
         """Try what may bring more throughput: no batch, or few, were late."""
         if self._floor_s is not None and seen.high_s < self._floor_s:
             self._restart()  # Small batches took longer than these do now: the load has become lighter.
-            small = self._led_to(_Way.PROBE, seen)
+            small = self._led_to(_TriedChange.PROBE, seen)
             if (
                 small is not None and KNEE * seen.high_s < self._floor_s
             ):  # so much lighter that the target may be in reach
-                self._try(_Way.PROBE, small, seen)
+                self._try(_TriedChange.PROBE, small, seen)
                 return
         larger = self._larger(seen)
         if larger is not None:
-            self._try(_Way.LARGER, larger, seen)
+            self._try(_TriedChange.LARGER, larger, seen)
             return
         if self._hold:
             self._hold -= 1
@@ -328,10 +332,10 @@ class LatencyTuner:
             self._untried.pop(0)
         self._hold = PATIENCE
 
-    def _room(self, seen: _Seen) -> float:
+    def _room(self, seen: _Window) -> float:
         return (1 - MARGIN) * self._bound_s / seen.high_s
 
-    def _larger(self, seen: _Seen) -> Setting | None:
+    def _larger(self, seen: _Window) -> Setting | None:
         """The next size, if there is room below the bound for a larger one."""
         n, room, top = seen.messages, self._room(seen), self._too_large
         if top is None:
@@ -341,7 +345,7 @@ class LatencyTuner:
         to = min(int(n), self._most.messages)
         return replace(self._at, messages=to) if to >= STEP_MIN * self._at.messages else None
 
-    def _relieve(self, seen: _Seen) -> None:
+    def _relieve(self, seen: _Window) -> None:
         """Batches are late: make them smaller, or where that does not help, have fewer in flight."""
         self._too_large = seen
         self._cuts += 1
@@ -357,57 +361,57 @@ class LatencyTuner:
             fewer = replace(self._uncut, in_flight=self._at.in_flight - 1)
             self._move(fewer, f"{self._shown(seen)}; smaller batches do not help")
             return
-        small = self._led_to(_Way.PROBE, seen)
+        small = self._led_to(_TriedChange.PROBE, seen)
         if small is None:
             self._end_probe(self._at, seen)
         else:
-            self._try(_Way.PROBE, small, seen)
+            self._try(_TriedChange.PROBE, small, seen)
 
-    def _is_futile(self, seen: _Seen) -> bool:
+    def _is_futile(self, seen: _Window) -> bool:
         """Whether smaller batches would be late, too."""
         return self._cuts > CUTS or seen.messages <= self._least
 
-    def _try(self, way: _Way, to: Setting, seen: _Seen) -> None:
+    def _try(self, way: _TriedChange, to: Setting, seen: _Window) -> None:
         self._trial = _Trial(way, self._at, seen)
         self._move(to, f"tries {way}: {self._shown(seen)}, at {seen.rate:.0f} messages/s")
 
-    def _led_to(self, way: _Way, seen: _Seen) -> Setting | None:
+    def _led_to(self, way: _TriedChange, seen: _Window) -> Setting | None:
         """The setting that a trial begins with; None if it cannot be had, or is the present one."""
         n, k = self._at.messages, self._at.in_flight
         match way:
-            case _Way.MORE:
+            case _TriedChange.MORE:
                 # As if all of them shared the cores that they have now.
                 n, k = int(n * min(1.0, self._room(seen) * k / (k + 1))), k + 1
-            case _Way.FEWER:
+            case _TriedChange.FEWER:
                 n, k = n * k // max(1, k - 1), k - 1
-            case _Way.PROBE:
+            case _TriedChange.PROBE:
                 n //= PROBE_PART
             case _:
                 n //= 2
         to = Setting(min(self._most.messages, max(self._least, n)), k)
         return to if to != self._at and 1 <= k <= self._in_flight_max else None
 
-    def _keep(self, trial: _Trial, seen: _Seen) -> None:
-        if trial.way is _Way.LARGER:
+    def _keep(self, trial: _Trial, seen: _Window) -> None:
+        if trial.way is _TriedChange.LARGER:
             self._advance(seen)
             return
         self._restart()
         self._untried.sort(key=lambda way: way is not trial.way)
-        self._too_large = trial.seen if trial.way is _Way.SMALLER else None
+        self._too_large = trial.seen if trial.way is _TriedChange.SMALLER else None
         self._step = Step(trial.home, self._at, f"{trial.way} pays: {self._found(trial, seen)}")
 
-    def _go_back(self, trial: _Trial, seen: _Seen) -> None:
-        if trial.way is _Way.LARGER:
+    def _go_back(self, trial: _Trial, seen: _Window) -> None:
+        if trial.way is _TriedChange.LARGER:
             self._too_large = seen
         else:
             self._untried.remove(trial.way)
         late = ", and batches were late" if seen.late >= LATE else ""
         self._move(trial.home, f"{trial.way} did not pay: {self._found(trial, seen)}{late}")
 
-    def _found(self, trial: _Trial, seen: _Seen) -> str:
+    def _found(self, trial: _Trial, seen: _Window) -> str:
         return f"{seen.rate:.0f} messages/s, {trial.needed:.0f} were needed"
 
-    def _end_probe(self, home: Setting, seen: _Seen) -> None:
+    def _end_probe(self, home: Setting, seen: _Window) -> None:
         """Small batches were tried from `home`: say whether the target can be held."""
         before, found = self._floor_s, f"small batches, one at a time, take {seen.high_s:.3g} s"
         if seen.high_s <= self._target_s:

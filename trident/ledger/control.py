@@ -15,7 +15,18 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from stormproof.core.heartbeat.task import BEFORE, DONE, PASSAGE, PASSED, STAGE, STATE, STEP, TOTAL, Progress, Record
+from stormproof.core.heartbeat.task import (
+    BEFORE,
+    DONE,
+    PASSAGE,
+    PASSED,
+    STAGE,
+    STATE,
+    STEP,
+    TOTAL,
+    ProgressMark,
+    Record,
+)
 from stormproof.core.postgres.columns import may, must
 from stormproof.core.task.job import Job
 from stormproof.trident.ledger.database import Tx
@@ -76,7 +87,7 @@ class JobWatch:
         self._found = Counter[tuple[int, int]]()
         self._step = (0, 0)
 
-    def seen(self, progress: Progress, now_s: float) -> JobProgress:
+    def seen(self, progress: ProgressMark, now_s: float) -> JobProgress:
         """What the job's tasks report now."""
         steps = [_step(task) for task in progress.tasks if task[STATE] != DONE]
         self._found.update(steps)

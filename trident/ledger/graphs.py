@@ -122,7 +122,7 @@ class ChangeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class GraphChange:
     """One difference between two graphs of one topology."""
 
     kind: ChangeKind
@@ -162,7 +162,7 @@ class Change:
         """Whether it is logged as a warning."""
         return self.missing is not None or self.kind in (ChangeKind.SINK_CHANGED, ChangeKind.SINK_REMOVED)
 
-    def joining(self, missing: Missing | None, held: int | None, newest: int) -> Change:
+    def joining(self, missing: Missing | None, held: int | None, newest: int) -> GraphChange:
         """This change for a sink that joins, with what the sink lacks; `held` is the last txid that it was given before."""
         if held is None:
             lacks = "" if missing is None else f", and does not have {missing}, committed before it joined"
@@ -177,16 +177,16 @@ class Change:
         return replace(self, kind=ChangeKind.SINK_RETURNED, text=text, missing=missing)
 
 
-def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
+def changes(before: Graph, after: Graph) -> tuple[GraphChange, ...]:
     """The differences, sinks first."""
-    found: list[Change] = []
+    found: list[GraphChange] = []
     old, new = before.sinks, after.sinks
     found += [
-        Change(ChangeKind.SINK_ADDED, f"sink {name!r} is new", name, becomes=_as_json(_columns_of(new[name])))
+        GraphChange(ChangeKind.SINK_ADDED, f"sink {name!r} is new", name, becomes=_as_json(_columns_of(new[name])))
         for name in new
         if name not in old
     ]
-    found += [Change(ChangeKind.SINK_REMOVED, f"sink {name!r} is gone", name) for name in old if name not in new]
+    found += [GraphChange(ChangeKind.SINK_REMOVED, f"sink {name!r} is gone", name) for name in old if name not in new]
     found += [change for name in new if name in old and (change := sink_change(name, before, after)) is not None]
     different = [
         name
@@ -194,11 +194,11 @@ def changes(before: Graph, after: Graph) -> tuple[Change, ...]:
         if before.components.get(name) != after.components.get(name)
     ]
     if different:
-        found.append(Change(ChangeKind.COMPONENTS, f"other components: {', '.join(different)}"))
+        found.append(GraphChange(ChangeKind.COMPONENTS, f"other components: {', '.join(different)}"))
     return tuple(found)
 
 
-def sink_change(name: str, before: Graph, after: Graph) -> Change | None:
+def sink_change(name: str, before: Graph, after: Graph) -> GraphChange | None:
     """How the input of a sink that both graphs have differs; None where it does not. The order of columns says nothing."""
     old, new = before.sinks[name], after.sinks[name]
     was, becomes = _columns_of(old), _columns_of(new)
@@ -218,7 +218,7 @@ def sink_change(name: str, before: Graph, after: Graph) -> Change | None:
         return None
     grows = name in after.evolving and grown == len(words)
     taken = ", which its schema_contract='evolve' takes" if grows else ""
-    return Change(
+    return GraphChange(
         ChangeKind.SINK_CHANGED,
         f"sink {name!r}: {'; '.join(words)}{taken}",
         name,
@@ -273,7 +273,7 @@ def _rule(sink: Mapping[str, Any], part: str) -> str:
     return told if isinstance(told, str) else ", ".join(told)
 
 
-def fingerprint_of(found: Sequence[Change]) -> str:
+def fingerprint_of(found: Sequence[GraphChange]) -> str:
     """What an operator types to accept these changes: the same wherever they are found, and for no others.
 
     Targets are no part of it, which another machine may call otherwise; nor is how much a returning sink lacks by now.
@@ -282,7 +282,7 @@ def fingerprint_of(found: Sequence[Change]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:SHOWN_CHARACTERS]
 
 
-def keep_graph(tx: Tx, graph: Graph, accepted: str | None = None) -> Sequence[Change]:
+def keep_graph(tx: Tx, graph: Graph, accepted: str | None = None) -> Sequence[GraphChange]:
     """Record the graph if it is new or changed, and that its change was `accepted` by the caller. Returns what changed.
 
     Raises:
@@ -331,7 +331,7 @@ class News:
     `accepts` is the fingerprint that the caller gave for these changes, where they need one.
     """
 
-    changes: Sequence[Change]
+    changes: Sequence[GraphChange]
     after_txid: int
     accepts: str | None = None
 
@@ -381,13 +381,13 @@ def _used(tx: Tx, earlier: Sequence[Any]) -> Sequence[Any]:
 
 def _changes_with_missing(
     tx: Tx, earlier: Sequence[Any], used: Sequence[Any], graph: Graph, after_txid: int
-) -> list[Change]:
+) -> list[GraphChange]:
     """What changed since the last graph that was used; each sink that joins with what it lacks."""
     graphs = [Graph(row.description) for row in used]
     shapes = [Shape(row.epoch, row.after_txid, frozenset(Graph(row.description).sinks)) for row in earlier]
     away = absences([*shapes, Shape(tx.run.epoch, after_txid, frozenset(graph.sinks))])
     pruned = txns.pruned_upto(tx)
-    found: list[Change] = []
+    found: list[GraphChange] = []
     for change in changes(graphs[-1], graph):
         if change.kind is not ChangeKind.SINK_ADDED or change.sink is None:
             found.append(change)
@@ -409,7 +409,7 @@ def _changes_with_missing(
     return found
 
 
-def _require_resolved(tx: Tx, found: Sequence[Change]) -> None:
+def _require_resolved(tx: Tx, found: Sequence[GraphChange]) -> None:
     """Refuse to remove or change a sink for which a batch is prepared; it must be committed or skipped there first."""
     run = tx.run
     touched = {c.sink: c for c in found if c.kind in (ChangeKind.SINK_REMOVED, ChangeKind.SINK_CHANGED)}
@@ -438,7 +438,7 @@ def _require_resolved(tx: Tx, found: Sequence[Change]) -> None:
         )
 
 
-def _accepted(tx: Tx, found: Sequence[Change], since_epoch: int, given: str | None) -> str | None:
+def _accepted(tx: Tx, found: Sequence[GraphChange], since_epoch: int, given: str | None) -> str | None:
     """The fingerprint of these changes where it is `given`; None where an operator accepted them before.
 
     Raises:

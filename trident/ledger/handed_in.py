@@ -265,7 +265,7 @@ START_TOLERANCE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class HandoutStanding:
     """What the ledger has of a topology's name when Spark hands out a micro-batch."""
 
     last: HandedIn | None = None
@@ -282,7 +282,7 @@ class Standing:
 
 
 def handed(
-    topology: str, standing: Standing, query: str, batch: int, plans: Mapping[int, str | None], adopt: str | None
+    topology: str, standing: HandoutStanding, query: str, batch: int, plans: Mapping[int, str | None], adopt: str | None
 ) -> HandedIn:
     """What micro-batch `batch` of `query` is by the ledger's standing of the topology: the last one that was taken, where
     Spark does not know that it is done; else one to be taken, with the place from which the user decided to go on.
@@ -360,7 +360,7 @@ def _ends(plan: str) -> str:
     return f"{', '.join(ends)[:_SHOWN_CHARACTERS]} (planned with {times})"
 
 
-def _another_name(topology: str, standing: Standing, query: str, batch: int) -> PositionMismatch:
+def _another_name(topology: str, standing: HandoutStanding, query: str, batch: int) -> PositionMismatch:
     names = sorted(standing.others, key=lambda name: -standing.others[name].batch)
     stand = ", ".join(f"{name!r} stands at batch {standing.others[name].batch} of it" for name in names)
     before = standing.others[names[0]]
@@ -389,12 +389,12 @@ def missing(first: int) -> str:
     return "batch 0 is" if first == 1 else f"batches 0 to {first - 1} are"
 
 
-def stands(tx: Tx, query: str, batch: int) -> Standing:
+def stands(tx: Tx, query: str, batch: int) -> HandoutStanding:
     """The topology's standing for a micro-batch of this query."""
     return _standing(tx.connection, tx.run.topology, tx.run.incarnation, query, batch)
 
 
-def stands_by_name(connection: sa.Connection, topology: str, query: str, batch: int) -> Standing:
+def stands_by_name(connection: sa.Connection, topology: str, query: str, batch: int) -> HandoutStanding:
     """The same by the topology's name, without the fence: for a check before an epoch is raised."""
     incarnation: str | None = connection.execute(
         sa.text("select incarnation from stormproof.topology where name = :name"), {"name": topology}
@@ -402,9 +402,11 @@ def stands_by_name(connection: sa.Connection, topology: str, query: str, batch: 
     return _standing(connection, topology, incarnation, query, batch)
 
 
-def _standing(connection: sa.Connection, topology: str, incarnation: str | None, query: str, batch: int) -> Standing:
+def _standing(
+    connection: sa.Connection, topology: str, incarnation: str | None, query: str, batch: int
+) -> HandoutStanding:
     last = None if incarnation is None else newest(connection, incarnation)
-    return Standing(last, {} if last is not None else _others(connection, topology, query, batch))
+    return HandoutStanding(last, {} if last is not None else _others(connection, topology, query, batch))
 
 
 def _others(connection: sa.Connection, topology: str, query: str, batch: int) -> dict[str, HandedIn]:

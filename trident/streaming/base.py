@@ -28,7 +28,7 @@ from stormproof.core.engine.protocol import Engine
 from stormproof.core.engine.shipping import require_shippable
 from stormproof.core.graph.plan import Plan
 from stormproof.core.start.settings import Settings
-from stormproof.trident.driver.opening import Preflight, Sessions, attached, placed
+from stormproof.trident.driver.opening import Preflight, SinkSessions, attached, placed
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.outages import outlasting_outages
 from stormproof.trident.driver.run import new_incarnation, options_of
@@ -113,7 +113,7 @@ class OpenQuery:
     source: Source
     ledger: Ledger
     run: Run
-    sessions: Sessions
+    sessions: SinkSessions
     options: RunOptions
     settings: Settings
     preflight: Preflight
@@ -122,7 +122,7 @@ class OpenQuery:
     lineage: Sequence[Observer] = ()
 
     @property
-    def parts(self) -> tuple[Ledger, Run, Source, Sessions]:
+    def parts(self) -> tuple[Ledger, Run, Source, SinkSessions]:
         """What the steps of its batches work on."""
         return self.ledger, self.run, self.source, self.sessions
 

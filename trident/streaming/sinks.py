@@ -68,7 +68,7 @@ from stormproof.trident.terms.observers import BatchResult, RecoveryReport
 from stormproof.trident.terms.transaction_states import EventKind, TxnCause, TxnState
 
 if TYPE_CHECKING:
-    from stormproof.core.engine.frame import Frames, Written
+    from stormproof.core.engine.frame import Frames, WrittenRows
 
 
 class OneMessageSource(Source):
@@ -330,7 +330,7 @@ class ExactlyOnce(ForeachBatch):
 
     def _write(
         self, current: OpenQuery, frame: Frame, key: str, opened: Opened, times: StepTimes
-    ) -> Written | JobFailed:
+    ) -> WrittenRows | JobFailed:
         """Compute the rows and write them to files, by one job."""
         schema = self._schema
         assert schema is not None
@@ -348,7 +348,7 @@ class ExactlyOnce(ForeachBatch):
         failpoint("run.after")
         return written
 
-    def _commit(self, steps: Steps, opened: Opened, written: Written, times: StepTimes) -> None:
+    def _commit(self, steps: Steps, opened: Opened, written: WrittenRows, times: StepTimes) -> None:
         """Prepare, commit and finish what was written."""
         batch = steps.fix_content(opened, 1, Guarantee.EXACTLY_ONCE, written.files, (), written.rows, times.ms)
         times.mark("prepare")

@@ -289,7 +289,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricValue:
     """One value of a metric; `labels` are in the order of `Metric.label_names`."""
 
     metric: Metric
@@ -375,18 +375,18 @@ class Book:
             values = self._computed.get(metric)
         return {} if values is None else {(self.topology, *labels): value for labels, value in values().items()}
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[MetricValue]:
         """All present values."""
         with self._lock:
             values = dict(self._values)
             buckets = {key: tuple(counts) for key, counts in self._buckets.items()}
             computed = tuple(self._computed)
-        found: list[Sample] = []
+        found: list[MetricValue] = []
         for (metric, labels), value in values.items():
             counts = buckets.get((metric, labels))
-            found.append(Sample(metric, labels, value if counts is None else Distribution(counts, value)))
+            found.append(MetricValue(metric, labels, value if counts is None else Distribution(counts, value)))
         for metric in computed:
-            found += [Sample(metric, labels, value) for labels, value in self.computed(metric).items()]
+            found += [MetricValue(metric, labels, value) for labels, value in self.computed(metric).items()]
         return found
 
     def value(self, metric: Metric, **labels: str) -> float:

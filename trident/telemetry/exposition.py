@@ -34,7 +34,7 @@ from stormproof.trident.audit.report import LastVerdict, newest_verdicts
 from stormproof.trident.audit.status import DriverState, ProblemKind, TopologyStatus, status
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.telemetry import catalogue as m
-from stormproof.trident.telemetry.catalogue import BUCKETS_S, METRICS, Book, Distribution, Kind, Metric, Sample
+from stormproof.trident.telemetry.catalogue import BUCKETS_S, METRICS, Book, Distribution, Kind, Metric, MetricValue
 from stormproof.trident.terms.transaction_states import RejectState, TxnState, Verdict
 
 
@@ -44,7 +44,7 @@ def registry_of(books: Callable[[], Sequence[Book]]) -> CollectorRegistry:
     Of two books of one topology the later one counts: a label set may be exported once.
     """
 
-    def samples() -> Iterator[Sample]:
+    def samples() -> Iterator[MetricValue]:
         newest = {book.topology: book for book in books()}
         seen: set[tuple[Metric, tuple[str, ...]]] = set()
         for book in newest.values():
@@ -56,7 +56,7 @@ def registry_of(books: Callable[[], Sequence[Book]]) -> CollectorRegistry:
     return registry_with(samples)
 
 
-def registry_with(samples: Callable[[], Iterable[Sample]]) -> CollectorRegistry:
+def registry_with(samples: Callable[[], Iterable[MetricValue]]) -> CollectorRegistry:
     """A registry of its own, with these values, asked for each time that it is read."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Values(samples))
@@ -69,12 +69,12 @@ def text_of(registry: CollectorRegistry) -> str:
 
 
 class _Values(Collector):
-    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(self, samples: Callable[[], Iterable[MetricValue]]) -> None:
         self._samples = samples
 
     def collect(self) -> Iterator[Family]:
         """Every metric with its values, in the catalogue's order."""
-        found: dict[Metric, list[Sample]] = {}
+        found: dict[Metric, list[MetricValue]] = {}
         for sample in self._samples():
             found.setdefault(sample.metric, []).append(sample)
         for metric in METRICS:
@@ -82,7 +82,7 @@ class _Values(Collector):
                 yield _family(metric, sorted(found[metric], key=lambda one: one.labels))
 
 
-def _family(metric: Metric, samples: Sequence[Sample]) -> Family:
+def _family(metric: Metric, samples: Sequence[MetricValue]) -> Family:
     names = metric.label_names
     match metric.kind:
         case Kind.COUNTER:
@@ -290,7 +290,7 @@ os.register_at_fork(after_in_child=_in_fork)
 # ---- the ledger's own figures
 
 
-def ledger_figures(ledger: AuditLedger, names: tuple[str, ...], now: datetime) -> list[Sample]:
+def ledger_figures(ledger: AuditLedger, names: tuple[str, ...], now: datetime) -> list[MetricValue]:
     """The values of all `stormproof_ledger_*` metrics, of these topologies, or of all.
 
     Raises:
@@ -303,7 +303,7 @@ def ledger_figures(ledger: AuditLedger, names: tuple[str, ...], now: datetime) -
         found = list(status(ledger).topologies)
     with ledger.snapshot() as snapshot:
         verdicts, last = newest_verdicts(snapshot.connection), _last_commits(snapshot.connection)
-    samples = [Sample(m.BUILD_INFO, (version("stormproof"), platform.python_version()), 1.0)]
+    samples = [MetricValue(m.BUILD_INFO, (version("stormproof"), platform.python_version()), 1.0)]
     for one in found:
         samples += _of_topology(one, now, verdicts.get(one.incarnation), last.get(one.incarnation))
     return samples
@@ -311,9 +311,9 @@ def ledger_figures(ledger: AuditLedger, names: tuple[str, ...], now: datetime) -
 
 def _of_topology(
     one: TopologyStatus, now: datetime, verdict: LastVerdict | None, last_commit: datetime | None
-) -> Iterator[Sample]:
-    def of(metric: m.Metric, value: float, *labels: str) -> Sample:
-        return Sample(metric, (one.name, *labels), float(value))
+) -> Iterator[MetricValue]:
+    def of(metric: m.Metric, value: float, *labels: str) -> MetricValue:
+        return MetricValue(metric, (one.name, *labels), float(value))
 
     yield of(m.LEDGER_READ, now.timestamp())
     for driver in DriverState:

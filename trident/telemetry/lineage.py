@@ -51,7 +51,7 @@ class StormproofRunFacet(RunFacet):
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputTable:
     """A sink's table: its name, and the columns that it gets."""
 
     dataset: DatasetName
@@ -59,7 +59,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenToSink:
     """What a run wrote to one sink; `suppressed`: the sink held it already."""
 
     rows: int
@@ -79,7 +79,7 @@ class Told:
     guarantee: str
     streaming: bool
     inputs: tuple[DatasetName, ...]
-    outputs: Mapping[str, Output]
+    outputs: Mapping[str, OutputTable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Batch:
     txid: int
     attempts: int = 1
     messages: int = 0
-    written: Mapping[str, Written] = field(default_factory=dict[str, Written])
+    written: Mapping[str, WrittenToSink] = field(default_factory=dict[str, WrittenToSink])
     first_txid: int | None = None
     batches: int = 1
     error: str = ""
@@ -149,7 +149,7 @@ def _by_us(facet: Callable[..., Any], **fields: Any) -> Any:
     return facet(producer=PRODUCER, **fields)
 
 
-def _output(output: Output, written: Written | None) -> OutputDataset:
+def _output(output: OutputTable, written: WrittenToSink | None) -> OutputDataset:
     facets: dict[str, Any] = {}
     output_facets: dict[str, Any] = {}
     if output.columns:
@@ -201,7 +201,7 @@ class LineageReporter(Observer):
     def committed(self, batch: CommittedBatch) -> None:
         """See `Observer.committed`."""
         written = {
-            sink: Written(end.rows - end.rejected_rows, end.bytes, end.version, end.suppressed)
+            sink: WrittenToSink(end.rows - end.rejected_rows, end.bytes, end.version, end.suppressed)
             for sink, end in batch.sinks.items()
         }
         attempts = self._attempts.get(batch.txid, 1)

@@ -393,10 +393,10 @@ def exported_lineage(
     if transport is None:
         yield ()
         return
-    from stormproof.trident.telemetry.lineage import LineageReporter, Output, Told
+    from stormproof.trident.telemetry.lineage import LineageReporter, OutputTable, Told
 
     outputs = {
-        sink.name: Output(
+        sink.name: OutputTable(
             sink.dataset or DatasetName("stormproof", f"{plan.topology}.{sink.name}"),
             tuple((column.name, str(column.type)) for column in plan.sinks[sink.name].schema),
         )

@@ -16,11 +16,11 @@ from stormproof.core.base.clock import Clock
 from stormproof.core.base.errors import UsageError
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.web import render
-from stormproof.trident.web.people import NewSecret, Sessions, WebOptions, WebRole, new_secret
+from stormproof.trident.web.people import LoginSessions, NewSecret, WebOptions, WebRole, new_secret
 from stormproof.trident.web.proposals import Proposals
 from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import rendered
-from stormproof.trident.web.shield import Refused, Shield
+from stormproof.trident.web.shield import RequestRefused, Shield
 from stormproof.trident.web.views import batch, decisions, failures, questions, topology
 from stormproof.trident.web.visit import Route, Site, Visit, serve
 
@@ -28,11 +28,11 @@ from stormproof.trident.web.visit import Route, Site, Visit, serve
 async def enter(visit: Visit) -> Response:
     """Exchange a token for a session's cookie. The page then goes on by itself: a redirect would not have the cookie yet."""
     if visit.request.method != "GET":
-        raise Refused(400, "A token is used by GET.")
+        raise RequestRefused(400, "A token is used by GET.")
     token = visit.query.get("token", "")
     secret = visit.site.sessions.begin(token) if token and visit.site.options.identify is None else None
     if secret is None:
-        raise Refused(
+        raise RequestRefused(
             401,
             "This address was used, or is none of this page's. `stormproof web` printed another one when it was used.",
         )
@@ -112,7 +112,7 @@ def app_of(
     reader = LedgerReader(open_, clock) if shared_s is None else LedgerReader(open_, clock, shared_s=shared_s)
     paths = {route.name: route.path for route in routes}
     values: dict[str, Any] = {"nav": NAVIGATION, "topology_name": None}
-    site = Site(options, clock, reader, Sessions(clock, secrets), paths, Proposals(clock, secrets), values)
+    site = Site(options, clock, reader, LoginSessions(clock, secrets), paths, Proposals(clock, secrets), values)
     return site, Shield(_router(site, routes), options.hosts, _unexpected)
 
 

@@ -151,7 +151,7 @@ class _Session:
 
 
 @dataclass(slots=True)
-class Sessions:
+class LoginSessions:
     """The sessions that one-time tokens began.
 
     Guarantees: a token begins one session; a session ends `SESSION_S` after it began, or `IDLE_S` after it was last used;

@@ -21,7 +21,7 @@ from stormproof.core.source.files.rows import editable
 from stormproof.trident.decisions import dead_letters
 from stormproof.trident.decisions.canary import CanaryReport, CanaryRules, requeue_canary, require_driver
 from stormproof.trident.decisions.letter_choice import ChosenLetters, LetterFilter, filter_of, letters_of
-from stormproof.trident.declarations.decisions import Decision, Field, Look
+from stormproof.trident.declarations.decisions import Decision, DecisionPreview, Field
 from stormproof.trident.terms.wording import counted
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ VALUE_MAX = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DecisionSubject:
     """What a decision is about. `values` has each field that is filled in; `missing` says which are, and must be."""
 
     topology: str
@@ -40,14 +40,14 @@ class Choice:
     missing: tuple[str, ...] = ()
 
     @staticmethod
-    def of(decision: Decision, topology: str, params: QueryParams) -> Choice:
+    def of(decision: Decision, topology: str, params: QueryParams) -> DecisionSubject:
         """What an address, or a form, chooses.
 
         Raises:
             UsageError: a value is not of its kind.
         """
         values = values_of(decision.choice, params)
-        return Choice(topology, values, missing_of(decision.choice, values))
+        return DecisionSubject(topology, values, missing_of(decision.choice, values))
 
     def text(self, name: str) -> str | None:
         """A value as the form and the address have it."""
@@ -160,7 +160,7 @@ PINNED_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecisionOutcome:
     """What became of a confirmed decision. `ok` is off where it was refused, or something of it."""
 
     lines: tuple[str, ...]
@@ -176,20 +176,20 @@ class Proposal:
     nonce: str
     holder: str
     action: Decision
-    choice: Choice
-    look: Look
+    choice: DecisionSubject
+    look: DecisionPreview
     at_s: float
-    outcome: Outcome | None = None
+    outcome: DecisionOutcome | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def once(self, do: Callable[[], Outcome]) -> Outcome:
+    def once(self, do: Callable[[], DecisionOutcome]) -> DecisionOutcome:
         """Run it, unless it was run; a second call waits for the first one's outcome, and gets that."""
         with self._lock:
             if self.outcome is None:
                 try:
                     self.outcome = do()
                 except BaseException:
-                    self.outcome = Outcome(
+                    self.outcome = DecisionOutcome(
                         (
                             "It failed unexpectedly, and may be done in part: see what is on record, and the page's log.",
                         ),
@@ -213,7 +213,7 @@ class Proposals:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, Proposal] = OrderedDict()
 
-    def add(self, holder: str, action: Decision, choice: Choice, look: Look) -> Proposal:
+    def add(self, holder: str, action: Decision, choice: DecisionSubject, look: DecisionPreview) -> Proposal:
         """Keep what is being shown."""
         now_s = self._clock.monotonic_s()
         made = Proposal(self._make(), holder, action, choice, look, now_s)
@@ -278,18 +278,18 @@ class Done:
         return self.told
 
 
-def look(stores: Stores, topology: str, *, id: tuple[str, ...], all: bool, **filters: object) -> Look:
+def look(stores: Stores, topology: str, *, id: tuple[str, ...], all: bool, **filters: object) -> DecisionPreview:
     """Which dead letters are meant: those selected, those that a filter admits, or expressly all of them."""
     where = filter_of(**filters)
     stores.topology(topology)
     nothing = require_chosen(id, is_empty=(where.without_sink if id else where).is_empty, every=all)
     if nothing is not None:
-        return Look({}, nothing=nothing)
+        return DecisionPreview({}, nothing=nothing)
     found = _found(stores, topology, where, id)
     classes = [(one.error_class, one.reason, one.component, str(one.undecided)) for one in found.classes]
     missed = len(set(id).difference(found.messages))
     at_sinks = len(found.rejects)
-    return Look(
+    return DecisionPreview(
         {},
         found.number,
         "dead letter",
@@ -381,7 +381,7 @@ def changes(before: Set[str | int], now: Set[str | int]) -> list[str]:
 # -- edit --------------------------------------------------------------------------------------------------------------
 
 
-def look_at_one(stores: Stores, topology: str, id: str) -> Look:
+def look_at_one(stores: Stores, topology: str, id: str) -> DecisionPreview:
     """One dead letter, with its payload as the text of a form."""
     with letters_of(stores, topology) as letters:
         one = dead_letters.undecided_letter(letters, id)
@@ -390,9 +390,9 @@ def look_at_one(stores: Stores, topology: str, id: str) -> Look:
     facts = {"message": id, "failed": f"{one.times_failed} times", "dead since": str(one.dead_at)}
     if text is None:
         why = "The payload is no text that a form of a browser keeps byte by byte. Edit it by the command below."
-        return Look(facts, 1, "dead letter", nothing=why)
+        return DecisionPreview(facts, 1, "dead letter", nothing=why)
     said = f"the payload has {len(payload)} bytes; the error was: {one.error}"
-    return Look(facts, 1, "dead letter", {"before": payload}, (said,), prefilled={"payload": text})
+    return DecisionPreview(facts, 1, "dead letter", {"before": payload}, (said,), prefilled={"payload": text})
 
 
 def edit(

@@ -124,7 +124,7 @@ def _bounded(receive: Receive) -> Receive:
     return bounded
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not let in: the answer's status, and why."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -140,12 +140,12 @@ def require_same_origin(request: Request) -> None:
     # another site's page sent the request cannot be told.
     origins = headers.getlist("origin")
     if not origins:
-        raise Refused(
+        raise RequestRefused(
             403, "The request has no Origin. Send it from the page, by a proxy that leaves the header in place."
         )
     is_own = len(origins) == 1 and _netloc(origins[0]) == headers.get("host", "").lower()
     if not is_own or headers.get("sec-fetch-site", "same-origin") != "same-origin":
-        raise Refused(403, "The request comes from another site.")
+        raise RequestRefused(403, "The request comes from another site.")
 
 
 def _netloc(address: str) -> str | None:

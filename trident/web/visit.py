@@ -27,11 +27,11 @@ from stormproof.core.base.errors import (
     TransientError,
     UsageError,
 )
-from stormproof.trident.web.people import Sessions, WebOptions, WebRole, WebUser, at_most, csrf_of, is_csrf_of
+from stormproof.trident.web.people import LoginSessions, WebOptions, WebRole, WebUser, at_most, csrf_of, is_csrf_of
 from stormproof.trident.web.proposals import Proposals
 from stormproof.trident.web.reading import LedgerReader
 from stormproof.trident.web.render import ASSETS, address, rendered
-from stormproof.trident.web.shield import Refused, require_same_origin
+from stormproof.trident.web.shield import RequestRefused, require_same_origin
 
 if TYPE_CHECKING:
     from stormproof.trident.decisions.stores import Stores
@@ -44,7 +44,7 @@ class Site:
     options: WebOptions
     clock: Clock
     reader: LedgerReader
-    sessions: Sessions
+    sessions: LoginSessions
     paths: Mapping[str, str]
     proposals: Proposals
     """Decisions that were shown, and wait for a confirmation or were acted on."""
@@ -213,7 +213,7 @@ async def serve(site: Site, route: Route, request: Request) -> Response:
             if route.role is not None:
                 _require_token(site, request, visit, holder)
         return await route.handler(visit)
-    except Refused as refused:
+    except RequestRefused as refused:
         _log.warning("refused %s %s: %s", route.method, route.path, refused.why)
         return visit.page("refused.html", status=refused.status, title=_TITLES[refused.status], why=refused.why)
     except StormproofError as error:
@@ -261,11 +261,11 @@ def _require_role(site: Site, route: Route, user: WebUser | None) -> None:
             if site.options.identify is None
             else "Nobody is named as the one who asks: the page's identity comes from what serves it."
         )
-        raise Refused(401, why)
+        raise RequestRefused(401, why)
     assert route.role is not None
     if not user.role.may(route.role):
         known = "the page was started read-only" if site.options.read_only else f"your role is {user.role.value}"
-        raise Refused(403, f"This needs the role {route.role.value}; {known}.")
+        raise RequestRefused(403, f"This needs the role {route.role.value}; {known}.")
 
 
 async def _form(request: Request) -> QueryParams:
@@ -274,15 +274,17 @@ async def _form(request: Request) -> QueryParams:
     if not body:
         return QueryParams()
     if kind != "application/x-www-form-urlencoded":
-        raise Refused(400, "A form comes as application/x-www-form-urlencoded.")
+        raise RequestRefused(400, "A form comes as application/x-www-form-urlencoded.")
     try:
         return QueryParams(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=FIELDS_MAX))
     except ValueError as error:
-        raise Refused(400, "The form cannot be read.") from error
+        raise RequestRefused(400, "The form cannot be read.") from error
 
 
 def _require_token(site: Site, request: Request, visit: Visit, holder: str | None) -> None:
     given = request.headers.get(CSRF_HEADER) or visit.form.get(CSRF_FIELD, "")
     if holder is None or not is_csrf_of(site.options.secret, holder, given):
-        raise Refused(403, "The form lacks the page's token, or it is of a session that has ended: load the page anew.")
+        raise RequestRefused(
+            403, "The form lacks the page's token, or it is of a session that has ended: load the page anew."
+        )
     visit.form = QueryParams([(name, value) for name, value in visit.form.multi_items() if name != CSRF_FIELD])

@@ -20,7 +20,7 @@ from stormproof.core.base.errors import TopologyError, UsageError
 from stormproof.core.contract.payload import JsonDecoder, decoder_for
 from stormproof.core.contract.schema import SchemaLike, parse_schema
 from stormproof.core.contract.source import Decoder, Limit, SliceReader, SourcePreview
-from stormproof.core.pending.connector import Next
+from stormproof.core.pending.connector import NextMessages
 from stormproof.core.pending.numbered import NumberedSource, lowest_unresolved, next_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber
@@ -272,7 +272,7 @@ class FileSource(NumberedSource):
         """Where the limit cuts a range, after at least one message, and the bytes up to there."""
         return self._files.cut(first, stop, limit)
 
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         """The messages from the position on; of Parquet up to the end of a row group, so that no group is read twice."""
         first, stop = next_of(position), self._files.stop
         if self._columns is not None and first < stop:

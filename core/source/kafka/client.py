@@ -84,7 +84,7 @@ class Topic(NamedTuple):
 
 
 @dataclass(slots=True)
-class Heard:
+class ErrorListener:
     """Listens to a client: its questions only time out where the cluster refuses it."""
 
     refusal: Any = None
@@ -133,7 +133,7 @@ class Cluster:
         )
         return consumer
 
-    def admin(self, heard: Heard) -> AdminClient:
+    def admin(self, heard: ErrorListener) -> AdminClient:
         """A client that asks, and tells `heard` why it is refused."""
         client: AdminClient = required("confluent_kafka.admin", "kafka", "KafkaSource").AdminClient(
             {**self._common, **_without_consumers(dict(self.settings)), "error_cb": heard}, logger=_client_log
@@ -213,7 +213,7 @@ class Asking:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._admin: AdminClient | None = None
-        self._heard = Heard()
+        self._heard = ErrorListener()
         self._made_in = 0
         self.epochs: dict[Partition, int] = {}
         """The partitions' leader epochs, where the newest question for their ends has had them."""
@@ -226,7 +226,7 @@ class Asking:
     @property
     def _client(self) -> AdminClient:
         if self._admin is None or self._made_in != os.getpid():
-            self._heard = Heard(was_cut=True)
+            self._heard = ErrorListener(was_cut=True)
             self._admin, self._made_in = self.cluster.admin(self._heard), os.getpid()
         return self._admin
 

@@ -19,7 +19,7 @@ import numpy as np
 from stormproof.core.base.arrow import Rows
 from stormproof.core.contract.source import Limit
 from stormproof.core.source.kafka.client import Cluster, Feed, OffsetGone, Partition
-from stormproof.core.source.kafka.position import OffsetRange, Place
+from stormproof.core.source.kafka.position import OffsetRange, PartitionPlace
 from stormproof.core.source.kafka.reader import gone, offsets_of, runs_of
 
 _MOST: Final = 10_000
@@ -94,7 +94,9 @@ class _Behind:
     sizes: Rows | None = None
     mean_bytes: float = 0.0
 
-    def cut(self, place: Place, number: int, most: int, most_bytes: int, *, one_at_least: bool) -> OffsetRange | None:
+    def cut(
+        self, place: PartitionPlace, number: int, most: int, most_bytes: int, *, one_at_least: bool
+    ) -> OffsetRange | None:
         """At most so many messages and bytes of them."""
         where = OffsetRange(place.topic, place.partition, number, place.begin, place.next, 0, 0)
         if self.offsets is None or self.sizes is None:
@@ -121,7 +123,7 @@ def count(cluster: Cluster, ranges: Sequence[OffsetRange]) -> dict[int, tuple[Ro
     wanted = {(one.topic, one.partition): one for one in ranges if one.messages}
     lookahead = Lookahead(cluster)
     try:
-        places = [Place(one.topic, one.partition, one.first, one.first) for one in wanted.values()]
+        places = [PartitionPlace(one.topic, one.partition, one.first, one.first) for one in wanted.values()]
         every = Limit(messages=sum(one.stop - one.start for one in wanted.values()) + len(places) * _MOST, certain=True)
         lookahead.look(places, {partition: one.stop for partition, one in wanted.items()}, every, patient=True)
         return {one.place: lookahead.counted(partition, one.stop) for partition, one in wanted.items()}
@@ -148,7 +150,7 @@ class Lookahead:
         self._gappy.add(partition)
         self._even.pop(partition, None)
 
-    def assumed(self, places: Sequence[Place]) -> list[Place]:
+    def assumed(self, places: Sequence[PartitionPlace]) -> list[PartitionPlace]:
         """The places that are not counted: each offset behind them is taken to have a message."""
         return [
             place
@@ -156,7 +158,7 @@ class Lookahead:
             if not place.empty and place.next < self._even.get((place.topic, place.partition), (0.0, 0))[1]
         ]
 
-    def is_empty(self, place: Place, end: int) -> bool:
+    def is_empty(self, place: PartitionPlace, end: int) -> bool:
         """Whether all up to an offset was counted, and none of it is a message."""
         behind = self._behind(place, assumes=False)
         return not behind.messages and behind.stop >= end
@@ -174,7 +176,7 @@ class Lookahead:
             feed.close()
 
     def look(
-        self, places: Sequence[Place], ends: Mapping[Partition, int], limit: Limit, *, patient: bool = False
+        self, places: Sequence[PartitionPlace], ends: Mapping[Partition, int], limit: Limit, *, patient: bool = False
     ) -> None:
         """Count what a slice of this limit needs, or all up to the ends; `patient`: however long that takes.
 
@@ -210,7 +212,7 @@ class Lookahead:
         is_known = not limit.certain and one.is_sample and not one.has_gaps and partition not in self._gappy
         return not is_known and one.stop < self._ends.get(partition, 0)
 
-    def _follow(self, places: Sequence[Place]) -> None:
+    def _follow(self, places: Sequence[PartitionPlace]) -> None:
         """Stand behind the position, wherever it is now."""
         at = {(place.topic, place.partition): place.next for place in places}
         if not at and not self._counted:
@@ -226,7 +228,7 @@ class Lookahead:
         for partition, offset in at.items():
             self._counted[partition].forget(offset)
 
-    def left(self, places: Sequence[Place], ends: Mapping[Partition, int]) -> int:
+    def left(self, places: Sequence[PartitionPlace], ends: Mapping[Partition, int]) -> int:
         """How many messages lie behind the position; with offsets that have none, where there are too many to look."""
         offsets = sum(max(0, ends[place.topic, place.partition] - place.next) for place in places)
         if not offsets:
@@ -239,7 +241,7 @@ class Lookahead:
             left += behind.messages + max(0, ends[place.topic, place.partition] - behind.stop)
         return left
 
-    def slice(self, places: Sequence[Place], limit: Limit, turn: int) -> list[OffsetRange]:
+    def slice(self, places: Sequence[PartitionPlace], limit: Limit, turn: int) -> list[OffsetRange]:
         """The next messages, within the limit (but one at least), from each partition a fair share; by place.
 
         Empty where nothing is known behind the places' offsets.
@@ -268,7 +270,7 @@ class Lookahead:
                 break
         return [taken[number] for number in sorted(taken)]
 
-    def _behind(self, place: Place, *, assumes: bool) -> _Behind:
+    def _behind(self, place: PartitionPlace, *, assumes: bool) -> _Behind:
         partition = (place.topic, place.partition)
         if assumes and partition in self._even and self.assumed([place]):
             mean_bytes, until = self._even[partition]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.contract.source import Limit
-from stormproof.core.pending.continuity import Continuity, Look, Rules, at_least
+from stormproof.core.pending.continuity import Continuity, ContinuityLook, Rules, at_least
 from stormproof.core.source.kafka.client import (
     Asking,
     Cluster,
@@ -26,7 +26,15 @@ from stormproof.core.source.kafka.client import (
     start_offset,
 )
 from stormproof.core.source.kafka.lookahead import Lookahead
-from stormproof.core.source.kafka.position import GONE, NOTHING, PLACES_MAX, KafkaPosition, OffsetRange, Place, Waits
+from stormproof.core.source.kafka.position import (
+    GONE,
+    NOTHING,
+    PLACES_MAX,
+    KafkaPosition,
+    OffsetRange,
+    PartitionPlace,
+    Waits,
+)
 from stormproof.core.source.kafka.reader import messages_in, runs_of
 
 log = logging.getLogger("stormproof.kafka")
@@ -83,7 +91,7 @@ class Partitions:
         self._searched_s = -math.inf
         self._cluster_id = ""
         self._found: dict[str, Topic | None] = {}
-        self._noted: list[Look] = []
+        self._noted: list[ContinuityLook] = []
         self._removed_in: dict[int, int] = {}
         """The leader epochs when messages were seen to be removed, by place."""
         self._compared: dict[Partition, int] = {}
@@ -134,7 +142,9 @@ class Partitions:
         newest = self.asking.newest(self.asking.ends(partitions))  # and their leader epochs
         epochs = self.asking.epochs
         places = tuple(
-            Place(*one, first[one], first[one], epoch=epochs.get(one, NOTHING), newest=newest.get(one, NOTHING))
+            PartitionPlace(
+                *one, first[one], first[one], epoch=epochs.get(one, NOTHING), newest=newest.get(one, NOTHING)
+            )
             for one in partitions
         )
         topics = {topic: about.id for topic, about in found.items()}
@@ -240,7 +250,7 @@ class Partitions:
         ]
         return tuple(Waits(number, one.end, one.since) for number, one in found if one is not None and one.is_told)
 
-    def _require_there(self, places: Sequence[Place]) -> None:
+    def _require_there(self, places: Sequence[PartitionPlace]) -> None:
         """Raise OffsetGone where retention has removed what is next; it is for places whose messages nobody counts."""
         first = self.asking.earliest((place.topic, place.partition) for place in places)
         for place in places:
@@ -268,7 +278,7 @@ class Partitions:
             partition = place.topic, place.partition
             self._compared[partition] = epochs.get(partition, NOTHING)
 
-    def _told(self, marked: Mapping[int, Place]) -> list[Look]:
+    def _told(self, marked: Mapping[int, PartitionPlace]) -> list[ContinuityLook]:
         """What the last message tells of a partition; where it is gone, or not right before the place, leader epochs and
         timestamps do. A broker that was set back as a whole may come to the same epochs, and a producer may give old times:
         where compaction took the last message, a consumer group that has the place shows that the broker was not set back.
@@ -288,7 +298,7 @@ class Partitions:
         compacted = {n: p for n, p in left.items() if n in kept and n not in found and p.checksum >= 0}
         doubted = {n for n, p in left.items() if p.epoch == NOTHING} | (self._untold(compacted) - rewound)
         looks = [
-            Look(
+            ContinuityLook(
                 Continuity.REWOUND,
                 f"{_named(marked[number])} has other messages than were there up to offset {marked[number].next - 1}: the "
                 "cluster lost messages that it had given out, and gives their offsets again",
@@ -297,7 +307,7 @@ class Partitions:
             for number in sorted(rewound)
         ]
         return looks + [
-            Look(
+            ContinuityLook(
                 Continuity.UNKNOWN,
                 f"{_named(place)}: whether the cluster lost messages and gave their offsets again cannot be told: the one "
                 f"at offset {place.next - 1} is not there, and "
@@ -309,22 +319,22 @@ class Partitions:
             for place in [left[number]]
         ]
 
-    def _has_later(self, places: Mapping[int, Place]) -> set[int]:
+    def _has_later(self, places: Mapping[int, PartitionPlace]) -> set[int]:
         """The places before which there is a message with a later timestamp than any had."""
         numbers = {(p.topic, p.partition): n for n, p in places.items() if p.newest != NOTHING}
         later = self.asking.first_at({one: places[n].newest + 1 for one, n in numbers.items()})
         return {n for one, n in numbers.items() if 0 <= later[one] < places[n].next}
 
-    def _untold(self, places: Mapping[int, Place]) -> set[int]:
+    def _untold(self, places: Mapping[int, PartitionPlace]) -> set[int]:
         """The places that the consumer group does not have: that of a broker that was set back has less."""
         numbers = {(p.topic, p.partition): n for n, p in places.items()}
         told = self.asking.told(self._group, [*numbers]) if self._group and numbers else {}
         return {n for one, n in numbers.items() if told.get(one, NOTHING) < places[n].next}
 
-    def _is_leader_of(self, place: Place) -> bool:
+    def _is_leader_of(self, place: PartitionPlace) -> bool:
         return self.asking.epochs.get((place.topic, place.partition), NOTHING) == place.epoch != NOTHING
 
-    def _truncated(self, places: Mapping[int, Place]) -> list[int]:
+    def _truncated(self, places: Mapping[int, PartitionPlace]) -> list[int]:
         """The places before which the broker's log was cut, by its history of leader epochs."""
         left = {(place.topic, place.partition): number for number, place in places.items()}
         cut: list[int] = []
@@ -349,7 +359,7 @@ class Partitions:
             feed.close()
         return cut
 
-    def _last_of(self, places: Mapping[int, Place]) -> dict[int, int]:
+    def _last_of(self, places: Mapping[int, PartitionPlace]) -> dict[int, int]:
         """Checksums of the last messages that were opened, by place; of those that are there."""
         ranges = [
             OffsetRange(place.topic, place.partition, number, place.last, place.last + 1, 1, 0)
@@ -389,14 +399,14 @@ class Partitions:
         found = self._last_of(missing)
         return position.with_places({n: replace(missing[n], checksum=checksum) for n, checksum in found.items()})
 
-    def _require_within(self, active: Mapping[int, Place]) -> None:
+    def _require_within(self, active: Mapping[int, PartitionPlace]) -> None:
         """Refuse a partition that ends before the position: what was applied is not there."""
         short = {n: p for n, p in active.items() if self.ends[p.topic, p.partition] < p.next}
         if not short:
             return
         ends = self.asking.ends(((p.topic, p.partition) for p in short.values()), committed=False)
         looks = [
-            Look(
+            ContinuityLook(
                 Continuity.REWOUND,
                 f"{_named(place)} ends at offset {end}, and messages up to {place.next - 1} were opened: the cluster lost "
                 "messages that it had given out",
@@ -409,7 +419,7 @@ class Partitions:
         ]
         self._noted += self._rules.decided(looks)
 
-    def active(self, position: KafkaPosition) -> list[Place]:
+    def active(self, position: KafkaPosition) -> list[PartitionPlace]:
         """The places that are read: not those of topics that the source does not name any more."""
         return [place for place in position.places if self._topics.matches(place.topic)]
 
@@ -437,7 +447,7 @@ class Partitions:
                 topic=topic,
             )
         new = [
-            Place(topic, partition, 0, 0)
+            PartitionPlace(topic, partition, 0, 0)
             for topic, about in sorted(self._found.items())
             if about is not None
             for partition in about.partitions
@@ -453,7 +463,7 @@ class Partitions:
         grown = replace(position, places=(*position.places, *new), topics=topics)
         return grown.noted([one for one in self._noted if _is_next(one, grown)], self._removed_in)
 
-    def _missing(self, place: Place, position: KafkaPosition) -> None:
+    def _missing(self, place: PartitionPlace, position: KafkaPosition) -> None:
         """An offset to read is not there: retention took it, which is refused or put on record."""
         partition = (place.topic, place.partition)
         epoch = self.asking.epochs.get(partition, NOTHING)
@@ -478,16 +488,16 @@ class Partitions:
             "before they were read"
         )
         behind, number = str(place.begin - 1), position.places.index(place)
-        look = Look(Continuity.REMOVED, text, first - place.next, behind, str(first), number)
+        look = ContinuityLook(Continuity.REMOVED, text, first - place.next, behind, str(first), number)
         self._noted += self._rules.decided([look])
         self._removed_in[number] = epoch
 
 
-def _named(place: Place) -> str:
+def _named(place: PartitionPlace) -> str:
     return f"topic {place.topic}, partition {place.partition}"
 
 
-def _is_next(look: Look, position: KafkaPosition) -> bool:
+def _is_next(look: ContinuityLook, position: KafkaPosition) -> bool:
     """Whether a look is still to go on record: what was removed does where the position stands before it."""
     return look.verdict is not Continuity.REMOVED or position.places[look.place].begin == int(look.behind) + 1
 

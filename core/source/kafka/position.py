@@ -22,7 +22,7 @@ from stormproof.core.base.arrow import Rows, pc
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.source import Expectation, ShownIds
 from stormproof.core.pending.connector import Finding, OpenedSlice, SliceAudit, overlaps_and_gaps
-from stormproof.core.pending.continuity import Continuity, Look, looks_in, with_looks
+from stormproof.core.pending.continuity import Continuity, ContinuityLook, looks_in, with_looks
 from stormproof.core.pending.rows import At, expectation_of, expectation_of_range
 
 NOTHING: Final = -1
@@ -31,7 +31,7 @@ GONE: Final = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartitionPlace:
     """One partition: the offset that the subscription began with, and the first one that was never opened.
 
     `last` is the offset of the last message that was opened, or was seen to be removed, `checksum` that message's, and
@@ -85,8 +85,8 @@ class KafkaPosition:
 
     cluster: str
     topics: Mapping[str, str]
-    places: tuple[Place, ...]
-    looks: tuple[Look, ...] = ()
+    places: tuple[PartitionPlace, ...]
+    looks: tuple[ContinuityLook, ...] = ()
     ends: tuple[int, ...] = ()
     slices: int = 0
     waits: tuple[Waits, ...] = ()
@@ -101,11 +101,11 @@ class KafkaPosition:
         """Offsets between what was opened and the ends; those without a message are among them."""
         return sum(max(0, end - place.next) for place, end in zip(self.places, self.ends, strict=False))
 
-    def with_places(self, changed: Mapping[int, Place]) -> KafkaPosition:
+    def with_places(self, changed: Mapping[int, PartitionPlace]) -> KafkaPosition:
         """With these places in place of those of their numbers."""
         return replace(self, places=tuple(changed.get(number, place) for number, place in enumerate(self.places)))
 
-    def noted(self, looks: Sequence[Look], epochs: Mapping[int, int]) -> KafkaPosition:
+    def noted(self, looks: Sequence[ContinuityLook], epochs: Mapping[int, int]) -> KafkaPosition:
         """With these on record, and places behind what was removed; `epochs` are the leader epochs then, by place."""
         on_record = looks_in(with_looks(self.to_json(), looks))
         moved = {
@@ -164,10 +164,10 @@ def _list(value: Json) -> list[Json]:
     return value if isinstance(value, list) else []
 
 
-def _place(value: Json) -> Place:
+def _place(value: Json) -> PartitionPlace:
     match value:
-        case [str(topic), int(partition), *numbers] if len(numbers) == len(fields(Place)) - 2:
-            return Place(topic, partition, *(number for number in numbers if isinstance(number, int)))
+        case [str(topic), int(partition), *numbers] if len(numbers) == len(fields(PartitionPlace)) - 2:
+            return PartitionPlace(topic, partition, *(number for number in numbers if isinstance(number, int)))
         case _:
             raise UsageError(f"not a partition's place: {value}")
 
@@ -403,7 +403,7 @@ class KafkaAudit(SliceAudit):
 
     def _of_place(
         self,
-        place: Place | None,
+        place: PartitionPlace | None,
         pieces: Sequence[tuple[OffsetRange, OpenedSlice]],
         known: int,
         lost: Sequence[tuple[int, int]],
@@ -417,7 +417,7 @@ class KafkaAudit(SliceAudit):
             findings.append(missed(end, place.begin, "behind the last batch", None))
         return findings
 
-    def _missed(self, place: Place | None, start: int, stop: int, where: str, txid: int | None) -> Finding:
+    def _missed(self, place: PartitionPlace | None, start: int, stop: int, where: str, txid: int | None) -> Finding:
         return Finding(
             f"source {self._who.source}: offsets {start} to {stop - 1} of {_where(place)} {where} were handed out to no "
             "batch",
@@ -425,7 +425,7 @@ class KafkaAudit(SliceAudit):
         )
 
 
-def _where(place: Place | None) -> str:
+def _where(place: PartitionPlace | None) -> str:
     return "an unknown partition" if place is None else f"topic {place.topic}, partition {place.partition}"
 
 

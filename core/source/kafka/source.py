@@ -23,7 +23,7 @@ from stormproof.core.base.errors import StoreUnavailable, StormproofError, Usage
 from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Lease, Limit, Slice, SliceReader, SourcePreview
-from stormproof.core.pending.connector import Next, Piece, two_numbers
+from stormproof.core.pending.connector import NextMessages, Piece, two_numbers
 from stormproof.core.pending.continuity import OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber, even_bounds
@@ -49,7 +49,7 @@ from stormproof.core.source.kafka.position import (
     KafkaAudit,
     KafkaPosition,
     OffsetRange,
-    Place,
+    PartitionPlace,
     PlaceIds,
     at_of_ranges,
     expectation_of_ranges,
@@ -269,7 +269,7 @@ class KafkaSource(KeepsMetadata, PendingSource):
         ends = tuple(self._partitions.ends.get((place.topic, place.partition), place.next) for place in found.places)
         return replace(found, ends=ends).to_json()
 
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         """What was counted behind the position, from each partition a fair share."""
         at = KafkaPosition.of(position)
         ranges = self._partitions.lookahead.slice(at.places, limit, at.slices) if at.places else []
@@ -280,9 +280,9 @@ class KafkaSource(KeepsMetadata, PendingSource):
         moved = replace(
             at.with_places({one.place: self._behind(at.places[one.place], one) for one in ranges}), slices=at.slices + 1
         )
-        return Next(_piece(ranges, moved.reach, seed), moved.to_json())
+        return NextMessages(_piece(ranges, moved.reach, seed), moved.to_json())
 
-    def _behind(self, place: Place, opened: OffsetRange) -> Place:
+    def _behind(self, place: PartitionPlace, opened: OffsetRange) -> PartitionPlace:
         """A place behind messages that are opened."""
         partition = place.topic, place.partition
         epoch = self._partitions.asking.epochs.get(partition, NOTHING)

@@ -27,7 +27,7 @@ class ProtocolError(Exception):
     """The server refused a command, or answered what is no answer; the connection is of no use any more."""
 
 
-class Connection:
+class KestrelConnection:
     """Reads of one queue. Commands are sent first and their answers read afterwards, so that connections work side by side.
 
     The server counts its open reads by connection: a close or an abort means the oldest of them. When the connection goes,
@@ -175,10 +175,10 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Received(NamedTuple):
+class OpenItem(NamedTuple):
     """An item, and the connection on which it is open."""
 
-    connection: Connection
+    connection: KestrelConnection
     item: bytes
 
 
@@ -187,7 +187,7 @@ class Host:
 
     def __init__(self, address: Address, queue: str, connections: int, open_reads: int) -> None:
         self.address = address
-        self.connections: list[Connection] = []
+        self.connections: list[KestrelConnection] = []
         self.failures = 0
         self.not_before_s = 0.0
         self._queue = queue
@@ -195,13 +195,13 @@ class Host:
         self._reads = open_reads
         self._width = 1
 
-    def asked(self, limit: int) -> list[tuple[Connection, int]]:
+    def asked(self, limit: int) -> list[tuple[KestrelConnection, int]]:
         """Ask for items, at most `limit`; gives the connections, and how many were asked for on each."""
         wanted = min(limit, self._width * self._reads)
-        asked: list[tuple[Connection, int]] = []
+        asked: list[tuple[KestrelConnection, int]] = []
         while wanted > 0:
             if len(asked) == len(self.connections):
-                self.connections.append(Connection(self.address.host, self.address.port, self._queue, TIMEOUT_S))
+                self.connections.append(KestrelConnection(self.address.host, self.address.port, self._queue, TIMEOUT_S))
             reads = min(wanted, self._reads)
             self.connections[len(asked)].ask(reads)
             asked.append((self.connections[len(asked)], reads))
@@ -245,7 +245,7 @@ class Hosts:
 
     # ---- items
 
-    def receive(self, limit: int) -> list[Received]:
+    def receive(self, limit: int) -> list[OpenItem]:
         """At most `limit` items, of every server in turn. What was open before, and was not closed, is given back first.
 
         Raises:
@@ -253,9 +253,9 @@ class Hosts:
             UsageError: a server refuses what it is asked for.
         """
         self.give_back()
-        received: list[list[Received]] = []
+        received: list[list[OpenItem]] = []
         answered, last = 0, ""
-        waiting: list[tuple[Host, list[tuple[Connection, int]]]] = []
+        waiting: list[tuple[Host, list[tuple[KestrelConnection, int]]]] = []
         for host in self._in_turn():
             if limit <= 0:
                 break
@@ -281,13 +281,13 @@ class Hosts:
             )
         return [one for row in zip_longest(*received) for one in row if one is not None]
 
-    def confirm(self, connections: Iterable[Connection]) -> list[tuple[Address, int]]:
+    def confirm(self, connections: Iterable[KestrelConnection]) -> list[tuple[Address, int]]:
         """Close a read for each mention of a connection; gives the servers that may not have heard it, and of how many."""
-        reads: dict[Connection, int] = {}
+        reads: dict[KestrelConnection, int] = {}
         for connection in connections:
             reads[connection] = reads.get(connection, 0) + 1
         unheard: list[tuple[Address, int]] = []
-        told: list[tuple[Host, dict[Connection, int]]] = []
+        told: list[tuple[Host, dict[KestrelConnection, int]]] = []
         for host in self._hosts:
             mine = {connection: count for connection, count in reads.items() if connection in host.connections}
             if mine:
@@ -362,22 +362,22 @@ class Hosts:
         return f"{host.address}: {why}"
 
 
-def _given(asked: Sequence[tuple[Connection, int]]) -> list[Received]:
-    return [Received(connection, item) for connection, reads in asked for item in connection.given(reads)]
+def _given(asked: Sequence[tuple[KestrelConnection, int]]) -> list[OpenItem]:
+    return [OpenItem(connection, item) for connection, reads in asked for item in connection.given(reads)]
 
 
-def _close(reads: dict[Connection, int]) -> None:
+def _close(reads: dict[KestrelConnection, int]) -> None:
     for connection, count in reads.items():
         connection.close_reads(count)
 
 
-def _ended(reads: dict[Connection, int]) -> bool:
+def _ended(reads: dict[KestrelConnection, int]) -> bool:
     for connection, count in reads.items():
         connection.ended(count)
     return True
 
 
-def _abort(held: dict[Connection, int]) -> None:
+def _abort(held: dict[KestrelConnection, int]) -> None:
     for connection in reversed(held):  # the first that was read comes first again
         connection.abort_reads()
     for connection, reads in held.items():

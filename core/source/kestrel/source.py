@@ -19,7 +19,7 @@ from stormproof.core.contract.payload import Unit
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.postgres.database import Database
-from stormproof.core.source.kestrel.client import Address, Connection, Hosts
+from stormproof.core.source.kestrel.client import Address, Hosts, KestrelConnection
 from stormproof.core.source.metadata import Fact, KeepsMetadata, Metadata
 from stormproof.core.source.stable_ids import IdFrom
 
@@ -153,7 +153,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
         self._is_empty = not received and self._servers.all_answered
         return self._metadata.kept(received, [connection for _, connection, _ in received])
 
-    def _delivery(self, connection: Connection, item: bytes) -> tuple[str, Connection, bytes]:
+    def _delivery(self, connection: KestrelConnection, item: bytes) -> tuple[str, KestrelConnection, bytes]:
         if self._id_from is None:
             return self._new_id(), connection, item
         id_, payload = self._id_from.identified(item)
@@ -172,7 +172,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
             self._asked_s, self._waiting = now_s, self._hosts.waiting()
         return self._waiting
 
-    def acknowledge(self, handles: Sequence[Connection]) -> None:
+    def acknowledge(self, handles: Sequence[KestrelConnection]) -> None:
         """Close the reads: the servers forget the items. That one may not have heard it is logged, and stops nobody."""
         for address, items in self._servers.confirm(handles):
             log.warning(
@@ -183,7 +183,7 @@ class KestrelSource(KeepsMetadata, RedeliveringSource):
                 " as new messages" if self._id_from is None else ", and are known by their ids",
             )
 
-    def give_back(self, handles: Sequence[Connection]) -> None:
+    def give_back(self, handles: Sequence[KestrelConnection]) -> None:
         """Abort what is open."""
         self._servers.give_back()
 

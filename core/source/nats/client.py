@@ -118,7 +118,7 @@ class _Inbox:
         return taken, status
 
 
-class Consumer:
+class NatsConsumer:
     """One durable consumer of one stream, over a connection of its own. Every call may raise `StoreUnavailable`."""
 
     def __init__(

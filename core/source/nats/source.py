@@ -24,7 +24,7 @@ from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, PositionMismatch, UsageError
 from stormproof.core.contract.capabilities import NATS
 from stormproof.core.contract.payload import Unit
-from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, OnGap, OnNewStream, Rules
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, ContinuityLook, OnGap, OnNewStream, Rules
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
@@ -34,7 +34,7 @@ from stormproof.core.source.nats.client import (
     AGAIN,
     ANEW,
     DONE,
-    Consumer,
+    NatsConsumer,
     NatsMetadata,
     Pulled,
     StreamFacts,
@@ -121,7 +121,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         self._rules = Rules(where, self.name, "let the stream keep more", ANEW, on_gap, on_new_stream)
         self._ack_wait_s = max(1.0, ack_wait_s)
         self._connect = dict(connect or {})
-        self._consumer: Consumer | None = None
+        self._consumer: NatsConsumer | None = None
         self._identity = ""
         self._sequences = Sequences()
 
@@ -150,10 +150,10 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         super().subscribe(subscription, epoch)
 
     @property
-    def _here(self) -> Consumer:
+    def _here(self) -> NatsConsumer:
         if self._consumer is None:
             name = self._consumer_name or _consumer_of(str(self._subscription))
-            self._consumer = Consumer(self._url, self._stream, name, self.where, self._ack_wait_s, self._connect)
+            self._consumer = NatsConsumer(self._url, self._stream, name, self.where, self._ack_wait_s, self._connect)
         return self._consumer
 
     def start(self, cursor: Any) -> At:
@@ -217,9 +217,9 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
             self._identity = ""
             raise self._here.gone()
         text = "the stream or its consumer was made again; what is there is taken for new messages"
-        self._read_as_new(Look(Continuity.ANOTHER, text), 0)
+        self._read_as_new(ContinuityLook(Continuity.ANOTHER, text), 0)
 
-    def _read_as_new(self, look: Look, life: int) -> None:
+    def _read_as_new(self, look: ContinuityLook, life: int) -> None:
         self.saw(look)
         made = self._made("earliest", life)
         self._identity, self._sequences = str(made["stream"]), Sequences.of(made)
@@ -248,7 +248,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         received = [(f"{self._identity}/{one.stored_us}/{one.sequence}", one.reply, one.payload) for one in pulled]
         return self._metadata.kept(received, pulled)
 
-    def _compared(self, facts: StreamFacts) -> Look:
+    def _compared(self, facts: StreamFacts) -> ContinuityLook:
         """Whether the stream has what was received of it: looked at behind each new connection."""
         known = self._sequences
         if facts.last < known.highest:
@@ -256,7 +256,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
                 f"the stream ends at sequence {facts.last}, and messages up to {known.highest} were received: the server "
                 "was set back (a power loss before its sync_interval, a copy), and gives sequences again"
             )
-            return Look(Continuity.REWOUND, text, 0, str(facts.last), str(known.highest))
+            return ContinuityLook(Continuity.REWOUND, text, 0, str(facts.last), str(known.highest))
         if known.mark is None or self._here.connections == known.compared:
             return CONTINUOUS
         sequence, stored_us = known.mark
@@ -266,7 +266,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
                 f"sequence {sequence} is another message than the one that was received: the server was set back (a power "
                 "loss before its sync_interval, a copy), and gives sequences again"
             )
-            return Look(Continuity.REWOUND, text, 0, str(sequence), str(known.highest))
+            return ContinuityLook(Continuity.REWOUND, text, 0, str(sequence), str(known.highest))
         known.compared = self._here.connections
         if found is None and facts.keeps and facts.last > known.highest:
             text = (
@@ -274,10 +274,10 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
                 "removed since, and the stream has newer ones"
             )
             known.mark = None
-            return Look(Continuity.UNKNOWN, text, 0, str(sequence), str(facts.last))
+            return ContinuityLook(Continuity.UNKNOWN, text, 0, str(sequence), str(facts.last))
         return CONTINUOUS
 
-    def _set_back(self, look: Look, facts: StreamFacts) -> None:
+    def _set_back(self, look: ContinuityLook, facts: StreamFacts) -> None:
         """Go on in a stream that was set back: behind what it still has of what was received, or with all as new."""
         if self._rules.on_new_stream == "adopt":
             _, _, life = self._identity.partition("~")
@@ -287,7 +287,7 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         self._sequences = Sequences.begun(facts, latest=True)
         return self.saw(**self._sequences.to_json())
 
-    def _counted(self, pulled: Sequence[Pulled], facts: StreamFacts, upto: int) -> tuple[Look, Sequences]:
+    def _counted(self, pulled: Sequence[Pulled], facts: StreamFacts, upto: int) -> tuple[ContinuityLook, Sequences]:
         """Whether sequences are missing between those that were received; all up to `upto` were delivered."""
         known = replace(self._sequences, above=dict(self._sequences.above))
         known.received([(one.sequence, one.stored_us) for one in pulled])
@@ -308,13 +308,13 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
                 f"{gone} messages between {behind} and {top + 1} were removed before they were read, and whether one of "
                 f"them was of the subject {self._subject} cannot be told"
             )
-            return Look(Continuity.UNKNOWN, text, 0, str(behind), str(top + 1)), known
+            return ContinuityLook(Continuity.UNKNOWN, text, 0, str(behind), str(top + 1)), known
         before = max([first, *(one + 1 for one in holes if one <= known.through)])
         text = (
             f"{gone} messages between {behind} and {before} were removed from the stream before they were read (max_msgs, "
             "max_msgs_per_subject, max_bytes, max_age, or a purge)"
         )
-        return Look(Continuity.REMOVED, text, gone, str(behind), str(before)), known
+        return ContinuityLook(Continuity.REMOVED, text, gone, str(behind), str(before)), known
 
     def left_at_server(self) -> int | None:
         """What the consumer has not delivered."""

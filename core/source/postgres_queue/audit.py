@@ -14,10 +14,10 @@ from stormproof.core.pending.connector import Finding, Kept, OpenedSlice, SliceA
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.message_table import MessageTable, index_ranges_only, standing, unopened
-from stormproof.core.source.postgres_queue.position import Place, Position, Snapshot, Span
+from stormproof.core.source.postgres_queue.position import QueuePlace, QueuePosition, Snapshot, Span
 from stormproof.core.source.postgres_queue.reader import content, ids_of
 
-_NOWHERE: Final = Place(0, 0)
+_NOWHERE: Final = QueuePlace(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class _Piece:
     held: OpenedSlice
 
     @property
-    def low(self) -> Place:
+    def low(self) -> QueuePlace:
         return self.span.after or _NOWHERE
 
-    def begins_before(self, place: Place | None) -> bool:
+    def begins_before(self, place: QueuePlace | None) -> bool:
         return place is None or self.low < place
 
 
@@ -51,7 +51,7 @@ class QueueAudit(SliceAudit):
         """Whether it has a span."""
         return span_of(at) is not None
 
-    def reach(self, at: At) -> tuple[int, bool, Place]:
+    def reach(self, at: At) -> tuple[int, bool, QueuePlace]:
         """How far its span goes."""
         span = span_of(at)
         return (0, False, _NOWHERE) if span is None else _reach(span)
@@ -63,7 +63,7 @@ class QueueAudit(SliceAudit):
 
     def is_unopened(self, position: At, id_: int, origin: int) -> bool:
         """Whether the message lies behind the subscription's position."""
-        at, place = Position.of(position), Place(origin, id_)
+        at, place = QueuePosition.of(position), QueuePlace(origin, id_)
         if at.end is None:
             return not at.start.sees(origin)
         return not at.end.sees(origin) or (not at.start.sees(origin) and (at.after is None or place > at.after))
@@ -83,7 +83,7 @@ class QueueAudit(SliceAudit):
 
     def unopened(self, position: At) -> tuple[int, float | None]:
         """Counted in the message table: the cost grows with them."""
-        return unopened(self._cursor, self._table, Position.of(position).unopened_conditions())
+        return unopened(self._cursor, self._table, QueuePosition.of(position).unopened_conditions())
 
     def findings(self, position: At, held: Sequence[OpenedSlice], trusted: Sequence[At]) -> list[Finding]:
         """Spans must cover all that was handed out, each message once; and the queue must be numbered by this server."""
@@ -102,8 +102,8 @@ class QueueAudit(SliceAudit):
         if furthest is not None:
             order.setdefault((str(furthest.start), str(furthest.end)), 0)
         with index_ranges_only(self._cursor):
-            found = self._tiled(pieces, order, furthest, Position.of(position))
-        return found + unreachable(self._cursor, self._table, Position.of(position).unopened_conditions())
+            found = self._tiled(pieces, order, furthest, QueuePosition.of(position))
+        return found + unreachable(self._cursor, self._table, QueuePosition.of(position).unopened_conditions())
 
     def unsubscribed(self) -> list[Finding]:
         """Messages that no reader reaches, since the queue is of another server."""
@@ -157,13 +157,13 @@ class QueueAudit(SliceAudit):
         pieces: Mapping[tuple[str, str], list[_Piece]],
         order: Mapping[tuple[str, str], int],
         trusted: Span | None,
-        position: Position,
+        position: QueuePosition,
     ) -> list[Finding]:
         findings: list[Finding] = []
         previous: Snapshot | None = None
         for key in sorted(order, key=lambda key: order[key]):
             start, end = Snapshot.parse(key[0]), Snapshot.parse(key[1])
-            above: Place | None = _NOWHERE
+            above: QueuePlace | None = _NOWHERE
             older = False
             if trusted is not None and end == trusted.end:
                 above = trusted.last
@@ -185,11 +185,11 @@ class QueueAudit(SliceAudit):
         return findings
 
     def _overlaps_and_gaps(
-        self, span: Span, pieces: Sequence[_Piece], above: Place | None
-    ) -> tuple[list[Finding], Place | None]:
+        self, span: Span, pieces: Sequence[_Piece], above: QueuePlace | None
+    ) -> tuple[list[Finding], QueuePlace | None]:
         """What is wrong within one span up to its last piece, and how far the pieces cover it (None: to its end)."""
         findings: list[Finding] = []
-        covered: Place | None = _NOWHERE
+        covered: QueuePlace | None = _NOWHERE
         for piece in sorted(pieces, key=lambda piece: piece.low):
             known = _further(covered, above)
             if piece.begins_before(covered):
@@ -251,11 +251,11 @@ def span_of(position: Mapping[str, Json]) -> Span | None:
         return None
 
 
-def _reach(span: Span) -> tuple[int, bool, Place]:
+def _reach(span: Span) -> tuple[int, bool, QueuePlace]:
     """How far a span goes: by its end, and within it; one without a last place goes to the end."""
     return span.end.xmax, span.last is None, span.last or _NOWHERE
 
 
-def _further(one: Place | None, other: Place | None) -> Place | None:
+def _further(one: QueuePlace | None, other: QueuePlace | None) -> QueuePlace | None:
     """The later of two places; None is the end."""
     return None if one is None or other is None else max(one, other)

@@ -80,7 +80,7 @@ class Newest:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class QueueStanding:
     """A queue and its subscriptions beside the server that they are in now."""
 
     queue: str
@@ -166,7 +166,7 @@ def above_sql(sql: str, snapshot: str, shift: str) -> str:
     return f"from {sql} m where m.xid >= ((pg_snapshot_xmax({snapshot})::text::bigint + {shift})::text)::xid8"
 
 
-def standing(cursor: Cursor[Any], queue: str, sql: str, *, locked: bool = False) -> Standing:
+def standing(cursor: Cursor[Any], queue: str, sql: str, *, locked: bool = False) -> QueueStanding:
     """Look at a queue; `locked` keeps readers and producers out until the transaction ends.
 
     Raises:
@@ -199,7 +199,7 @@ def standing(cursor: Cursor[Any], queue: str, sql: str, *, locked: bool = False)
     ).fetchone()
     newest = None if last is None else Newest(int(last[0]), last[1], last[2])
     shift = _shift_for(Snapshot.parse(row[5]), was, server, _highest(cursor, queue, newest), is_set_back=above > 0)
-    return Standing(
+    return QueueStanding(
         queue,
         was,
         Numbering(server, timeline, shift),
@@ -243,7 +243,7 @@ def _highest(cursor: Cursor[Any], queue: str, newest: Newest | None) -> int:
     return int(found[0])
 
 
-def adopt(cursor: Cursor[Any], sql: str, found: Standing, *, by: str, why: str, unproven: Sequence[str]) -> None:
+def adopt(cursor: Cursor[Any], sql: str, found: QueueStanding, *, by: str, why: str, unproven: Sequence[str]) -> None:
     """Make the queue this server's, all its subscriptions with it; `found` comes from `standing(locked=True)`."""
     now = found.now
     query(

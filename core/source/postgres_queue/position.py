@@ -18,7 +18,7 @@ FIRST_XID = 3
 """Postgres's first ordinary transaction number."""
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """One message's place in the order of a queue."""
 
     xid: int
@@ -79,7 +79,7 @@ class Range:
             return f"(xid = '{self.xid}'::xid8 and id > {self.above}{upto})"
         return f"(xid > '{self.above}'::xid8 and xid < '{self.upto}'::xid8)"
 
-    def beyond(self, place: Place) -> tuple[Range, ...]:
+    def beyond(self, place: QueuePlace) -> tuple[Range, ...]:
         """The part behind a place within it, as ranges in order."""
         of_one = Range(place.xid, place.id, None if self.xid is None else self.upto)
         return (of_one,) if self.xid is not None else (of_one, Range(None, place.xid, self.upto))
@@ -95,8 +95,8 @@ class Span:
 
     start: Snapshot
     end: Snapshot
-    after: Place | None = None
-    last: Place | None = None
+    after: QueuePlace | None = None
+    last: QueuePlace | None = None
 
     def holds(self, xid: int, id_: int) -> bool:
         """Whether the message lies in the span; the definition that `ranges` must agree with."""
@@ -107,17 +107,17 @@ class Span:
             and (self.last is None or (xid, id_) <= self.last)
         )
 
-    def upto(self, last: Place) -> Span:
+    def upto(self, last: QueuePlace) -> Span:
         """The part up to a place, that place included."""
         return replace(self, last=last)
 
-    def beyond(self, after: Place) -> Span:
+    def beyond(self, after: QueuePlace) -> Span:
         """The part after a place."""
         return replace(self, after=after)
 
     def ranges(self) -> tuple[Range, ...]:
         """The span as disjoint ranges in order; each still needs the check against `end` (see `condition`)."""
-        low = self.after or Place(0, 0)
+        low = self.after or QueuePlace(0, 0)
         high = self.last
         found = list[Range]()
         for xid in self.start.running:  # were running at the start; all of them are below start.xmax
@@ -171,7 +171,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class QueuePosition:
     """How far a subscription is: what `start` sees was opened once, and of the span to `end` all up to `after`.
 
     `end` is None between two spans. `server` and `timeline` say whose snapshots they are.
@@ -179,12 +179,12 @@ class Position:
 
     start: Snapshot
     end: Snapshot | None
-    after: Place | None
+    after: QueuePlace | None
     server: str
     timeline: int
 
     @classmethod
-    def of(cls, at: Mapping[str, Json]) -> Position:
+    def of(cls, at: Mapping[str, Json]) -> QueuePosition:
         """What `to_json` wrote.
 
         Raises:
@@ -212,7 +212,7 @@ class Position:
         """The newest snapshot of the position."""
         return self.end or self.start
 
-    def behind(self, span: Span, last: Place | None) -> Position:
+    def behind(self, span: Span, last: QueuePlace | None) -> QueuePosition:
         """The position once a span was opened up to a place, or (None) whole."""
         if last is None:
             return replace(self, start=span.end, end=None, after=None)
@@ -233,12 +233,12 @@ class Position:
         return conditions
 
 
-def place_of(value: Json) -> Place | None:
+def place_of(value: Json) -> QueuePlace | None:
     """A place from its JSON form, ``[xid, id]``."""
     match value:
         case None:
             return None
         case [int(xid), int(id_)]:
-            return Place(xid, id_)
+            return QueuePlace(xid, id_)
         case _:
             raise ValueError(f"not a place in a queue: {value!r}")

@@ -25,7 +25,7 @@ from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUna
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.source import Backlog, Expectation, Limit, SliceReader, SourcePreview
-from stormproof.core.pending.connector import Next, Piece
+from stormproof.core.pending.connector import NextMessages, Piece
 from stormproof.core.pending.postgres import PostgresPendingStore, subscriptions_of
 from stormproof.core.pending.postgres_rows import PostgresRows
 from stormproof.core.pending.rows import At, Subscriber
@@ -48,7 +48,7 @@ from stormproof.core.source.postgres_queue.message_table import (
     standing,
     unopened,
 )
-from stormproof.core.source.postgres_queue.position import NOTHING, Position, Range, Snapshot
+from stormproof.core.source.postgres_queue.position import NOTHING, QueuePosition, Range, Snapshot
 from stormproof.core.source.postgres_queue.reader import (
     PostgresSliceReader,
     expectation,
@@ -97,7 +97,7 @@ def look(cursor: Cursor[Any], table: MessageTable) -> Server:
     return Server(snapshot, row[2], row[3], numbers, row[7])
 
 
-def check_server(queue: str, subscription: str, position: Position, server: Server) -> None:
+def check_server(queue: str, subscription: str, position: QueuePosition, server: Server) -> None:
     """Refuse a queue or a position whose transaction numbers are not this server's, or that lie ahead of it.
 
     Raises:
@@ -303,23 +303,23 @@ class PostgresQueue(PendingSource):
         """Before the first message, or behind all that is there now."""
         server = look(cursor, self.table)
         snapshot = NOTHING if self._start == "earliest" else server.snapshot
-        return Position(snapshot, None, None, server.identifier, server.timeline).to_json()
+        return QueuePosition(snapshot, None, None, server.identifier, server.timeline).to_json()
 
     def check(self, who: Subscriber, position: At, cursor: psycopg.Cursor[Any]) -> At:
         """Refuse a position of another server; gives it with the snapshot of now, up to which messages may be opened."""
         server = look(cursor, self.table)
-        check_server(self.queue, who.subscription, Position.of(position), server)
+        check_server(self.queue, who.subscription, QueuePosition.of(position), server)
         return {**position, "now": str(server.snapshot)}
 
-    def next(self, position: At, limit: Limit, seed: int, cursor: psycopg.Cursor[Any]) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: psycopg.Cursor[Any]) -> NextMessages | None:
         """The rest of the span that was cut, else the messages between its end and now."""
-        at = Position.of(position)
+        at = QueuePosition.of(position)
         for span in at.unopened(Snapshot.parse(str(position["now"]))):
             if not span.conditions():
                 continue
             piece = first_of(cursor, self.table, span, limit, seed)
             if piece.messages:
-                return Next(piece, at.behind(span, span_of(piece.at).last).to_json())
+                return NextMessages(piece, at.behind(span, span_of(piece.at).last).to_json())
         return None
 
     def head(self, at: At, limit: Limit, seed: int, cursor: psycopg.Cursor[Any]) -> Piece:
@@ -386,7 +386,7 @@ class PostgresQueue(PendingSource):
     def unopened(self, position: At, cursor: psycopg.Cursor[Any]) -> tuple[int, float | None]:
         """Counted in the message table: the cost grows with them."""
         # Without an upper bound: messages above the server's own numbers count, though no reader reaches them yet.
-        return unopened(cursor, self.table, Position.of(position).unopened_conditions())
+        return unopened(cursor, self.table, QueuePosition.of(position).unopened_conditions())
 
     # ---- producers
 
@@ -559,7 +559,7 @@ class PostgresQueue(PendingSource):
             position = rows.position()
             if position is None:
                 continue
-            conditions += Position.of(position).unopened_conditions()
+            conditions += QueuePosition.of(position).unopened_conditions()
             for row in rows.unresolved():
                 conditions += span_of(row.at).conditions() if row.at is not None else ()
         return conditions

@@ -32,14 +32,14 @@ from stormproof.core.pending.rows import At
 from stormproof.core.postgres.database import Database, started
 from stormproof.core.postgres.store import query
 from stormproof.core.source.postgres_queue.message_table import MessageTable, first_by_index
-from stormproof.core.source.postgres_queue.position import Place, Range, Span
+from stormproof.core.source.postgres_queue.position import QueuePlace, Range, Span
 from stormproof.core.tracking.share import as_words
 
 BULK: Final = 5_000
 """From so many messages in a slice on it pays to ask whether one transaction put all of them."""
 
 
-class Totals(NamedTuple):
+class MessageTotals(NamedTuple):
     """What messages there are, counted by the database; `xor` is of the tokens under one seed, `content` of the messages'
     hashes, with their payloads.
     """
@@ -51,11 +51,11 @@ class Totals(NamedTuple):
     max_id: int
     content: int
 
-    def plus(self, other: Totals) -> Totals:
+    def plus(self, other: MessageTotals) -> MessageTotals:
         """Of both together."""
         if not (self.messages and other.messages):
             return self if self.messages else other
-        return Totals(
+        return MessageTotals(
             self.messages + other.messages,
             self.bytes + other.bytes,
             self.xor ^ other.xor,
@@ -72,8 +72,8 @@ class _First(NamedTuple):
     them, None where there may be several.
     """
 
-    totals: Totals
-    last: Place | None
+    totals: MessageTotals
+    last: QueuePlace | None
     xid: int | None
 
 
@@ -110,23 +110,23 @@ def _first(cursor: Cursor[Any], table: MessageTable, span: Span, messages: int, 
     One range after the other, so that each is a walk along the index that ends where it should: over a union of them
     Postgres sorts everything that lies ahead.
     """
-    have, xids, ranges = Totals(0, 0, 0, 0, 0, 0), set[int | None](), deque(span.ranges())
+    have, xids, ranges = MessageTotals(0, 0, 0, 0, 0, 0), set[int | None](), deque(span.ranges())
     tries_one, hashed = messages >= BULK, content(cursor)
     while ranges:
         range_ = ranges.popleft()
         walk = _Walk(table.sql, span, range_, messages - have.messages, seed, hashed)
         row = first_by_index(cursor, walk.of_one_or_all if tries_one else walk.of_all)
-        totals = Totals(*row[:6])
+        totals = MessageTotals(*row[:6])
         xid, id_, is_more, is_of_one = row[6:]
         if not totals.messages:
             continue
         have = have.plus(totals)
         xids.add(int(xid) if is_of_one else range_.xid)
         if have.messages == messages:
-            last = Place(int(xid), id_) if is_more or ranges else None
+            last = QueuePlace(int(xid), id_) if is_more or ranges else None
             return _First(have, last, _only(xids))
         if is_of_one:  # its ids have gaps
-            ranges.extendleft(reversed(range_.beyond(Place(int(xid), id_))))
+            ranges.extendleft(reversed(range_.beyond(QueuePlace(int(xid), id_))))
             tries_one = False
     return _First(have, None, _only(xids))
 
@@ -206,7 +206,7 @@ class _Walk(NamedTuple):
 _COLUMNS: Final = "f.messages, f.bytes, f.xor, f.low, f.high, f.content"
 
 
-def _within(cursor: Cursor[Any], table: MessageTable, span: Span, size: int) -> Place:
+def _within(cursor: Cursor[Any], table: MessageTable, span: Span, size: int) -> QueuePlace:
     """The last message of a span up to which its payloads have at most `size` bytes; its first message at least."""
     row = first_by_index(
         cursor,
@@ -215,7 +215,7 @@ def _within(cursor: Cursor[Any], table: MessageTable, span: Span, size: int) -> 
         f" from ({table.select('xid, id, payload', span.conditions())}) m window w as (order by xid, id)"
         f") r where total <= {size} or n = 1 order by n desc limit 1",
     )
-    return Place(int(row[0]), row[1])
+    return QueuePlace(int(row[0]), row[1])
 
 
 def expectation(

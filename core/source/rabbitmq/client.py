@@ -167,7 +167,7 @@ class Arrived(NamedTuple):
         return number
 
 
-class Consumer:
+class QueueConsumer:
     """Consumes one queue. After an error it is of no use any more: the broker delivers again what was not confirmed.
 
     A quorum queue counts how often a message was returned, and gives it up at a limit. So the broker is asked for as many

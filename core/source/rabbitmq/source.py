@@ -22,8 +22,8 @@ from stormproof.core.source.rabbitmq.client import (
     PREFETCH_MAX,
     Arrived,
     BrokerQueue,
-    Consumer,
     DeliveryMetadata,
+    QueueConsumer,
     dataset_at,
     limits_said,
 )
@@ -118,7 +118,7 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         self._url = url
         self._management = management
         self._new_id = new_id or (lambda: uuid.uuid4().hex)
-        self._consumer: Consumer | None = None
+        self._consumer: QueueConsumer | None = None
         self._connection = 0
 
     def __repr__(self) -> str:
@@ -143,9 +143,9 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
 
     # ---- the connection
 
-    def _connected(self) -> Consumer:
+    def _connected(self) -> QueueConsumer:
         if self._consumer is None:
-            self._consumer = Consumer(BrokerQueue(self._url, self._queue, self.where), self._prefetch, self._clock)
+            self._consumer = QueueConsumer(BrokerQueue(self._url, self._queue, self.where), self._prefetch, self._clock)
             self._connection += 1
             self.reconnected()
         return self._consumer
@@ -202,11 +202,11 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
     def maintain(self) -> None:
         """Also answer the broker's heartbeats. It delivers no more for what is confirmed here: perhaps nobody asks again."""
         if self._handles and self._consumer is not None:
-            self._at_broker(Consumer.hold_back)
+            self._at_broker(QueueConsumer.hold_back)
         super().maintain()
-        self._at_broker(Consumer.pump)
+        self._at_broker(QueueConsumer.pump)
 
-    def _at_broker(self, what: Callable[[Consumer], None]) -> None:
+    def _at_broker(self, what: Callable[[QueueConsumer], None]) -> None:
         if self._consumer is not None:
             try:
                 what(self._consumer)
@@ -225,5 +225,5 @@ class RabbitMQSource(KeepsMetadata, RedeliveringSource):
         The broker delivers nothing any more before that: a quorum queue counts each message that is returned.
         """
         with suppress(StoreUnavailable):
-            self._at_broker(Consumer.stop)
+            self._at_broker(QueueConsumer.stop)
         super().close()

@@ -17,7 +17,7 @@ import numpy as np
 from stormproof.core.base.errors import Json, StoreUnavailable, StormproofError, UsageError
 from stormproof.core.contract.source import Limit
 from stormproof.core.pending.connector import Finding, NumberedAudit, OpenedSlice
-from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, at_least, looks_in, with_looks
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, ContinuityLook, at_least, looks_in, with_looks
 from stormproof.core.pending.rows import At
 from stormproof.core.source.kafka.position import OffsetRange
 from stormproof.core.source.rabbitmq.client import PREFETCH_MAX, BrokerQueue
@@ -39,9 +39,9 @@ class StreamPosition:
     first: int
     next: int
     mark: Mark | None = None
-    looks: tuple[Look, ...] = ()
+    looks: tuple[ContinuityLook, ...] = ()
 
-    def noted(self, looks: Sequence[Look]) -> StreamPosition:
+    def noted(self, looks: Sequence[ContinuityLook]) -> StreamPosition:
         """With these on record, and behind what was removed."""
         moved = self
         for one in looks:
@@ -167,7 +167,7 @@ class StreamLookahead:
         self._feed.pump()
         self._probe.pump()
 
-    def look(self, position: StreamPosition, limit: Limit) -> Look:
+    def look(self, position: StreamPosition, limit: Limit) -> ContinuityLook:
         """See what a slice of this limit needs, and whether that follows on what was opened.
 
         Raises:
@@ -179,7 +179,7 @@ class StreamLookahead:
             self.close()
             raise
 
-    def _look(self, position: StreamPosition, wanted: int) -> Look:
+    def _look(self, position: StreamPosition, wanted: int) -> ContinuityLook:
         stop = self._seen[-1].offset + 1 if self._seen else self._start
         if self._start is None or stop is None or not self._start <= position.next <= stop:
             look = self._begin(position)
@@ -195,7 +195,7 @@ class StreamLookahead:
             self._seen += map(Seen.of, arrived)
         return CONTINUOUS
 
-    def _begin(self, position: StreamPosition) -> Look:
+    def _begin(self, position: StreamPosition) -> ContinuityLook:
         """Read from the last message that was opened on: it must be the one that it was. Where the stream has no message, as
         where retention left none or it was made again, the next one will tell.
         """
@@ -207,11 +207,11 @@ class StreamLookahead:
             if not end:
                 return CONTINUOUS
             text = f"it ends at offset {end}, and offsets up to {position.next - 1} were opened: {_WHY}"
-            return Look(Continuity.REWOUND, text, behind=str(end), before=str(position.next))
+            return ContinuityLook(Continuity.REWOUND, text, behind=str(end), before=str(position.next))
         mark = position.mark
         if mark is not None and seen and seen[0].offset == mark.offset and seen[0].checksum != mark.checksum:
             text = f"the message at offset {mark.offset} is not the one that was opened: {_WHY}"
-            return Look(Continuity.REWOUND, text, behind=str(mark.offset))
+            return ContinuityLook(Continuity.REWOUND, text, behind=str(mark.offset))
         self._start = position.next
         self._seen = [one for one in seen if one.offset >= position.next]
         if self._seen and self._seen[0].offset > position.next:
@@ -222,13 +222,13 @@ class StreamLookahead:
                     f"whether offset {position.next} had a message, which was removed before it was read, cannot be told: "
                     "it may be one that the broker keeps for itself where a segment begins"
                 )
-                return Look(Continuity.UNKNOWN, text, 1, behind, str(first))
+                return ContinuityLook(Continuity.UNKNOWN, text, 1, behind, str(first))
             if first > position.next:
                 text = (
                     f"{at_least(position)}offsets {position.next} to {first - 1} were removed by the stream's retention "
                     "before they were read"
                 )
-                return Look(Continuity.REMOVED, text, first - position.next, behind, str(first))
+                return ContinuityLook(Continuity.REMOVED, text, first - position.next, behind, str(first))
         if mark is not None and not seen:
             raise StoreUnavailable(
                 f"{self._broker.where}: its broker gives no message from offset {mark.offset} on",
@@ -239,7 +239,7 @@ class StreamLookahead:
                 "whether it was set back, or made again, cannot be told: the message at offset "
                 f"{mark.offset}, the last that was opened, was removed since"
             )
-            return Look(Continuity.UNKNOWN, text, behind=str(mark.offset))
+            return ContinuityLook(Continuity.UNKNOWN, text, behind=str(mark.offset))
         return CONTINUOUS
 
     def behind(self, position: StreamPosition) -> list[Seen]:

@@ -17,8 +17,8 @@ from stormproof.core.contract.capabilities import RABBITMQ_STREAM
 from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.schema import SchemaLike
 from stormproof.core.contract.source import Expectation, Limit, SliceReader, SourcePreview
-from stormproof.core.pending.connector import Next, Piece, two_numbers
-from stormproof.core.pending.continuity import CONTINUOUS, Look, OnGap, Rules
+from stormproof.core.pending.connector import NextMessages, Piece, two_numbers
+from stormproof.core.pending.continuity import CONTINUOUS, ContinuityLook, OnGap, Rules
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.rows import At, Subscriber, even_bounds, expectation_of, fitting
 from stormproof.core.pending.source import PendingArguments, PendingSource
@@ -121,7 +121,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
     def _begin(self) -> None:
         self._lookahead = StreamLookahead(self._broker)
         self._limit = Limit()
-        self._noted: list[Look] = []
+        self._noted: list[ContinuityLook] = []
 
     def for_run(self, database: Database) -> Self:
         """The same stream for one run, with a subscription and connections of its own."""
@@ -198,7 +198,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         """Behind what was lost."""
         return StreamPosition.of(position).noted(self._noted).to_json()
 
-    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> Next | None:
+    def next(self, position: At, limit: Limit, seed: int, cursor: Any) -> NextMessages | None:
         """What was seen behind the position."""
         at = StreamPosition.of(position)
         seen = self._lookahead.behind(at)
@@ -209,7 +209,7 @@ class RabbitMQStreamSource(KeepsMetadata, PendingSource):
         last = seen[kept - 1]
         one = OffsetRange.of(whole(self._broker.name, at.next, last.offset + 1), offsets[:kept], size)
         moved = replace(at, next=one.stop, mark=Mark(last.offset, last.checksum))
-        return Next(_piece(one, None, seed), moved.to_json())
+        return NextMessages(_piece(one, None, seed), moved.to_json())
 
     def head(self, at: At, limit: Limit, seed: int, cursor: Any) -> Piece:
         """The lowest offsets; their bytes are counted again."""

@@ -20,7 +20,7 @@ from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, MissingRight, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.extras import required
 from stormproof.core.base.message import storable_text
-from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, ContinuityLook
 
 IDENTITY: Final = "stormproof-identity:"
 """Begins the name of a consumer that never reads. The group has it from its beginning, so it tells a group, and with it its
@@ -109,7 +109,7 @@ ANEW: Final = (
 )
 
 
-class Entry(NamedTuple):
+class StreamEntry(NamedTuple):
     """One entry of the stream."""
 
     id: str
@@ -213,7 +213,7 @@ class Group:
 
     def read(
         self, consumer: str, limit: int, identity: str, known: Counted | None, *, looked: bool
-    ) -> tuple[list[Entry] | None, Facts]:
+    ) -> tuple[list[StreamEntry] | None, StreamCounts]:
         """Entries that nobody was given. None where it is to be `looked` first at what the stream has. Without `known`, that
         is compared with what the server says of the group.
 
@@ -228,7 +228,7 @@ class Group:
             )
         if _str(answer[0]) == "gone":
             raise self.gone()
-        entries = [Entry(_str(id_), _fields(flat)) for id_, flat in answer[2]]
+        entries = [StreamEntry(_str(id_), _fields(flat)) for id_, flat in answer[2]]
         return entries if _str(answer[0]) == "read" else None, _facts(answer[1])
 
     def given_behind(self, last: str) -> list[str]:
@@ -263,13 +263,13 @@ class Group:
                 pipe.xrange(self._stream, id_, id_)
             return [id_ for id_, found in zip(ids, pipe.execute(), strict=True) if not found]
 
-    def claim(self, consumer: str, ids: Sequence[str], idle_ms: int) -> list[Entry]:
+    def claim(self, consumer: str, ids: Sequence[str], idle_ms: int) -> list[StreamEntry]:
         """Take these entries over; those that another took meanwhile are left out."""
         if not ids:
             return []
         with self._asked():
             found = self._client.xclaim(self._stream, self.name, consumer, idle_ms, list(ids))
-        return [Entry(_str(id_), fields) for id_, fields in found if id_ is not None and fields is not None]
+        return [StreamEntry(_str(id_), fields) for id_, fields in found if id_ is not None and fields is not None]
 
     def confirm(self, ids: Sequence[str]) -> None:
         """The group has done with these entries; an id that it does not hold is no error."""
@@ -289,9 +289,9 @@ class Group:
         self._client.close()
 
 
-def _facts(found: Sequence[Any]) -> Facts:
+def _facts(found: Sequence[Any]) -> StreamCounts:
     added, length, first, last, deleted, there, group_read, group_last = found
-    return Facts(
+    return StreamCounts(
         added=int(added),
         length=int(length),
         first=_str(first),
@@ -339,7 +339,7 @@ def dataset_at(url: str, stream: str) -> DatasetName:
 NONE = "0-0"
 
 
-class Facts(NamedTuple):
+class StreamCounts(NamedTuple):
     """What a stream has. `added`: entries that were ever added; -1: the server does not count. `first` and `last`: the ids
     of the first entry ("": none is left) and of the newest ever; `deleted` is the highest id that XDEL ever removed.
     `has_anchor`: whether the entry is there that trimming takes before any that was not read. `group_read` and `group_last`
@@ -378,13 +378,13 @@ class Counted:
     exact: str = NONE
 
     @classmethod
-    def begun(cls, facts: Facts, *, is_new: bool) -> Counted:
+    def begun(cls, facts: StreamCounts, *, is_new: bool) -> Counted:
         """Where the group is, which is new or was there; what the stream has not any more is not missed."""
         last, read = facts.group_last, facts.added if is_new else facts.group_read
         one = cls(read, last, facts.first if last == NONE else last, facts.deleted, exact=last)
         return replace(one, read=facts.added - facts.length) if facts.added >= 0 and one.is_before_all(facts) else one
 
-    def is_before_all(self, facts: Facts) -> bool:
+    def is_before_all(self, facts: StreamCounts) -> bool:
         """Whether nothing is left of what was read: each entry of the stream is a new one."""
         return not facts.first or order(facts.first) > order(self.last)
 
@@ -395,7 +395,7 @@ class Counted:
             return self
         return replace(self, read=self.read + len(new) if self.read >= 0 else -1, last=new[-1], anchor=new[-1])
 
-    def looked(self, facts: Facts, ids: Sequence[str] | None, *, is_all: bool) -> tuple[Look, Counted]:
+    def looked(self, facts: StreamCounts, ids: Sequence[str] | None, *, is_all: bool) -> tuple[ContinuityLook, Counted]:
         """What a look has shown, and how many are accounted for after it. `ids` were given by it; None: none was asked for.
         `is_all`: nothing else is left.
         """
@@ -426,10 +426,10 @@ class Counted:
         text = f"{missing} entries between {self.last} and {before} were removed from the stream before they were read"
         if was_deleted:
             text += ", and whether all of them were deleted one by one (XDEL), or some were trimmed, cannot be told"
-            return Look(Continuity.UNKNOWN, text, missing, self.last, before), after
-        return Look(Continuity.REMOVED, f"{text} (MAXLEN, XTRIM)", missing, self.last, before), after
+            return ContinuityLook(Continuity.UNKNOWN, text, missing, self.last, before), after
+        return ContinuityLook(Continuity.REMOVED, f"{text} (MAXLEN, XTRIM)", missing, self.last, before), after
 
-    def _is_set_back(self, facts: Facts) -> bool:
+    def _is_set_back(self, facts: StreamCounts) -> bool:
         """Whether what was read is not there, and nothing but a server that was set back explains it."""
         is_gone = self.anchor == self.last and not facts.has_anchor and not self.is_before_all(facts)
         return (
@@ -438,14 +438,14 @@ class Counted:
             or (is_gone and order(facts.deleted) < order(self.last))
         )
 
-    def _rewound(self, facts: Facts) -> Look:
+    def _rewound(self, facts: StreamCounts) -> ContinuityLook:
         text = (
             f"it ends at {facts.last} with {facts.added} entries that were ever added, and entries up to {self.last} were "
             "read: the server was set back (a power loss under appendfsync everysec, a copy)"
         )
-        return Look(Continuity.REWOUND, text, 0, facts.last, self.last)
+        return ContinuityLook(Continuity.REWOUND, text, 0, facts.last, self.last)
 
-    def _untold(self, facts: Facts) -> Look:
+    def _untold(self, facts: StreamCounts) -> ContinuityLook:
         if facts.has_anchor or facts.first == "" == self.anchor or self.last == NONE:
             return CONTINUOUS
         why = (
@@ -454,7 +454,7 @@ class Counted:
             else "how many entries its group had read is unknown"
         )
         text = f"whether entries behind {self.last} were removed before they were read cannot be told: {why}"
-        return Look(Continuity.UNKNOWN, text, 0, self.last, facts.first)
+        return ContinuityLook(Continuity.UNKNOWN, text, 0, self.last, facts.first)
 
     def to_json(self) -> dict[str, Json]:
         """For the position."""

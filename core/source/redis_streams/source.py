@@ -24,13 +24,21 @@ from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, Usag
 from stormproof.core.base.message import storable_text
 from stormproof.core.contract.capabilities import REDIS_STREAM
 from stormproof.core.contract.payload import Unit, all_sealed, all_unsealed, bytes_of, decoder_for, sealed, unsealed
-from stormproof.core.pending.continuity import CONTINUOUS, Continuity, Look, OnGap, OnNewStream, Rules
+from stormproof.core.pending.continuity import CONTINUOUS, Continuity, ContinuityLook, OnGap, OnNewStream, Rules
 from stormproof.core.pending.journal import Delivery
 from stormproof.core.pending.redelivering import RedeliveringArguments, RedeliveringSource
 from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.postgres.database import Database
 from stormproof.core.source.metadata import Fact, KeepsMetadata, MarkedDecoder, Metadata
-from stormproof.core.source.redis_streams.client import ANEW, CONSUMER, Counted, Entry, Facts, Group, dataset_at
+from stormproof.core.source.redis_streams.client import (
+    ANEW,
+    CONSUMER,
+    Counted,
+    Group,
+    StreamCounts,
+    StreamEntry,
+    dataset_at,
+)
 
 log = logging.getLogger("stormproof.source")
 
@@ -178,9 +186,9 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
             self._identity = ""
             raise self._here.gone()
         text = "the stream or its group was made again; the entries that are there are taken for new messages"
-        self._read_as_new(Look(Continuity.ANOTHER, text), anew=False)
+        self._read_as_new(ContinuityLook(Continuity.ANOTHER, text), anew=False)
 
-    def _read_as_new(self, look: Look, *, anew: bool) -> None:
+    def _read_as_new(self, look: ContinuityLook, *, anew: bool) -> None:
         self.saw(look)
         self._identity, self._counted = self._here.make("0", uuid.uuid4().hex, anew=anew)
         self.saw(stream=self._identity, **self._counted.to_json())
@@ -207,7 +215,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
             self._another(found)
             return ()
 
-    def _new(self, limit: int) -> list[Entry]:
+    def _new(self, limit: int) -> list[StreamEntry]:
         """Entries that nobody was given. What was removed before them is decided on first."""
         looked = False
         while True:
@@ -229,7 +237,9 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         """Whether other programs read by the group, too: what they were given is not seen here."""
         return self._claim_idle_ms > 0
 
-    def _looked(self, facts: Facts, ids: Sequence[str] | None, *, is_all: bool) -> tuple[Look, Counted]:
+    def _looked(
+        self, facts: StreamCounts, ids: Sequence[str] | None, *, is_all: bool
+    ) -> tuple[ContinuityLook, Counted]:
         """What the look has shown. Another driver may have been given entries meanwhile: they are taken over from it."""
         if self._is_shared:
             return Counted(facts.group_read, facts.group_last).looked(facts, ids, is_all=False)
@@ -240,7 +250,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         held = [one for one in self._here.given_behind(self._counted.last) if one not in mine]
         return self._counted.given(held).looked(facts, ids, is_all=is_all) if held else (look, counted)
 
-    def _deliveries(self, entries: Sequence[Entry]) -> Sequence[Delivery]:
+    def _deliveries(self, entries: Sequence[StreamEntry]) -> Sequence[Delivery]:
         ids = [entry.id for entry in entries]
         kept = [stored_entry(entry.fields) for entry in entries]
         payloads = [payload for payload, _ in kept]
@@ -265,7 +275,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
     def _stable_id(self, entry: str) -> str:
         return f"{self._identity}/{entry}"
 
-    def _taken_over(self, limit: int) -> list[Entry]:
+    def _taken_over(self, limit: int) -> list[StreamEntry]:
         """Entries that others hold. Of those that are not in the stream any more, the journal must have the payload."""
         ids = self._here.held_by_others(self._consumer, limit, self._claim_idle_ms)
         if not ids:
@@ -282,7 +292,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
                     f"{len(lost)} entries between {lost[0]} (given to a driver) and {lost[-1]} were removed from the stream "
                     "before they were written down"
                 )
-                self.saw(Look(Continuity.REMOVED, text, len(lost), lost[0], lost[-1]))
+                self.saw(ContinuityLook(Continuity.REMOVED, text, len(lost), lost[0], lost[-1]))
             self._here.confirm(gone)
         left = set(gone)
         return self._here.claim(self._consumer, [id_ for id_ in ids if id_ not in left], self._claim_idle_ms)
@@ -325,7 +335,7 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
 def _loaded(payload: Payload, metadata: Metadata, stored: Sequence[bytes]) -> list[pa.Array]:
     payloads, facts = all_unsealed(stored)
     fields = [fields_in(one or b"", said) for one, said in zip(payloads, facts, strict=True)]
-    entries = [Entry(said["id"], one) for said, one in zip(facts, fields, strict=True)] if metadata else ()
+    entries = [StreamEntry(said["id"], one) for said, one in zip(facts, fields, strict=True)] if metadata else ()
     return [metadata.given(list(map(payload, fields)), entries)]
 
 
@@ -450,13 +460,13 @@ class EntryDecoder(MarkedDecoder):
 _YEAR_10000_MS: Final = 253_402_300_800_000
 
 
-def _timestamp(entry: Entry) -> int | None:
+def _timestamp(entry: StreamEntry) -> int | None:
     """Microseconds; None where an id of the producer's own is no time."""
     found = int(entry.id.partition("-")[0])
     return found * 1_000 if found < _YEAR_10000_MS else None
 
 
-def _fields(entry: Entry) -> list[dict[str, str | bytes]]:
+def _fields(entry: StreamEntry) -> list[dict[str, str | bytes]]:
     return [{"name": name.decode("utf-8", "replace"), "value": value} for name, value in entry.fields.items()]
 
 

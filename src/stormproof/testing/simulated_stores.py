@@ -26,12 +26,12 @@ from stormproof.core.pending.numbered import range_of
 from stormproof.core.source.memory import MemorySource
 from stormproof.core.storage.files import IN_MEMORY, kept_folder
 from stormproof.sinks.contract.protocol import PreparedTransaction, SinkIdentity
-from stormproof.sinks.prepare.rejected_messages import LeavingOutWriter, Part, RowMessages, pairs_of
+from stormproof.sinks.prepare.rejected_messages import FileRows, LeavingOutWriter, RowMessages, pairs_of
 from stormproof.sinks.prepare.staging import parse_prepared_name, prepared_name
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.sinks.rows.by_key import LatestWriter
 from stormproof.sinks.rows.limits import Limits
-from stormproof.sinks.stores.memory import MemorySession, MemorySink, Next, limits_of
+from stormproof.sinks.stores.memory import MemorySession, MemorySink, NextTable, limits_of
 from stormproof.testing.faults import Chance, FaultKind
 
 GROUPS_MAX: Final = 3
@@ -95,11 +95,11 @@ class Refusals:
             return self._groups.strikes(FaultKind.REJECT, self._sink, txid, row)
         return self._chance.strikes(FaultKind.REJECT, self._sink)
 
-    def rule(self, folder: str, transaction: PreparedTransaction) -> Callable[[Part], Sequence[str | None]]:
+    def rule(self, folder: str, transaction: PreparedTransaction) -> Callable[[FileRows], Sequence[str | None]]:
         """What says why each row of a part is refused, or None. A row that was taken once is taken again."""
         messages, asked = RowMessages(folder, transaction.files), dict[int, bool]()
 
-        def reason(part: Part, place: int) -> str | None:
+        def reason(part: FileRows, place: int) -> str | None:
             row = messages.place(part.file, int(part.numbers[place]))
             if row not in asked:
                 asked[row] = self._refuses(transaction, messages, row, part, place)
@@ -108,7 +108,7 @@ class Refusals:
         return lambda part: [reason(part, place) for place in range(part.rows.num_rows)]
 
     def _refuses(
-        self, transaction: PreparedTransaction, messages: RowMessages, row: int, part: Part, place: int
+        self, transaction: PreparedTransaction, messages: RowMessages, row: int, part: FileRows, place: int
     ) -> bool:
         if transaction.rejects_max is None:
             return False
@@ -298,11 +298,11 @@ class SimulatedSession(MemorySession):
         paths = sorted(os.path.join(self._simulated.folder, file.path) for file in transaction.files)
         return [batch for path in paths for batch in pa.ipc.open_stream(IN_MEMORY.open_native(path))]
 
-    def rule(self, transaction: PreparedTransaction) -> Callable[[Part], Sequence[str | None]]:
+    def rule(self, transaction: PreparedTransaction) -> Callable[[FileRows], Sequence[str | None]]:
         """By chance."""
         return self._simulated.rules.rule(self._simulated.folder, transaction)
 
-    def next_content(self, transaction: PreparedTransaction) -> Next:
+    def next_content(self, transaction: PreparedTransaction) -> NextTable:
         """As a table in memory; with a record of the rows."""
         next_ = super().next_content(transaction)
         names = [parse_prepared_name(file.path) for file in transaction.files]

@@ -17,7 +17,7 @@ import pytest
 from nats import errors
 
 from stormproof import NatsSource
-from stormproof.core.source.nats.client import DONE, Consumer
+from stormproof.core.source.nats.client import DONE, NatsConsumer
 from support.brokers import Broker, listens, running
 from support.brokers.harness import CrashHarness
 
@@ -130,7 +130,7 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
         yield server
 
 
-CONNECTED: Final[list[Consumer]] = []
+CONNECTED: Final[list[NatsConsumer]] = []
 """Consumers whose thread lives, which a process that dies would take with it."""
 
 
@@ -138,7 +138,7 @@ class KilledWithItsProcess(NatsSource):
     """In a driver that dies in this process."""
 
     @property
-    def _here(self) -> Consumer:
+    def _here(self) -> NatsConsumer:
         consumer = super()._here
         if consumer not in CONNECTED:
             CONNECTED.append(consumer)

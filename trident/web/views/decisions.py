@@ -10,10 +10,17 @@ from starlette.responses import Response
 
 from stormproof.core.base.errors import StormproofError, TransientError, UsageError
 from stormproof.trident.decisions.canary import CanaryEnd
-from stormproof.trident.declarations.decisions import Decision, Look, on_the_page
+from stormproof.trident.declarations.decisions import Decision, DecisionPreview, on_the_page
 from stormproof.trident.ledger.database import Confirmation, Confirmed, confirmed
 from stormproof.trident.web.people import WebRole
-from stormproof.trident.web.proposals import Choice, Given, Outcome, Proposal, RunningCanary, missing_of
+from stormproof.trident.web.proposals import (
+    DecisionOutcome,
+    DecisionSubject,
+    Given,
+    Proposal,
+    RunningCanary,
+    missing_of,
+)
 from stormproof.trident.web.visit import Route, Visit
 
 if TYPE_CHECKING:
@@ -137,20 +144,20 @@ async def _shown(visit: Visit, params: QueryParams) -> Response:
         raise UsageError("the address lacks topology=")
     if any("\0" in value for _, value in params.multi_items()):
         raise UsageError("the address has a NUL character, which no name and no message's id has")
-    choice = Choice.of(action, topology, params)
+    choice = DecisionSubject.of(action, topology, params)
     stores = await _stores(visit)
     await visit.site.reader.call(stores.topology, topology)  # an unknown one is an error page
     look, refused = await visit.site.reader.call(_look, action, stores, choice)
     if look is None:
         assert refused is not None
-        look = Look({}, nothing=refused)
+        look = DecisionPreview({}, nothing=refused)
     proposal = visit.site.proposals.add(visit.csrf, action, choice, look)
     if look.nothing is not None:
         return _asked(visit, proposal, refused=refused)
     return visit.redirect("decide", **_names(proposal), proposal=proposal.nonce)
 
 
-def _look(action: Decision, stores: Stores, choice: Choice) -> tuple[Look | None, str | None]:
+def _look(action: Decision, stores: Stores, choice: DecisionSubject) -> tuple[DecisionPreview | None, str | None]:
     """What it is about; or why it cannot be decided now."""
     try:
         return look_at(action, stores, choice), None
@@ -160,10 +167,10 @@ def _look(action: Decision, stores: Stores, choice: Choice) -> tuple[Look | None
         return None, error.message
 
 
-def look_at(action: Decision, stores: Stores, choice: Choice) -> Look:
+def look_at(action: Decision, stores: Stores, choice: DecisionSubject) -> DecisionPreview:
     """What it would be about now."""
     if choice.missing:
-        return Look({}, nothing=f"Fill in what it is about: {', '.join(choice.missing)}.")
+        return DecisionPreview({}, nothing=f"Fill in what it is about: {', '.join(choice.missing)}.")
     return action.looks()(stores, choice.topology, **action.preset, **choice.values)
 
 
@@ -198,35 +205,35 @@ def _names(proposal: Proposal) -> dict[str, str | None]:
     return {**about, **{one.name: choice.text(one.name) for one in action.choice if one.name != "id"}}
 
 
-def _ids(choice: Choice) -> tuple[str, ...]:
+def _ids(choice: DecisionSubject) -> tuple[str, ...]:
     """The messages that were chosen one by one."""
     found = choice.values.get("id", ())
     return (found,) if isinstance(found, str) else found
 
 
-def act(stores: Stores, proposal: Proposal, given: Given) -> Outcome:
+def act(stores: Stores, proposal: Proposal, given: Given) -> DecisionOutcome:
     """Take a decision that was confirmed, if what it is about is still as it was shown."""
     action, choice, shown = proposal.action, proposal.choice, proposal.look
     if shown.nothing is not None:
-        return Outcome((f"Nothing was done. {shown.nothing}",), False, given.by)
+        return DecisionOutcome((f"Nothing was done. {shown.nothing}",), False, given.by)
     try:
         if shown.facts:
             now = look_at(action, stores, choice)
             changed = _changes(shown, now)
             if changed:
                 said = "Nothing was done, since it is no longer what you were shown. Look at it again."
-                return Outcome((said, *changed), False, given.by)
+                return DecisionOutcome((said, *changed), False, given.by)
         confirming = replace(stores, confirmation=Confirmation.of(proposal.nonce, action.name, given.by))
         values = {**action.preset, **choice.values, **shown.fixed, **given.values}
         done = action.works()(confirming, choice.topology, **values, by=given.by, why=given.why)
     except StormproofError as error:
-        return Outcome((error.message,), False, given.by)
+        return DecisionOutcome((error.message,), False, given.by)
     run = getattr(done, "canary", None)
     ok = getattr(done, "exit_status", 0) == 0
-    return Outcome(tuple(done.lines()), ok, given.by, None if run is None else RunningCanary(run))
+    return DecisionOutcome(tuple(done.lines()), ok, given.by, None if run is None else RunningCanary(run))
 
 
-def _changes(shown: Look, now: Look) -> list[str]:
+def _changes(shown: DecisionPreview, now: DecisionPreview) -> list[str]:
     """What differs between two looks, for people."""
     if now.nothing is not None:
         return [now.nothing]

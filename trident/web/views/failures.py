@@ -9,7 +9,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from stormproof.core.source.files.rows import editable, shown_payload
-from stormproof.trident.audit.questions import Answer, Asked, ask
+from stormproof.trident.audit.questions import QuestionAnswer, QuestionFilter, ask
 from stormproof.trident.decisions.letter_choice import Letter, letters_of, named, not_dead
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.questions import QUESTIONS
@@ -25,14 +25,14 @@ class Failures:
     """What failed: counted by class of error, and the newest of them."""
 
     classes: tuple[Mapping[str, Any], ...]
-    newest: Answer
+    newest: QuestionAnswer
 
 
-def asked_of(visit: Visit, **more: Any) -> Asked:
+def asked_of(visit: Visit, **more: Any) -> QuestionFilter:
     """The filters of the address; without a state: those about which nobody has decided; ``any``: all of them."""
     given: dict[str, Any] = {name: visit.text(name) for name in FILTERS}
     given["state"] = {None: "undecided", "any": None}.get(given["state"], given["state"])
-    return Asked(
+    return QuestionFilter(
         topology=visit.text("topology"),
         since=parse_time(visit.text("since"), visit.now),
         until=parse_time(visit.text("until"), visit.now),
@@ -81,7 +81,7 @@ class ShownPayload:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ShownFailure:
     """A dead letter, whose payloads are held as they are shown."""
 
     letter: Letter
@@ -89,7 +89,7 @@ class Failure:
     new_payload: ShownPayload | None
 
 
-def _read(stores: Stores, name: str, shown_id: str) -> tuple[Failure, ...]:
+def _read(stores: Stores, name: str, shown_id: str) -> tuple[ShownFailure, ...]:
     """The dead letters of a message, the newest first."""
     with letters_of(stores, name) as letters:
         (message,) = named(stores, name, [shown_id])
@@ -98,7 +98,7 @@ def _read(stores: Stores, name: str, shown_id: str) -> tuple[Failure, ...]:
             raise not_dead(letters, message)
     newest_first = sorted(found, key=lambda one: one.dead_at, reverse=True)
     return tuple(
-        Failure(
+        ShownFailure(
             replace(one, payload=None, new_payload=None), ShownPayload.of(one.payload), ShownPayload.of(one.new_payload)
         )
         for one in newest_first
@@ -120,7 +120,7 @@ async def payload(visit: Visit) -> Response:
     return _page(visit, name, shown_id, found, unmasked=True)
 
 
-def _page(visit: Visit, name: str, shown_id: str, found: Sequence[Failure], *, unmasked: bool) -> Response:
+def _page(visit: Visit, name: str, shown_id: str, found: Sequence[ShownFailure], *, unmasked: bool) -> Response:
     return visit.page(
         "failure.html",
         title=f"Failed message {shown_id}",

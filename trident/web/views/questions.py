@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stormproof.core.base.errors import UsageError
 from stormproof.trident.audit.inspect import opener_for
-from stormproof.trident.audit.questions import Answer, Asked, ask, columns_of
+from stormproof.trident.audit.questions import QuestionAnswer, QuestionFilter, ask, columns_of
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.questions import QUESTIONS
 from stormproof.trident.terms.wording import parse_time
@@ -36,7 +36,7 @@ async def question(visit: Visit) -> Response:
     if entry is None:
         raise UsageError(f"{name[:80]!r} is no question; known: {', '.join(_HERE)}")
     given: dict[str, Any] = {key: visit.text(key) for key in entry.filters}
-    chosen = Asked(
+    chosen = QuestionFilter(
         topology=visit.text("topology"),
         txid=visit.number("txid", 0, low=1) if entry.txid is not None and visit.text("txid") else None,
         since=parse_time(visit.text("since"), visit.now) if entry.time is not None else None,
@@ -45,7 +45,7 @@ async def question(visit: Visit) -> Response:
         **given,
     )
 
-    def read(stores: Stores) -> Answer:
+    def read(stores: Stores) -> QuestionAnswer:
         return ask(stores.audit, entry, chosen, opener_for(stores.database))
 
     found = await visit.ask(read, *sorted(visit.values().items()), for_s=2.0)
@@ -87,9 +87,9 @@ SERIES_MAX = 5
 class Replays:
     """Counts over time, counts by component, and the newest."""
 
-    over_time: Answer
-    by_place: Answer
-    newest: Answer
+    over_time: QuestionAnswer
+    by_place: QuestionAnswer
+    newest: QuestionAnswer
 
 
 def series(rows: Sequence[Mapping[str, Any]], step: str, first_s: int, last_s: int) -> dict[str, object]:
@@ -122,7 +122,7 @@ async def replays(visit: Visit) -> Response:
     span = visit.text("span") or "24h"
     step, length = SPANS.get(span, SPANS["24h"])
     since = parse_time(visit.text("since"), visit.now) or visit.now - length
-    chosen = Asked(
+    chosen = QuestionFilter(
         topology=visit.text("topology"),
         since=since,
         what=visit.text("what"),
@@ -132,7 +132,7 @@ async def replays(visit: Visit) -> Response:
     )
 
     def question(stores: Stores) -> Replays:
-        def asked(**more: Any) -> Answer:
+        def asked(**more: Any) -> QuestionAnswer:
             return ask(stores.audit, QUESTIONS["replays"], replace(chosen, **more))
 
         return Replays(

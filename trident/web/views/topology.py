@@ -12,11 +12,11 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from stormproof.core.contract.source import Backlog
-from stormproof.trident.audit.figures import Arrow, GraphFigures, Part, figures
+from stormproof.trident.audit.figures import Arrow, ComponentFigures, GraphFigures, figures
 from stormproof.trident.audit.inspect import committer_of, opener_for
 from stormproof.trident.audit.overview import Health, backlogs
 from stormproof.trident.audit.overview import overview as read
-from stormproof.trident.audit.questions import Answer, Asked, ask
+from stormproof.trident.audit.questions import QuestionAnswer, QuestionFilter, ask
 from stormproof.trident.audit.status import TopologyStatus, status
 from stormproof.trident.decisions.stores import Stores
 from stormproof.trident.declarations.questions import QUESTIONS
@@ -38,7 +38,7 @@ Point = tuple[int, int]
 class Box:
     """A part and where it stands."""
 
-    part: Part
+    part: ComponentFigures
     x: int
     y: int
 
@@ -94,7 +94,7 @@ def drawing(found: GraphFigures) -> Drawing:
     )
 
 
-def _depth(parts: Sequence[Part], arrows: Sequence[Arrow]) -> dict[str, int]:
+def _depth(parts: Sequence[ComponentFigures], arrows: Sequence[Arrow]) -> dict[str, int]:
     depth = {part.name: 0 for part in parts}
     for _ in parts:  # as many rounds as the longest way may have steps; a graph has no cycles
         moved = False
@@ -193,8 +193,8 @@ def _figures(stores: Stores, name: str) -> tuple[GraphFigures, Drawing]:
     return found, drawing(found)
 
 
-def _asked(stores: Stores, question: str, name: str) -> Answer:
-    return ask(stores.audit, QUESTIONS[question], Asked(topology=name, limit=5))
+def _asked(stores: Stores, question: str, name: str) -> QuestionAnswer:
+    return ask(stores.audit, QUESTIONS[question], QuestionFilter(topology=name, limit=5))
 
 
 async def topology(visit: Visit) -> Response:
