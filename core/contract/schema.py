@@ -94,6 +94,11 @@ def type_name(type_: pa.DataType) -> str:
         return str(type_)
 
 
+def shown_fields(schema: pa.Schema) -> str:
+    """Fields and types, for people."""
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
+
+
 def _require_names(fields: list[pa.Field], where: str) -> None:
     """Raise TopologyError where a field has no name, or another field's name; fields of structs are checked, too."""
     seen: dict[str, str] = {}

@@ -198,11 +198,6 @@ def alike(one: pa.Schema, other: pa.Schema) -> bool:
     return bool(one.names == other.names and one.types == other.types)
 
 
-def shown_fields(schema: pa.Schema) -> str:
-    """Fields and types, for people."""
-    return ", ".join(f"{f.name} {f.type}" for f in schema)
-
-
 def streams_of_bolt(
     bolt: str, declared: Streams, schema: SchemaLike | None, streams: Mapping[str, SchemaLike] | None
 ) -> dict[str, pa.Schema]:

@@ -20,29 +20,12 @@ from stormproof.core.base.arguments import instead_of, lacks, shown
 from stormproof.core.base.errors import TopologyError
 from stormproof.core.base.message import Guarantee, as_guarantee
 from stormproof.core.bolt import DEFAULT_STREAM, ArrowBolt, BasicBolt, Bolt
-from stormproof.core.contract.schema import SchemaLike, refuse_twice, require_fields, require_key
+from stormproof.core.contract.schema import SchemaLike, refuse_twice, require_fields, require_key, shown_fields
 from stormproof.core.contract.sink import SinkInput, SinkMode, SinkSpec, require_mode, require_tables_apart
 from stormproof.core.contract.source import Source
+from stormproof.core.graph import checks
 from stormproof.core.graph.aggregation import Aggregation, AnyAggregation
-from stormproof.core.graph.checks import (
-    NAME,
-    NAME_MAX_CHARACTERS,
-    alike,
-    checked_concurrency,
-    checked_name,
-    checked_tasks,
-    fold_of,
-    is_number,
-    refuse_unfit_aggregate,
-    require_agreed_keys,
-    require_agreed_tasks,
-    require_call,
-    require_fold,
-    require_sink,
-    schema_for,
-    shown_fields,
-    streams_of_bolt,
-)
+from stormproof.core.graph.checks import NAME, NAME_MAX_CHARACTERS
 from stormproof.core.graph.components import (
     Aggregate,
     BoltComponent,
@@ -99,12 +82,14 @@ class TopologyGraph:
         ackers: int | None = None,
         message_timeout_s: float | None = None,
     ) -> None:
-        self.name = checked_name(name, "topology")
+        self.name = checks.checked_name(name, "topology")
         self._components: dict[str, Component] = {}
         self.guarantee = None if guarantee is None else as_guarantee(guarantee, f"topology {name!r}")
-        if ackers is not None and not (is_number(ackers, int) and ackers >= 0):
+        if ackers is not None and not (checks.is_number(ackers, int) and ackers >= 0):
             raise TopologyError(f"topology {name!r}: ackers is {ackers!r}; use 1 or more, or 0 for no tracking")
-        if message_timeout_s is not None and not (is_number(message_timeout_s, int, float) and message_timeout_s > 0):
+        if message_timeout_s is not None and not (
+            checks.is_number(message_timeout_s, int, float) and message_timeout_s > 0
+        ):
             raise TopologyError(
                 f"topology {name!r}: message_timeout_s is {message_timeout_s!r}; it must be a number of seconds above 0"
             )
@@ -228,16 +213,19 @@ class TopologyGraph:
             TopologyError: a name is taken or unknown, a grouping's field is missing, there is no input, or a function or a
                 bolt's method takes other arguments than it gets.
         """
-        checked_name(name, "bolt")
+        checks.checked_name(name, "bolt")
         if not inputs:
             raise TopologyError(f"bolt {name!r} has no input; name one like words.fields('word')", component=name)
         taken = tuple(self._subscription(name, input_) for input_ in inputs)
-        require_agreed_tasks(name, taken)
-        require_agreed_keys(name, [(input_, self._stream_schema(input_)) for input_ in taken])
+        checks.require_agreed_tasks(name, taken)
+        checks.require_agreed_keys(name, [(input_, self._stream_schema(input_)) for input_ in taken])
         refuse_unfit_bolt(name, bolt)
         if isinstance(bolt, (Bolt, BasicBolt, ArrowBolt)):
             return OutputStream(
-                self, self._add(BoltComponent(name, taken, bolt, streams_of_bolt(name, bolt.streams, schema, streams)))
+                self,
+                self._add(
+                    BoltComponent(name, taken, bolt, checks.streams_of_bolt(name, bolt.streams, schema, streams))
+                ),
             )
         if not callable(bolt):
             raise TopologyError(
@@ -261,7 +249,7 @@ class TopologyGraph:
         Raises:
             TopologyError: the sink's name is taken, or it cannot take such tuples; or `stream` is no output stream.
         """
-        require_sink(sink, f"topology {self.name!r}")
+        checks.require_sink(sink, f"topology {self.name!r}")
         where = f"sink {sink.name!r}"
         if not isinstance(stream, OutputStream):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TopologyError(
@@ -279,7 +267,7 @@ class TopologyGraph:
         Raises:
             TopologyError: the name is taken or cannot be one, this is no source, or it is there already.
         """
-        checked_name(name, "spout")
+        checks.checked_name(name, "spout")
         if lacks(source, "name", "decoder", "serves", "for_run", "open", "readers", "confirm"):
             raise TopologyError(
                 f"spout {name!r}: {shown(source)} is no source; "
@@ -323,24 +311,25 @@ class TopologyGraph:
             )
         taken, instead = _BY_KIND.get(kind, _ONE_RESULT)
         is_async = refuse_unfit_function(name, function, taken=taken, instead=instead) in (ASYNC, ASYNC_GENERATOR)
-        concurrency = checked_concurrency(name, concurrency, is_async=is_async)
-        require_agreed_tasks(name, inputs)
+        concurrency = checks.checked_concurrency(name, concurrency, is_async=is_async)
+        checks.require_agreed_tasks(name, inputs)
         for other in inputs[1:]:
-            if not alike(self._stream_schema(other), given):
+            if not checks.alike(self._stream_schema(other), given):
                 raise TopologyError(
                     f"component {name!r}: its inputs have different fields ({shown_fields(given)} and "
-                    f"{shown_fields(self._stream_schema(other))}); a function takes one kind of tuple, a BasicBolt several",
+                    f"{shown_fields(self._stream_schema(other))}); a function takes one kind of tuple, "
+                    "a BasicBolt several",
                     component=name,
                 )
         self._require_fields(name, fields, given)
         taken_fields = tuple(fields) or tuple(given.names)
         if kind is not OperationKind.PROJECT:
-            require_call(name, kind, function, taken_fields, named=bool(fields))
+            checks.require_call(name, kind, function, taken_fields, named=bool(fields))
         if schema is None and kind in _WITHOUT_SCHEMA:
             nullable = [any(self._stream_schema(i).field(f.name).nullable for i in inputs) for f in given]
             found = pa.schema([f.with_nullable(n) for f, n in zip(given, nullable, strict=True)])
         else:
-            found = schema_for(f"component {name!r}", name, schema)
+            found = checks.schema_for(f"component {name!r}", name, schema)
         if kind in _ADDING:
             both = [*given, *found]
             refuse_twice(f"component {name!r}", name, [f.name for f in both])
@@ -373,10 +362,10 @@ class TopologyGraph:
                 results.append(a.result(given, name))
             else:
                 self._require_fields(name, a.fields, given)
-                refuse_unfit_aggregate(name, a)
+                checks.refuse_unfit_aggregate(name, a)
                 results += list(a.results)
             if persistent:
-                require_fold(name, a)
+                checks.require_fold(name, a)
         refuse_twice(f"component {name!r}", name, [*keys, *(f.name for f in results)])
         schema = pa.schema([given.field(key) for key in keys] + results)
         return self._add(
@@ -398,7 +387,7 @@ class TopologyGraph:
     def add_reader(self, name: str | None, input_: Subscription, bolt: ArrowBolt, schema: pa.Schema) -> str:
         """Add a bolt that reads a state; it may also follow a persistent aggregate, beside the state that it folds into."""
         name = self._own_name(name, "state", None)
-        require_agreed_tasks(name, [input_])
+        checks.require_agreed_tasks(name, [input_])
         refuse_twice(f"component {name!r}", name, schema.names)
         return self._add(BoltComponent(name, (input_,), bolt, {DEFAULT_STREAM: schema}, reads_state=True))
 
@@ -408,7 +397,7 @@ class TopologyGraph:
         Raises:
             TopologyError: the name is taken, the sink cannot take such rows, or another sink has its table.
         """
-        require_sink(spec, f"component {input_.component!r}")
+        checks.require_sink(spec, f"component {input_.component!r}")
         schema = self.schema_of(input_.component, input_.stream)
         component = self._component(input_.component)
         rows = SinkInput(schema)
@@ -419,10 +408,10 @@ class TopologyGraph:
                     "field, or keep the result in a State",
                     component=component.name,
                 )
-            folds = {a.output: fold_of(a) for a in component.aggregations}
+            folds = {a.output: checks.fold_of(a) for a in component.aggregations}
             rows = SinkInput.for_fold(schema, component.keys, folds)
         rows = spec.input_of(rows)
-        name = checked_name(spec.name, "sink")
+        name = checks.checked_name(spec.name, "sink")
         require_mode(spec, rows)
         # Checked again under the guarantee of the run, which may be chosen later.
         spec.check(rows, self.guarantee or Guarantee.AT_LEAST_ONCE)
@@ -468,7 +457,7 @@ class TopologyGraph:
         schema = self._stream_schema(subscription)
         subscription.grouping.check(schema, name)
         if subscription.tasks is not None:
-            checked_tasks(subscription.tasks, name)
+            checks.checked_tasks(subscription.tasks, name)
         emitter = self._component(subscription.component)
         if subscription.grouping.kind is GroupingKind.DIRECT:
             why = None if isinstance(emitter, BoltComponent) else "is none"
@@ -517,7 +506,7 @@ class TopologyGraph:
 
     def _own_name(self, name: str | None, kind: str, function: UserFunction | None) -> str:
         if name is not None:
-            return checked_name(name, "component")
+            return checks.checked_name(name, "component")
         called = getattr(function, "__name__", "")
         base = called if isinstance(called, str) and NAME.fullmatch(called) and called != "<lambda>" else kind
         base = base[: NAME_MAX_CHARACTERS - 4]

@@ -100,12 +100,6 @@ class SliceAudit(ABC):
         `held` has the batches first, in their order. Everything up to the furthest of `trusted` counts as handed out once.
         """
 
-    def unsubscribed(self) -> list[Finding]:
-        """What is wrong with the source where the topology has no subscription to it yet, since its start was refused. By
-        default nothing is known of it.
-        """
-        return []
-
     def kept(self, slices: Sequence[OpenedSlice]) -> Kept:
         """Compare what the source still keeps of these slices with what they were when they were opened. By default only a
         server has them.

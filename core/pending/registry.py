@@ -48,8 +48,3 @@ def connector_of(kind: str) -> type[PendingSource]:
         found: type[PendingSource] = getattr(importlib.import_module(module), name)
         return found
     return PendingSource
-
-
-def kinds() -> tuple[str, ...]:
-    """The kinds that are known by name."""
-    return (*_OWN, *_registered)

@@ -22,19 +22,8 @@ from stormproof.core.graph.components import OperationKind
 from stormproof.core.graph.plan import OperationNode
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.concurrent_calls import Call, Waiting
-from stormproof.core.user_code.functions import (
-    CAUGHT,
-    Copies,
-    answer_with,
-    arrow_result,
-    batch_of,
-    blame,
-    calls_end_here,
-    copied,
-    copies_of,
-    no_rows,
-    nulls_refused,
-)
+from stormproof.core.user_code import functions
+from stormproof.core.user_code.functions import CAUGHT, Copies
 
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 
@@ -78,7 +67,7 @@ class _Failures:
 
     def raised(self, row: int, error: BaseException) -> None:
         """Note that the function raised for a row; Ctrl-C is raised again."""
-        reason, self.texts[row] = blame(error)
+        reason, self.texts[row] = functions.blame(error)
         if reason is not FailureReason.ERROR:
             self.reasons[row] = reason
 
@@ -95,7 +84,7 @@ def apply(
     rows' messages (`Heartbeat.at`); for an Arrow-wise function it notes none.
     """
     given = _OperationInput(node, rows, heartbeat, calls or Calls())
-    with calls_end_here():
+    with functions.calls_end_here():
         match node.kind:
             case OperationKind.MAP:
                 return _map(given)
@@ -139,7 +128,7 @@ class _OperationInput:
         call = function if len(columns) == 1 else lambda arguments: function(*arguments)
         if node.concurrency is not None:
             return Call.result, iter(self._waited_for(node.concurrency, call, columns))
-        answer_with(lambda: self.calls.message_id(len(done)))
+        functions.answer_with(lambda: self.calls.message_id(len(done)))
         first = iter(columns[0]) if heartbeat is None else heartbeat.each(columns[0])
         return call, first if len(columns) == 1 else zip(first, *columns[1:], strict=True)
 
@@ -148,7 +137,7 @@ class _OperationInput:
         arguments: Iterable[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         if heartbeat is not None and heartbeat.careful:  # it notes one message at a time
             at_a_time, arguments = 1, heartbeat.each(list(arguments))
-        copies = copies_of(node.schema)
+        copies = functions.copies_of(node.schema)
         if node.kind in (OperationKind.FLAT_MAP, OperationKind.FLAT_EACH) and not node.is_async:
             call = _collected(call, copies)
         waiting = Waiting(
@@ -162,7 +151,7 @@ def _collected(call: Callable[[Any], Any], copies: Copies) -> Callable[[Any], An
 
     def collect(argument: Any) -> Any:
         result = call(argument)
-        return result if result.__class__ in _ONE_VALUE else [copied(value, copies) for value in result]
+        return result if result.__class__ in _ONE_VALUE else [functions.copied(value, copies) for value in result]
 
     return collect
 
@@ -171,12 +160,12 @@ def _called(given: _OperationInput) -> tuple[list[object], _Failures]:
     """What the function returns for each row; None where it raised."""
     made: list[object] = []
     call, arguments = given.each(made)
-    append, failed, copies = made.append, _Failures(), copies_of(given.node.schema)
+    append, failed, copies = made.append, _Failures(), functions.copies_of(given.node.schema)
     while True:
         try:
             for argument in arguments:
                 result = call(argument)
-                append(result if result.__class__ not in copies else copied(result, copies))
+                append(result if result.__class__ not in copies else functions.copied(result, copies))
             break
         except CAUGHT as error:
             failed.raised(len(made), error)
@@ -186,7 +175,7 @@ def _called(given: _OperationInput) -> tuple[list[object], _Failures]:
 
 def _map(given: _OperationInput) -> OperationResult:
     made, failed = _called(given)
-    batch, errors = batch_of(made, given.node.schema, failed.texts.keys())
+    batch, errors = functions.batch_of(made, given.node.schema, failed.texts.keys())
     for row, text in errors:
         failed.texts.setdefault(row, text)
     return failed.applied(batch, None)
@@ -196,14 +185,14 @@ def _flat_map(given: _OperationInput) -> OperationResult:
     made: list[object] = []
     ends: list[int] = []
     call, arguments = given.each(ends)
-    extend, mark, failed, copies = made.extend, ends.append, _Failures(), copies_of(given.node.schema)
+    extend, mark, failed, copies = made.extend, ends.append, _Failures(), functions.copies_of(given.node.schema)
     while True:
         try:
             for argument in arguments:
                 result = call(argument)
                 if result.__class__ in _ONE_VALUE:  # it may be iterable, but its letters or keys are not meant
                     raise TypeError(f"a flat_map's function gives an iterable of values, got {_shown_value(result)}")
-                extend([copied(value, copies) for value in result] if copies else result)
+                extend([functions.copied(value, copies) for value in result] if copies else result)
                 mark(len(made))
             break
         except CAUGHT as error:
@@ -212,7 +201,7 @@ def _flat_map(given: _OperationInput) -> OperationResult:
             mark(len(made))
     marks = np.array([0, *ends], np.int64)
     counts = marks[1:] - marks[:-1]
-    batch, errors = batch_of(made, given.node.schema, ())
+    batch, errors = functions.batch_of(made, given.node.schema, ())
     if errors:
         parent = np.repeat(np.arange(len(counts)), counts)
         for row, text in errors:
@@ -266,7 +255,9 @@ def _arrow(node: OperationNode, rows: pa.RecordBatch, heartbeat: Heartbeat | Non
         if heartbeat is not None:
             heartbeat.beat()
         try:
-            batch, parent = arrow_result(node.function(given.slice(start, stop - start)), stop - start, node.schema)
+            batch, parent = functions.arrow_result(
+                node.function(given.slice(start, stop - start)), stop - start, node.schema
+            )
             parts.append((batch, parent + start))
         except CAUGHT as error:
             if stop - start == 1:
@@ -275,13 +266,13 @@ def _arrow(node: OperationNode, rows: pa.RecordBatch, heartbeat: Heartbeat | Non
             middle = (start + stop) // 2
             todo += [(middle, stop), (start, middle)]  # the first half comes off first: rows stay in order
     if not parts:
-        return failed.applied(no_rows(node.schema), np.zeros(given.num_rows, np.int64))
+        return failed.applied(functions.no_rows(node.schema), np.zeros(given.num_rows, np.int64))
     batch = parts[0][0] if len(parts) == 1 else pa.concat_batches([part for part, _ in parts])
     parent = np.concatenate([rows_ for _, rows_ in parts])
     if len(parent) > 1 and (np.diff(parent) < 0).any():
         order = np.argsort(parent, kind="stable")
         batch, parent = batch.take(pa.array(order)), parent[order]
     for column, wanted in zip(batch.columns, node.schema, strict=True):
-        for row, text in nulls_refused(column, wanted):
+        for row, text in functions.nulls_refused(column, wanted):
             failed.texts.setdefault(int(parent[row]), text)
     return failed.applied(batch, np.bincount(parent, minlength=given.num_rows))

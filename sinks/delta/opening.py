@@ -32,7 +32,7 @@ from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkProblem
-from stormproof.sinks.delta import power_loss
+from stormproof.sinks.delta import power_loss, versions
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
 from stormproof.sinks.delta.log import DeltaLog, Label
 from stormproof.sinks.delta.power_loss import put_torn_aside
@@ -40,17 +40,7 @@ from stormproof.sinks.delta.rewrite import restore
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.statistics import WITH_STATISTICS, by_delta_rs, narrowed
 from stormproof.sinks.delta.table import CHECKPOINT_INTERVAL, committer_of
-from stormproof.sinks.delta.versions import (
-    NewestTable,
-    TableHead,
-    add_files,
-    entry_of,
-    is_table,
-    may_pass,
-    panics_as_errors,
-    require_conditional_put,
-    shown,
-)
+from stormproof.sinks.delta.versions import NewestTable, TableHead
 
 
 class Committers:
@@ -115,7 +105,7 @@ class Committers:
         if committer is Committer.SPARK:
             self.spark.append(self.spark.no_rows(self._input.schema.names), label)
         else:
-            add_files(table, [], label.for_delta_rs())
+            versions.add_files(table, [], label.for_delta_rs())
 
     def restore(self, committer: Committer, table: DeltaTable, version: int, metadata: Mapping[str, str]) -> None:
         """RESTORE the table to a version, in a version with this metadata."""
@@ -209,7 +199,7 @@ class Claims:
         except FileExistsError:
             return False
         except (DeltaError, OSError, ValueError) as error:
-            raise StoreUnavailable(f"{self._where}: the table cannot be claimed: {shown(error)}") from error
+            raise StoreUnavailable(f"{self._where}: the table cannot be claimed: {versions.shown(error)}") from error
         return True
 
     def set_property(self, table: DeltaTable, name: str, value: str) -> None:
@@ -248,7 +238,7 @@ class Claims:
             "createdTime": metadata.created_time,
         }
         told = {name: part for name, part in told.items() if part is not None}
-        return entry_of("SET TBLPROPERTIES", {"properties": json.dumps(parameters)}, [{"metaData": told}], {})
+        return versions.entry_of("SET TBLPROPERTIES", {"properties": json.dumps(parameters)}, [{"metaData": told}], {})
 
     def _contended(self) -> StoreUnavailable:
         return StoreUnavailable(f"{self._where}: other writers keep changing the table's properties; try again")
@@ -267,11 +257,11 @@ def opening(where: str, log: DeltaLog, mode: SinkMode) -> Generator[str]:
         StoreUnavailable: it cannot be opened.
     """
     try:
-        with panics_as_errors():
+        with versions.panics_as_errors():
             yield where
     except TableNotFoundError as error:
         raise SinkRefused(
-            f"{where}: there is no Delta table: {shown(error)}", problem=SinkProblem.TABLE_GONE
+            f"{where}: there is no Delta table: {versions.shown(error)}", problem=SinkProblem.TABLE_GONE
         ) from error
     except (DeltaError, OSError) as error:
         refused = (
@@ -281,7 +271,7 @@ def opening(where: str, log: DeltaLog, mode: SinkMode) -> Generator[str]:
             raise SinkRefused(
                 f"{where}: {refusal(refused[0], mode)}", features=[found.feature.name for found in refused]
             ) from error
-        raise StoreUnavailable(f"{where}: the table cannot be opened: {shown(error)}") from error
+        raise StoreUnavailable(f"{where}: the table cannot be opened: {versions.shown(error)}") from error
 
 
 def prepare_table(
@@ -302,8 +292,8 @@ def prepare_table(
         SinkRefused: the table is missing and not to be made, or a power loss took more than its newest log entry.
     """
     put_torn_aside(DeltaLog(path), where)
-    require_conditional_put(path, where)
-    if not is_table(path):
+    versions.require_conditional_put(path, where)
+    if not versions.is_table(path):
         if not create:
             raise SinkRefused(f"{where}: there is no Delta table", problem=SinkProblem.TABLE_GONE)
         _create(path, identity, input_, partitions, settings or {}, where)
@@ -337,11 +327,11 @@ def _create(
             )
             entry = _first_entry(folder)
     except DeltaError as error:
-        if may_pass(error) or not (settings or partitions):
+        if versions.may_pass(error) or not (settings or partitions):
             raise
         raise SinkRefused(
-            f"{where}: delta-rs cannot make such a table: {shown(error)}; make it with Spark, or name other properties and "
-            "partitions"
+            f"{where}: delta-rs cannot make such a table: {versions.shown(error)}; make it with Spark, or name other "
+            "properties and partitions"
         ) from error
     files.make_folder(log.folder)
     with suppress(FileExistsError):  # another one made it
@@ -363,7 +353,7 @@ def _first_entry(folder: str) -> bytes:
     if "writerFeatures" in protocol:
         protocol["writerFeatures"] = sorted({*protocol["writerFeatures"], "invariants"} - {"variantType"})
         protocol["readerFeatures"] = sorted({*protocol["readerFeatures"]} - {"variantType"})
-    return entry_of("CREATE TABLE", {}, [action for action in actions if "commitInfo" not in action], {})
+    return versions.entry_of("CREATE TABLE", {}, [action for action in actions if "commitInfo" not in action], {})
 
 
 # ---- one commit at a time

@@ -31,7 +31,7 @@ from stormproof.sinks.contract.protocol import (
     SinkSession,
 )
 from stormproof.sinks.contract.row_rule import SchemaContract
-from stormproof.sinks.delta import power_loss
+from stormproof.sinks.delta import power_loss, versions
 from stormproof.sinks.delta.compare import compare
 from stormproof.sinks.delta.evidence import find_position
 from stormproof.sinks.delta.features import AskedCommitter, Committer
@@ -42,32 +42,9 @@ from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.delta.transactional_table import TransactionalTable
 from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, settle_compactions, vacuum
-from stormproof.sinks.delta.versions import (
-    TableHead,
-    add_files,
-    all_hashable,
-    is_conflict,
-    may_pass,
-    merge_rows,
-    panics_as_errors,
-    put_next,
-    rows_of_keys,
-    shown,
-)
-from stormproof.sinks.prepare.staging import (
-    IsDead,
-    guard_of,
-    prepared_batches,
-    put_back,
-    put_back_all,
-    remove_guards,
-    remove_staged,
-    require_files,
-    states_of,
-    sweep_folder,
-    sweep_guards,
-    unreached,
-)
+from stormproof.sinks.delta.versions import TableHead
+from stormproof.sinks.prepare import staging
+from stormproof.sinks.prepare.staging import IsDead
 from stormproof.sinks.prepare.writer import FileWriter, partition_values
 from stormproof.sinks.rows.by_key import fold_tables, put_rows, require_unique_keys
 from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
@@ -167,12 +144,14 @@ class DeltaSession(TransactionalTable, SinkSession):
                 metadata = {**undo_metadata(application, Undo(read + 1, held)), GIVEN_UP: str(transaction.txid)}
                 label = Label(application, max(known or 0, held or 0), metadata, known=known, retries=0)
                 try:
-                    with panics_as_errors():
+                    with versions.panics_as_errors():
                         self.committers.put_label(committer, table, label)
                 except (DeltaError, OSError, ValueError) as error:
-                    if not is_conflict(error):
-                        kind = StoreUnavailable if may_pass(error) else SinkRefused
-                        raise kind(f"{where}: what may still arrive cannot be kept out: {shown(error)}") from error
+                    if not versions.is_conflict(error):
+                        kind = StoreUnavailable if versions.may_pass(error) else SinkRefused
+                        raise kind(
+                            f"{where}: what may still arrive cannot be kept out: {versions.shown(error)}"
+                        ) from error
                     continue
                 finally:
                     self.close()
@@ -185,23 +164,23 @@ class DeltaSession(TransactionalTable, SinkSession):
     def check_rows(self, table: TableHead, transaction: PreparedTransaction, where: str) -> None:
         """The files are as prepared, and of such rows and partitions as the table has."""
         if not self.input.is_by_key:
-            put_back(self._directory, transaction.files)
+            staging.put_back(self._directory, transaction.files)
         by = require_table(table, self.input, where, self._asked)
         adds = by is Committer.DELTA_RS and not self.input.is_by_key
         if adds:
             self._require_partitions(table, transaction, where)
-        states = states_of(self._directory, transaction.files)
+        states = staging.states_of(self._directory, transaction.files)
         # The driver under which files to add were written need not read them again. Files that are not added are read
         # anyway, and files that outlived their driver may have changed: in both cases their digests are compared.
         digests = not adds or any(state is None or state.modified_ns < self._opened_ns for state in states)
-        require_files(self._directory, transaction.files, where=where, digests=digests, states=states)
+        staging.require_files(self._directory, transaction.files, where=where, digests=digests, states=states)
         counted = sum(file.rows for file in transaction.files)
         if counted != transaction.rows:
             raise SinkRefused(f"{where}: {counted} rows in the prepared files instead of {transaction.rows}")
         if adds and not may_reject(table, self.input):
             self._require_no_nulls(table, transaction, where)
         if self.input.is_by_key:
-            read = partial(prepared_batches, self._directory, transaction.files, self.input.keys)
+            read = partial(staging.prepared_batches, self._directory, transaction.files, self.input.keys)
             require_unique_keys(read, transaction.rows, self.input.keys, where)
 
     def judge(
@@ -215,13 +194,13 @@ class DeltaSession(TransactionalTable, SinkSession):
         input_ = self.input
         if not input_.is_by_key or input_.lineage is None:
             return None
-        if not all_hashable(input_) or transaction.rows > MERGE_ROWS_IN_MEMORY_MAX:
+        if not versions.all_hashable(input_) or transaction.rows > MERGE_ROWS_IN_MEMORY_MAX:
             return None
         if not transaction.rows:
             return NOTHING
-        batches = prepared_batches(self._directory, transaction.files, input_.schema.names)
+        batches = staging.prepared_batches(self._directory, transaction.files, input_.schema.names)
         added = pa.Table.from_batches(list(batches)).cast(input_.schema)
-        held, kinds = rows_of_keys(table, added, input_), kinds_of(input_.schema)
+        held, kinds = versions.rows_of_keys(table, added, input_), kinds_of(input_.schema)
         folds = input_.mode is SinkMode.FOLD
         try:
             after = fold_tables(held, added, input_, self.where) if folds else put_rows(held, added, input_)[0]
@@ -254,36 +233,36 @@ class DeltaSession(TransactionalTable, SinkSession):
     def put_next(self, table: TableHead, transaction: PreparedTransaction, label: Label) -> bool:
         """Add the files."""
         with self._files_there(transaction) as files:
-            return put_next(self.log, table, files, label)
+            return versions.put_next(self.log, table, files, label)
 
     @contextmanager
     def _files_there(self, transaction: PreparedTransaction) -> Generator[list[AddAction]]:
         """Around the commit of the files: up to the log entry a VACUUM may take them, and here they are put back."""
-        put_back(self._directory, transaction.files)
+        staging.put_back(self._directory, transaction.files)
         filled = [file for file in transaction.files if file.rows]
         try:
-            yield [*map(_add_action, filled, states_of(self._directory, filled))]
+            yield [*map(_add_action, filled, staging.states_of(self._directory, filled))]
         finally:
-            put_back(self._directory, transaction.files)
+            staging.put_back(self._directory, transaction.files)
 
     def put(self, table: DeltaTable, transaction: PreparedTransaction, properties: CommitProperties) -> None:
         """Add the files, or merge their rows."""
         if not self.input.is_by_key:
             with self._files_there(transaction) as files:
-                add_files(table, files, properties)
+                versions.add_files(table, files, properties)
             return
         if transaction.rows == 0:
-            add_files(table, [], properties)
+            versions.add_files(table, [], properties)
             return
         schema = self.input.schema
-        batches = prepared_batches(self._directory, transaction.files, schema.names)
+        batches = staging.prepared_batches(self._directory, transaction.files, schema.names)
         streamed = transaction.rows > MERGE_ROWS_IN_MEMORY_MAX
         rows: pa.Table | pa.RecordBatchReader = (
             pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in batches))
             if streamed
             else pa.Table.from_batches(list(batches)).cast(schema)
         )
-        merge_rows(table, rows, self.input, properties, streamed=streamed)
+        versions.merge_rows(table, rows, self.input, properties, streamed=streamed)
 
     def put_by_spark(self, transaction: PreparedTransaction, label: Label) -> None:
         """Have Spark read the files, and append or merge their rows."""
@@ -300,27 +279,27 @@ class DeltaSession(TransactionalTable, SinkSession):
 
     def sweep(self, is_dead: IsDead) -> int:
         """Remove prepared files of dead attempts; never one that the table's log has added."""
-        swept = sweep_folder(self._directory, self.identity.incarnation, is_dead, self.added_files)
+        swept = staging.sweep_folder(self._directory, self.identity.incarnation, is_dead, self.added_files)
         if not self.input.is_by_key:
-            sweep_guards(self._directory, self.identity.incarnation, is_dead)
+            staging.sweep_guards(self._directory, self.identity.incarnation, is_dead)
         return swept
 
     def unreached(self, files: Sequence[PreparedFile]) -> Sequence[str]:
         """Of the prepared files, in the table's folder or the staging folder."""
-        return unreached(self._directory, files)
+        return staging.unreached(self._directory, files)
 
     def finished(self, transaction: PreparedTransaction) -> None:
         """The files of a fold may go, and those that Spark has copied; added files are the table's own."""
         copied = self.committer() is Committer.SPARK and not self.has_added(transaction)
         if self.input.is_by_key or copied:
-            remove_staged(self._directory, self.identity.incarnation, transaction.txid)
+            staging.remove_staged(self._directory, self.identity.incarnation, transaction.txid)
         else:
             self._remove_replaced(transaction)
             for file in transaction.files:
                 if not file.rows:  # it named misfits, and no more
                     files_at(self._directory).remove(os.path.join(self._directory, file.path))
         if not self.input.is_by_key:
-            remove_guards(self._directory, transaction.files)
+            staging.remove_guards(self._directory, transaction.files)
         if self._compact_every is not None:
             self._compact_at_times(self._compact_every)
 
@@ -344,7 +323,7 @@ class DeltaSession(TransactionalTable, SinkSession):
         replaced = self._replaced.pop(transaction.txid, None)
         if replaced is None:
             files, paths = files_at(self._directory), [os.path.join(self._directory, f.path) for f in transaction.files]
-            if all(files.stat(guard_of(path)) is None for path in paths):
+            if all(files.stat(staging.guard_of(path)) is None for path in paths):
                 return  # an earlier driver has done it, and has removed their second names then
             position = self.position(self.load(), same_table=False)
             commit = None if position is None else position.commit
@@ -370,7 +349,7 @@ class DeltaSession(TransactionalTable, SinkSession):
     def settle(self) -> None:
         """Put back prepared files that a VACUUM took, and see `compaction.settle_compactions`."""
         if not self.input.is_by_key:
-            put_back_all(self._directory, self.identity.incarnation)
+            staging.put_back_all(self._directory, self.identity.incarnation)
         settle_compactions(self, self.identity.application_id)
 
     def _compact_at_times(self, every: int) -> None:

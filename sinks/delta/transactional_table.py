@@ -27,37 +27,17 @@ from stormproof.sinks.contract.protocol import (
     decide,
 )
 from stormproof.sinks.contract.row_rule import BY_DELTA_RS, SchemaContract
-from stormproof.sinks.delta import power_loss
+from stormproof.sinks.delta import power_loss, schema_changes, versions
 from stormproof.sinks.delta.evidence import LogPosition, find_commit, require_not_given_up, totals_with
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.judge import Judge, LeftOut, may_reject, refused_rows
 from stormproof.sinks.delta.log import Label, OurCommit, Undo, commit_metadata, live_files, undo_metadata
 from stormproof.sinks.delta.opening import Claims, Committers
 from stormproof.sinks.delta.power_loss import put_torn_aside
-from stormproof.sinks.delta.schema_changes import (
-    add_columns,
-    changes_of,
-    known_part,
-    list_not_null,
-    lists_not_null,
-    require_kept,
-    versions_for,
-)
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.statistics import WITH_STATISTICS, by_delta_rs, by_spark, narrowed
 from stormproof.sinks.delta.table import TableRecord, column_limits, require_more_than_partitions, require_table
-from stormproof.sinks.delta.versions import (
-    OTHERS_CHANGED,
-    TableAhead,
-    TableHead,
-    is_conflict,
-    is_ours,
-    load_table,
-    may_pass,
-    os_error,
-    panics_as_errors,
-    shown,
-)
+from stormproof.sinks.delta.versions import OTHERS_CHANGED, TableAhead, TableHead
 from stormproof.sinks.prepare.staging import Misfits
 from stormproof.sinks.rows.content import Content
 
@@ -91,7 +71,7 @@ class TransactionalTable(TableRecord):
         self._epoch = epoch
         self.committers = Committers(self.log, self.where, input_, committer)
         self._claims = Claims(self.log, self._newest, identity, self.where, self.committers)
-        table = load_table(path)
+        table = versions.load_table(path)
         if not reading and self.require_fit(table) is Committer.SPARK:
             self.committers.spark.start()
             self._make_readable(table)
@@ -105,23 +85,23 @@ class TransactionalTable(TableRecord):
             SinkRefused: names the column, or the feature, and what to do.
         """
         evolves = self.contract is SchemaContract.EVOLVE
-        known = known_part(table, self.input) if evolves else self.input
+        known = schema_changes.known_part(table, self.input) if evolves else self.input
         committer = require_table(table, known, self.where, self._asked)
         if committer is Committer.SPARK:
             self._require_frozen(self.contract)
             return self.committers.require_served(committer)
         require_more_than_partitions(table, self.input, self.where)
         if evolves:
-            require_kept(table, self.input, self.log, self.where)
+            schema_changes.require_kept(table, self.input, self.log, self.where)
         return committer
 
     def _make_readable(self, table: DeltaTable) -> None:
         """Have the protocol list the feature of NOT NULL, without which Spark reads no table that has it."""
-        if lists_not_null(table):
+        if schema_changes.lists_not_null(table):
             return
         with self.committers.alone(Committer.SPARK):
-            list_not_null(table, CommitProperties(max_commit_retries=0))
-        power_loss.sync_version(self.log, load_table(self.log.table).version())
+            schema_changes.list_not_null(table, CommitProperties(max_commit_retries=0))
+        power_loss.sync_version(self.log, versions.load_table(self.log.table).version())
         log.info("%s: its protocol lists the feature of NOT NULL now, which Spark asks for", self.where)
 
     # -- the rows of a transaction -------------------------------------------------------------------------------------
@@ -187,7 +167,7 @@ class TransactionalTable(TableRecord):
                 with self.committers.alone(committer):
                     return self._commit(transaction, committer, checked=checked)
             except StoreUnavailable as error:
-                if not left or not is_conflict(error.__cause__):
+                if not left or not versions.is_conflict(error.__cause__):
                     raise
                 log.info("%s; tried again", error)
                 self._newest.forget()
@@ -223,9 +203,9 @@ class TransactionalTable(TableRecord):
                 f"{where}: the table's features changed meanwhile, and nothing was written; try again"
             )
         if whole is not None:
-            read_version = whole.version()
+            as_found = whole.version()
             table = whole = self.narrowed(self._evolved(whole, transaction, where), committer, where)
-            if whole.version() != read_version and self.position(whole, same_table=checked) != position:
+            if whole.version() != as_found and self.position(whole, same_table=checked) != position:
                 # Another driver has committed meanwhile.
                 return self._commit(transaction, committer, checked=checked, here=here)
         self.check_rows(table, transaction, where)
@@ -268,7 +248,7 @@ class TransactionalTable(TableRecord):
             and self.contract is not SchemaContract.EVOLVE
             and not may_reject(table, self.input)
             and not Misfits.of(transaction.files)
-            and is_ours(table, [file.path for file in transaction.files if file.rows])
+            and versions.is_ours(table, [file.path for file in transaction.files if file.rows])
         )
 
     def _put_here(
@@ -331,7 +311,7 @@ class TransactionalTable(TableRecord):
         read_version = table.version()
         problem: DeltaError | OSError | ValueError | None = None
         try:
-            with panics_as_errors():
+            with versions.panics_as_errors():
                 put = transaction if left_out is None else left_out.put
                 change = self.change(table, put) if committer is Committer.DELTA_RS else None
                 label = self._label(transaction, position, table, left_out, change, checked=checked)
@@ -349,7 +329,7 @@ class TransactionalTable(TableRecord):
     def _result(self, outcome: CommitResult, commit: OurCommit) -> CommitResult:
         changed: tuple[str, ...] = ()
         if self.contract is SchemaContract.EVOLVE:
-            changed = changes_of(self.log, self._application, commit.txid, before=commit.version)
+            changed = schema_changes.changes_of(self.log, self._application, commit.txid, before=commit.version)
         return replace(
             outcome,
             superseded=commit.superseded,
@@ -372,11 +352,13 @@ class TransactionalTable(TableRecord):
         if self.contract is not SchemaContract.EVOLVE:
             return table
         try:
-            with panics_as_errors():
-                if not add_columns(table, self.input, self._application, transaction.txid):
+            with versions.panics_as_errors():
+                if not schema_changes.add_columns(table, self.input, self._application, transaction.txid):
                     return table
         except (DeltaError, OSError) as error:
-            raise StoreUnavailable(f"{where}: the table's columns cannot be changed: {shown(error)}") from error
+            raise StoreUnavailable(
+                f"{where}: the table's columns cannot be changed: {versions.shown(error)}"
+            ) from error
         finally:
             self._newest.forget()
         return self._newest.load()
@@ -401,7 +383,7 @@ class TransactionalTable(TableRecord):
         except FileExistsError as error:
             raise StoreUnavailable(f"{where}: {OTHERS_CHANGED}") from OSError(f"{OTHERS_CHANGED}: {error}")
         except (DeltaError, OSError, ValueError) as error:
-            raise StoreUnavailable(f"{where}: {WITH_STATISTICS} cannot be set: {shown(error)}") from error
+            raise StoreUnavailable(f"{where}: {WITH_STATISTICS} cannot be set: {versions.shown(error)}") from error
         log.info("%s: %s is %r now: by other columns' bounds rows could be missed", where, WITH_STATISTICS, columns)
         return self._newest.load()
 
@@ -453,8 +435,8 @@ class TransactionalTable(TableRecord):
             with self.committers.alone(committer):
                 self.committers.restore(committer, table, version - 1, undo)
         except (DeltaError, OSError, ValueError) as error:
-            kind = StoreUnavailable if may_pass(error) else SinkRefused
-            raise kind(f"{where}: version {version - 1} cannot be restored: {shown(error)}") from error
+            kind = StoreUnavailable if versions.may_pass(error) else SinkRefused
+            raise kind(f"{where}: version {version - 1} cannot be restored: {versions.shown(error)}") from error
         power_loss.sync_version(self.log, self._newest.load().version())
 
     def take_table(self, last: PreparedTransaction | None) -> None:
@@ -524,16 +506,16 @@ class TransactionalTable(TableRecord):
         """The error for a commit that left no log entry: transient where its cause may pass by itself, else permanent."""
         if problem is None:
             return StoreUnavailable(f"{where}: the commit was answered, and the table's log does not have it")
-        if may_pass(problem):
+        if versions.may_pass(problem):
             what = (
                 "nothing was written"
                 if self.log.files.is_local
                 else "the table's log does not have it; should it still arrive, the next try finds it there"
             )
             return StoreUnavailable(
-                f"{where}: the commit failed, and {what}: {shown(problem)}", errno=os_error(problem)
+                f"{where}: the commit failed, and {what}: {versions.shown(problem)}", errno=versions.os_error(problem)
             )
-        return SinkRefused(f"{where}: the table refuses it, and nothing was written: {shown(problem)}{hint}")
+        return SinkRefused(f"{where}: the table refuses it, and nothing was written: {versions.shown(problem)}{hint}")
 
     def _sync(self, commit: OurCommit | None, *, after: int | None) -> None:
         """Make a commit survive a power loss, with all versions since `after`, our last one (None: it is looked up)."""
@@ -544,7 +526,7 @@ class TransactionalTable(TableRecord):
             after = next((e.version for e in older if e.ours(self._application) is not None), commit.version - 1)
         if self.contract is SchemaContract.EVOLVE:
             # A version that changed the schema is synced with its batch's own, also where that is the first one of ours.
-            changing = versions_for(self.log, self._application, commit.txid, before=commit.version)
+            changing = schema_changes.versions_for(self.log, self._application, commit.txid, before=commit.version)
             after = min([after, *(entry.version - 1 for entry in changing)])
         power_loss.sync_versions(self.log, after + 1, commit.version)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from datetime import datetime
 from functools import partial
 from typing import Final, TypeAlias
@@ -14,7 +14,7 @@ from psycopg import sql
 
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import failpoint
-from stormproof.core.contract.sink import PreparedFile, SinkInput, SinkMode
+from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import (
     CommitDecision,
@@ -22,7 +22,6 @@ from stormproof.sinks.contract.protocol import (
     CommitResult,
     PreparedTransaction,
     SinkIdentity,
-    SinkSession,
 )
 from stormproof.sinks.contract.row_rule import SchemaContract
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
@@ -41,15 +40,7 @@ from stormproof.sinks.postgres.refusals import (
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
 from stormproof.sinks.postgres.transactional_table import AppendedRows, TransactionalTable, copy_rows, insert_rows
 from stormproof.sinks.prepare.rejected_messages import NO_PARENT, REFUSED_MAX, Rejects
-from stormproof.sinks.prepare.staging import (
-    IsDead,
-    Misfits,
-    prepared_batches,
-    remove_staged,
-    require_files,
-    sweep_folder,
-    unreached,
-)
+from stormproof.sinks.prepare.staging import Misfits, StagedSession, prepared_batches, require_files
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.sinks.rows.by_key import require_unique_keys
 from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord
@@ -75,7 +66,7 @@ PROGRESS_ROWS: Final = 1_000_000
 """A commit says each time it has sent so many rows more."""
 
 
-class PostgresSession(TransactionalTable, SinkSession):
+class PostgresSession(TransactionalTable, StagedSession):
     """One driver's side of a Postgres table: its hold on the table, and the folder with the prepared files."""
 
     def __init__(
@@ -91,7 +82,7 @@ class PostgresSession(TransactionalTable, SinkSession):
         content_digests: bool = True,
     ) -> None:
         super().__init__(database, name, identity, input_, epoch, contract)
-        self._staging = staging
+        self.staging = staging
         self._content_digests = content_digests
         self._known: CatalogFacts | None = None
         """The table as the last commit found it."""
@@ -100,7 +91,7 @@ class PostgresSession(TransactionalTable, SinkSession):
         """Parquet files in the staging folder."""
         return FileWriter(
             sink=self.identity.sink,
-            directory=self._staging,
+            directory=self.staging,
             limits=self.limits,
             input=self.input,
             discards=self.contract is SchemaContract.DISCARD_VALUE,
@@ -250,7 +241,7 @@ class PostgresSession(TransactionalTable, SinkSession):
     ) -> tuple[Moved, Rejects]:
         """All but the rows of at most so many messages, of which the table refuses one; these are kept in `reject`."""
         # All rows are read from the files, those that a task loaded too.
-        require_files(self._staging, transaction.files, where=where, digests=True)
+        require_files(self.staging, transaction.files, where=where, digests=True)
         schema = wire_schema(facts.table, self.input)
         rejects = self._rejects(facts, transaction, most, where, row_by_row=row_by_row)
         waits = {NO_PARENT} if refers_to_itself(connection, facts.table.oid) else set[str]()
@@ -324,21 +315,9 @@ class PostgresSession(TransactionalTable, SinkSession):
         at = entries[0].at if entries else None
         return CommitResult(CommitOutcome.ALREADY_HELD, superseded, refused, dropped, changed, at=at)
 
-    def sweep(self, is_dead: IsDead) -> int:
-        """Remove prepared files of dead attempts."""
-        return sweep_folder(self._staging, self.identity.incarnation, is_dead)
-
-    def unreached(self, files: Sequence[PreparedFile]) -> Sequence[str]:
-        """Of the prepared files in the staging folder."""
-        return unreached(self._staging, files)
-
     def compare_rows(self, read: ReadRecord, first: int, last: int | None, progress: Progress) -> Comparison:
         """See `SupportsCompareRows`."""
         return compare(self, self.database, read, (first, last), progress)
-
-    def finished(self, transaction: PreparedTransaction) -> None:
-        """The rows are in the table: the files may go."""
-        remove_staged(self._staging, self.identity.incarnation, transaction.txid)
 
     def _begin(
         self,
@@ -362,7 +341,7 @@ class PostgresSession(TransactionalTable, SinkSession):
                 raise self.guard.gone(connection)
             require_table(facts.table, self.input, where)
             require_no_volatile(facts.volatile, where)
-        require_files(self._staging, transaction.files, where=where, digests=True)
+        require_files(self.staging, transaction.files, where=where, digests=True)
         failpoint("postgres.after_guard")
         return facts
 
@@ -384,13 +363,13 @@ class PostgresSession(TransactionalTable, SinkSession):
             return Moved(0, 0, 0, 0)
         if self.input.is_by_key:
             keys = self.input.keys
-            read = partial(prepared_batches, self._staging, transaction.files, keys)
+            read = partial(prepared_batches, self.staging, transaction.files, keys)
             require_unique_keys(read, transaction.rows, keys, where)
         sent = 0
 
         def counted() -> Generator[pa.RecordBatch]:
             nonlocal sent
-            for batch in prepared_batches(self._staging, transaction.files, self.input.schema.names):
+            for batch in prepared_batches(self.staging, transaction.files, self.input.schema.names):
                 before, sent = sent, sent + batch.num_rows
                 yield batch
                 if before // PROGRESS_ROWS < sent // PROGRESS_ROWS:
@@ -414,7 +393,7 @@ class PostgresSession(TransactionalTable, SinkSession):
     ) -> Rejects:
         """What a commit leaves out."""
         return Rejects(
-            directory=self._staging,
+            directory=self.staging,
             transaction=transaction,
             most=most,
             where=where,

@@ -30,17 +30,10 @@ from stormproof.sinks.contract.protocol import (
     warning_of,
 )
 from stormproof.sinks.contract.row_rule import SchemaChange, SchemaContract
+from stormproof.sinks.postgres import refusals
 from stormproof.sinks.postgres.columns import cast_of, hashed_columns, sent_type, to_wire
 from stormproof.sinks.postgres.connection import Fence, Link, has_records, make_records, one_at_a_time
 from stormproof.sinks.postgres.guard import Guard
-from stormproof.sinks.postgres.refusals import (
-    require_deterministic_keys,
-    require_durable,
-    require_writable,
-    volatile_relations,
-    what_can_refuse,
-    why_uncounted,
-)
 from stormproof.sinks.postgres.schema_changes import change, changes_for, changes_of
 from stormproof.sinks.postgres.table import (
     Table,
@@ -235,7 +228,7 @@ class TransactionalTable(StoreRecord):
                 one_at_a_time(connection)
                 connection.execute(create_statement(self.name, self.input))
             table, _ = self.check(connection)
-            refusing = what_can_refuse(connection, table.oid, self.input)
+            refusing = refusals.what_can_refuse(connection, table.oid, self.input)
             self._table_id = self.guard.table_id(connection)
         if refusing:
             log.warning("%s: %s", self.where, warning_of(refusing))
@@ -250,9 +243,9 @@ class TransactionalTable(StoreRecord):
         changes = self._changes(table)
         table = as_changed(table, changes)
         require_table(table, self.input, self.where)
-        require_durable(connection, table.oid, self.where)
-        require_writable(connection, table.oid, self.input, self.where)
-        require_deterministic_keys(connection, table.oid, self.input, self.where)
+        refusals.require_durable(connection, table.oid, self.where)
+        refusals.require_writable(connection, table.oid, self.input, self.where)
+        refusals.require_deterministic_keys(connection, table.oid, self.input, self.where)
         self.go_by(table)
         return table, changes
 
@@ -359,11 +352,11 @@ class TransactionalTable(StoreRecord):
                 raise hidden
             # A map's number of rows does not follow from what was written: several rows may have one key, or none be kept.
             counts = self.input.mode is not SinkMode.UPSERT and oid is not None
-            uncounted = why_uncounted(connection, oid) if counts and oid is not None else None
+            uncounted = refusals.why_uncounted(connection, oid) if counts and oid is not None else None
             least = least_rows([entry.rows for entry in entries], fold=self.input.is_by_key)
             counts = counts and uncounted is None and least <= COUNTED_ROWS_MAX
             found = self._count(connection, least) if counts else None
-            volatile = [] if oid is None else volatile_relations(connection, oid)
+            volatile = [] if oid is None else refusals.volatile_relations(connection, oid)
             problems = [f"{name} is {what}: a crash of the server loses its rows" for name, what in volatile]
             report = self.guard.report(connection, entries, rows_found=found, problems=problems)
             return replace(report, uncounted=uncounted)

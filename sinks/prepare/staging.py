@@ -32,7 +32,7 @@ from stormproof.core.base.failpoint import failpoint
 from stormproof.core.contract.sink import MESSAGE_COLUMNS, PreparedFile, TaskContext
 from stormproof.core.storage.files import files_at
 from stormproof.core.storage.protocol import FileState
-from stormproof.sinks.contract.protocol import RefusedRow, SinkProblem
+from stormproof.sinks.contract.protocol import PreparedTransaction, RefusedRow, SinkProblem, SinkSession
 from stormproof.sinks.rows.limits import is_string, plain
 
 COLUMNS_MAX: Final = 32
@@ -586,3 +586,21 @@ class Misfits:
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.unnamed or self.more)
+
+
+class StagedSession(SinkSession):
+    """A session whose prepared files lie in a staging folder until the store has their rows."""
+
+    staging: str
+
+    def sweep(self, is_dead: IsDead) -> int:
+        """Remove prepared files of dead attempts."""
+        return sweep_folder(self.staging, self.identity.incarnation, is_dead)
+
+    def unreached(self, files: Sequence[PreparedFile]) -> Sequence[str]:
+        """Of the prepared files in the staging folder."""
+        return unreached(self.staging, files)
+
+    def finished(self, transaction: PreparedTransaction) -> None:
+        """The store has the rows: the files may go."""
+        remove_staged(self.staging, self.identity.incarnation, transaction.txid)

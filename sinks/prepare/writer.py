@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from stormproof.core.base.arrow import pc
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.base.process import end_if_fork
+from stormproof.core.contract.schema import shown_fields
 from stormproof.core.contract.sink import (
     MESSAGE_COLUMNS,
     Lineage,
@@ -138,7 +139,7 @@ class ParquetTaskWriter:
             ValueError: the rows' columns are not those of the schema, by name, order and type.
         """
         if rows.schema.names != self._schema.names or rows.schema.types != self._schema.types:
-            raise ValueError(f"sink {self._sink!r} takes {_shown(self._schema)}, not {_shown(rows.schema)}")
+            raise ValueError(f"sink {self._sink!r} takes {shown_fields(self._schema)}, not {shown_fields(rows.schema)}")
         if rows.num_rows == 0:
             return
         self._statistics.add(rows)
@@ -237,10 +238,6 @@ def indexed(schema: pa.Schema) -> bool | list[str]:
     found = [columns.column(i) for i in range(len(columns))]
     kept = [column.path for column in found if column.physical_type not in _FLOATS]
     return True if len(kept) == len(found) else kept or False
-
-
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for f in schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from stormproof.sinks.contract.protocol import (
     RefusedRow,
     SinkIdentity,
     SinkProblem,
-    SinkSession,
     decide,
 )
 from stormproof.sinks.contract.row_rule import (
@@ -48,14 +47,7 @@ from stormproof.sinks.contract.row_rule import (
     check_upsert_input,
 )
 from stormproof.sinks.prepare.rejected_messages import FileRows, Rejects
-from stormproof.sinks.prepare.staging import (
-    IsDead,
-    Misfits,
-    prepared_batches,
-    remove_staged,
-    require_files,
-    sweep_folder,
-)
+from stormproof.sinks.prepare.staging import Misfits, StagedSession, prepared_batches, require_files
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.sinks.rows.by_key import fold_tables, put_rows, require_unique_keys
 from stormproof.sinks.rows.limits import ColumnLimit, Limits
@@ -272,7 +264,7 @@ class MemorySink(TableSink):
         return found
 
 
-class MemorySession(SinkSession):
+class MemorySession(StagedSession):
     """A memory sink opened by one driver."""
 
     def __init__(
@@ -280,7 +272,7 @@ class MemorySession(SinkSession):
     ) -> None:
         self._sink = sink
         self._store = sink.store
-        self._staging = staging
+        self.staging = staging
         self._identity = identity
         self._input = input_
         self._epoch = epoch
@@ -300,7 +292,7 @@ class MemorySession(SinkSession):
 
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
-        return self._sink.writer_to(self._staging, self._input)
+        return self._sink.writer_to(self.staging, self._input)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed here."""
@@ -359,7 +351,7 @@ class MemorySession(SinkSession):
         if self._store.content is None:
             raise SinkRefused(f"{where}: the table is gone", problem=SinkProblem.TABLE_GONE)
         _require_schema(self._store, self._input, self._identity.sink)
-        require_files(self._staging, transaction.files, where=where, digests=True)
+        require_files(self.staging, transaction.files, where=where, digests=True)
         batches = self.prepared(transaction)
         prepared = sum(batch.num_rows for batch in batches)
         if prepared != transaction.rows:
@@ -390,7 +382,7 @@ class MemorySession(SinkSession):
 
     def prepared(self, transaction: PreparedTransaction) -> list[pa.RecordBatch]:
         """The rows of the prepared files."""
-        return list(prepared_batches(self._staging, transaction.files))
+        return list(prepared_batches(self.staging, transaction.files))
 
     def rule(self, transaction: PreparedTransaction) -> Callable[[FileRows], Sequence[str | None]]:
         """What says of some rows why the table refuses each of them, or None."""
@@ -403,7 +395,7 @@ class MemorySession(SinkSession):
         """The rows that the table takes by the test's own rule, those that it does not get, and how many of both had been
         superseded.
         """
-        rejects = Rejects(self._staging, transaction, transaction.rejects_max, where, self._input)
+        rejects = Rejects(self.staging, transaction, transaction.rejects_max, where, self._input)
         rule, again = self.rule(transaction), True
         kept = list[pa.RecordBatch]()
         while again:
@@ -425,14 +417,6 @@ class MemorySession(SinkSession):
         names = self._input.schema.names
         added = pa.Table.from_pylist([{name: row[name] for name in names}], self._input.schema)
         return None if put_rows(held, added, self._input)[1] else why
-
-    def sweep(self, is_dead: IsDead) -> int:
-        """Remove prepared files of dead attempts."""
-        return sweep_folder(self._staging, self._identity.incarnation, is_dead)
-
-    def finished(self, transaction: PreparedTransaction) -> None:
-        """The rows are in memory: the files may go."""
-        remove_staged(self._staging, self._identity.incarnation, transaction.txid)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """The store's own log."""

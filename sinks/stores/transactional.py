@@ -34,11 +34,10 @@ from stormproof.sinks.contract.protocol import (
     Sink,
     SinkIdentity,
     SinkProblem,
-    SinkSession,
     decide,
 )
 from stormproof.sinks.contract.registry import SinkAddress
-from stormproof.sinks.prepare.staging import prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.prepare.staging import StagedSession, prepared_batches, require_files
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.sinks.rows.limits import ColumnLimit, Limits
 
@@ -165,14 +164,14 @@ class TransactionalSink(Sink, Generic[C]):
         return TransactionalSession(self, self._staging, identity, input_.schema, 0)
 
 
-class TransactionalSession(SinkSession, Generic[C]):
+class TransactionalSession(StagedSession, Generic[C]):
     """The sink as opened by one driver. Each call has a transaction of its own, so any thread may call."""
 
     def __init__(
         self, sink: TransactionalSink[C], staging: str | None, identity: SinkIdentity, schema: pa.Schema, epoch: int
     ) -> None:
         self._sink, self._schema, self._epoch = sink, schema, epoch
-        self._staging = staging or absolute(Path("stormproof-staging", sink.name))
+        self.staging = staging or absolute(Path("stormproof-staging", sink.name))
         self._identity, self._id = identity, identity.application_id
         self._where = f"sink {identity.sink!r} ({sink.target})"
 
@@ -229,7 +228,7 @@ class TransactionalSession(SinkSession, Generic[C]):
     def writer(self) -> FileWriter:
         """Parquet files in the staging folder."""
         limits = Limits(tuple(ColumnLimit(field.name, str(field.type)) for field in self._schema))
-        return FileWriter(self._identity.sink, self._staging, limits)
+        return FileWriter(self._identity.sink, self.staging, limits)
 
     def other_incarnations(self) -> tuple[str, ...]:
         """Other lives that committed to this table."""
@@ -287,20 +286,12 @@ class TransactionalSession(SinkSession, Generic[C]):
 
     def _insert(self, connection: C, transaction: PreparedTransaction) -> None:
         where, rows = f"{self._where}, txid {transaction.txid}", 0
-        require_files(self._staging, transaction.files, where=where, digests=True)
-        for batch in prepared_batches(self._staging, transaction.files):
+        require_files(self.staging, transaction.files, where=where, digests=True)
+        for batch in prepared_batches(self.staging, transaction.files):
             self._sink.insert(connection, batch)
             rows += batch.num_rows
         if rows != transaction.rows:
             raise SinkRefused(f"{where}: {rows} rows in the prepared files instead of {transaction.rows}")
-
-    def sweep(self, is_dead: Callable[[int, int, str], bool]) -> int:
-        """Remove prepared files of dead attempts."""
-        return sweep_folder(self._staging, self._identity.incarnation, is_dead)
-
-    def finished(self, transaction: PreparedTransaction) -> None:
-        """The rows are in the table: the files may go."""
-        remove_staged(self._staging, self._identity.incarnation, transaction.txid)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """The sink's own record."""

@@ -385,7 +385,7 @@ def test_a_vacuum_before_the_log_entry_and_a_kill_behind_it_lose_nothing(append:
         raise FailpointReached("killed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stormproof.sinks.delta.session.put_next", adopted_and_killed)
+        patch.setattr("stormproof.sinks.delta.versions.put_next", adopted_and_killed)
         with pytest.raises(FailpointReached):
             session.commit(transaction, checked=True)
     again = opened(append, 2)
@@ -409,7 +409,7 @@ def test_second_names_go_with_their_batch_and_with_dead_attempts(append: SinkHar
 def test_control_without_second_names_a_vacuum_takes_the_batch(
     append: SinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stormproof.sinks.delta.session.put_back", lambda *_: None)
+    monkeypatch.setattr("stormproof.sinks.prepare.staging.put_back", lambda *_: None)
     session = opened(append)
     transaction = append.prepare(session, 1, None, BATCHES[0])
     assert vacuum(append) == [file.path for file in transaction.files]

@@ -23,7 +23,7 @@ from support.operated import Operated
 
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.base.failpoint import watched
-from stormproof.sinks.delta import transactional_table as hold_module
+from stormproof.sinks.delta import versions
 from stormproof.sinks.delta.versions import may_pass, os_error, shown
 from stormproof.sinks.postgres import session as postgres_session
 from stormproof.sinks.prepare import staging
@@ -107,7 +107,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_blocks_nothing(kept: Kept) -> N
 @pytest.mark.parametrize("kept", ["delta-fold"], indirect=True)
 def test_control_a_refusal_by_the_table_blocks(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """As every error of a MERGE did: then the test above finds it. To ask which row it is about needs the disk, too."""
-    monkeypatch.setattr(hold_module, "may_pass", lambda error: False)
+    monkeypatch.setattr(versions, "may_pass", lambda error: False)
     monkeypatch.setattr("stormproof.sinks.delta.judge.Judge.refused_since", lambda *asked: None)
     with full_disk(2), pytest.raises(SinkRefused, match="is blocked"):
         kept.run(put=[b"c d"])
@@ -151,7 +151,7 @@ def test_staged_files_that_cannot_be_read_or_removed_block_nothing(
             return inner(*arguments, **named)
 
         for module in (staging, postgres_session, state_sink):
-            monkeypatch.setattr(module, name, refusing)
+            monkeypatch.setattr(module, name, refusing, raising=False)
 
     once("require_files")
     once("remove_staged")

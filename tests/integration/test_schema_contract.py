@@ -136,7 +136,7 @@ def test_a_fold_that_another_driver_commits_behind_the_new_columns_is_folded_onc
             other.commit(transaction, checked=True)
             return changed
 
-        monkeypatch.setattr("stormproof.sinks.delta.transactional_table.add_columns", and_then_the_other)
+        monkeypatch.setattr("stormproof.sinks.delta.schema_changes.add_columns", and_then_the_other)
         assert session.commit(transaction, checked=True).outcome is CommitOutcome.ALREADY_HELD
     assert DeltaTable(tmp_path / "t").to_pyarrow_table().to_pylist() == [{"word": "a", "n": 2, "more": 1}]
 

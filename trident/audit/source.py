@@ -20,9 +20,10 @@ from stormproof.core.pending.journal import Journal, JournalCounts
 from stormproof.core.pending.numbered import lowest_unresolved, next_of, range_of
 from stormproof.core.pending.postgres import PostgresPendingStore
 from stormproof.core.pending.redelivering import RedeliveringSource
-from stormproof.core.pending.registry import connector_of, kinds
+from stormproof.core.pending.registry import connector_of
 from stormproof.core.pending.rows import PendingRows, Subscriber, at_of
 from stormproof.core.pending.source import PendingSource
+from stormproof.core.source.postgres_queue.audit import QueueAudit
 from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence, find_handed_in
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
@@ -98,14 +99,10 @@ def server_ids(ledger: LedgerSnapshot, topology: TopologyRow, messages: Collecti
 
 
 def unsubscribed_findings(connection: sa.Connection, sources: Sequence[str]) -> list[Finding]:
-    """What is wrong with sources to which a topology has not subscribed, because its start was refused."""
+    """What is wrong with queues to which a topology has not subscribed, because its start was refused."""
     with _driver(connection).cursor(row_factory=tuple_row) as cursor:
-        return [
-            finding
-            for source in sources
-            for kind in kinds()
-            for finding in connector_of(kind).AUDIT(Subscriber(kind, source, ""), cursor).unsubscribed()
-        ]
+        audits = [QueueAudit(Subscriber("queue", source, ""), cursor) for source in sources]
+        return [finding for audit in audits for finding in audit.unsubscribed()]
 
 
 def _driver(connection: sa.Connection) -> psycopg.Connection:

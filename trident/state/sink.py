@@ -33,12 +33,11 @@ from stormproof.sinks.contract.protocol import (
     PreparedTransaction,
     Sink,
     SinkIdentity,
-    SinkSession,
     SupportsTakeTable,
     decide,
 )
 from stormproof.sinks.contract.registry import SinkAddress
-from stormproof.sinks.prepare.staging import IsDead, prepared_batches, remove_staged, require_files, sweep_folder
+from stormproof.sinks.prepare.staging import StagedSession, prepared_batches, require_files
 from stormproof.sinks.prepare.writer import FileWriter
 from stormproof.sinks.rows.by_key import require_unique_keys
 from stormproof.sinks.rows.comparison import Comparison, Progress, ReadRecord, SupportsCompareRows
@@ -316,7 +315,7 @@ class StateWriter(FileWriter):
 
 
 @dataclass(eq=False)
-class StateSession(SinkSession):
+class StateSession(StagedSession):
     """A state opened by one driver. After an error the state is opened anew: nothing that it remembers is trusted."""
 
     factory: StateFactory
@@ -477,14 +476,6 @@ class StateSession(SinkSession):
     def _backing(self) -> Backing | None:
         state = self.state()
         return state.backing if isinstance(state, SupportsBacking) else None
-
-    def sweep(self, is_dead: IsDead) -> int:
-        """Remove prepared files of dead attempts."""
-        return sweep_folder(self.staging, self.identity.incarnation, is_dead)
-
-    def finished(self, transaction: PreparedTransaction) -> None:
-        """The rows are in the state: the files may go."""
-        remove_staged(self.staging, self.identity.incarnation, transaction.txid)
 
     def evidence(self, first: int, last: int | None) -> EvidenceReport:
         """What the state remembers.

@@ -106,7 +106,7 @@ class QueueAudit(SliceAudit):
         return found + unreachable(self._cursor, self._table, QueuePosition.of(position).unopened_conditions())
 
     def unsubscribed(self) -> list[Finding]:
-        """Messages that no reader reaches, since the queue is of another server."""
+        """Messages that no reader reaches, since the queue is of another server; none where there is no such queue."""
         known = query(self._cursor, "select 1 from stormproof.queue where queue = %s", self._queue).fetchone()
         return unreachable(self._cursor, self._table, ["true"]) if known else []
 
