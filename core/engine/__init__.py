@@ -4,7 +4,7 @@ In the tasks of both runs `stormproof.core.task`.
 
 | module | question that it answers |
 | --- | --- |
-| `protocol` | what does an engine do; how do all tasks of a job run in one process |
+| `protocol` | what does an engine do |
 | `spark` | how is a batch one Spark job, with its stages joined by exchanges |
 | `small_jobs` | which jobs are run in one process |
 | `spark_lines` | what differs between the lines of Spark that are served |

@@ -1,4 +1,4 @@
-"""What an engine does: it runs jobs, and reports the outcome of each; and how all tasks of a job run in one process."""
+"""What an engine does: it runs jobs, and reports the outcome of each."""
 
 from __future__ import annotations
 
@@ -57,6 +57,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release the engine's resources."""
         ...
-
-
-# ---- all tasks of a small job in one process, stage after stage

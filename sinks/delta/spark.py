@@ -26,15 +26,9 @@ from stormproof.sinks.delta.log import COMMIT_RETRIES_MAX, DeltaLog, Label
 from stormproof.sinks.delta.versions import OTHERS_CHANGED
 from stormproof.sinks.prepare.staging import open_prepared
 from stormproof.sinks.prepare.writer import partition_values
+from stormproof.sinks.rows import merge_sql
 from stormproof.sinks.rows.by_key import compared_columns
-from stormproof.sinks.rows.merge_sql import (
-    SPARK,
-    assignments,
-    later_condition,
-    same_key,
-    spark_quoted,
-    written_where_held,
-)
+from stormproof.sinks.rows.merge_sql import SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -130,9 +124,9 @@ class SparkCommitter:
 
     def merge(self, frame: DataFrame, input_: SinkInput, label: Label) -> None:
         """MERGE rows by their keys, as one version: see `versions.merge_rows`."""
-        added = {spark_quoted(name): SPARK.both(name)[1] for name in input_.schema.names}
-        changed = [f"{name} = {value}" for name, value in assignments(input_, SPARK).items()]
-        later = later_condition(input_, SPARK)
+        added = {merge_sql.spark_quoted(name): SPARK.both(name)[1] for name in input_.schema.names}
+        changed = [f"{name} = {value}" for name, value in merge_sql.assignments(input_, SPARK).items()]
+        later = merge_sql.later_condition(input_, SPARK)
         update = (
             f"WHEN MATCHED{f' AND {later}' if later else ''} THEN UPDATE SET {', '.join(changed)} " if changed else ""
         )
@@ -140,20 +134,20 @@ class SparkCommitter:
         with self.labelled(label, None, more) as session:
             frame.createOrReplaceTempView(_ROWS)
             session.sql(
-                f"MERGE INTO {self._sql_name} t USING {_ROWS} s ON {same_key(input_, SPARK)} {update}"
+                f"MERGE INTO {self._sql_name} t USING {_ROWS} s ON {merge_sql.same_key(input_, SPARK)} {update}"
                 f"WHEN NOT MATCHED THEN INSERT ({', '.join(added)}) VALUES ({', '.join(added.values())})"
             )
             session.catalog.dropTempView(_ROWS)
 
     def write_doubled(self, input_: SinkInput, file: str, to: str) -> None:
         """Write the rows of keys that come more than once to Parquet in a folder, each with the path of its `file`."""
-        keys = ", ".join(map(spark_quoted, input_.keys))
-        names = ", ".join(f"t.{spark_quoted(name)}" for name in (*input_.schema.names, file))
+        keys = ", ".join(map(merge_sql.spark_quoted, input_.keys))
+        names = ", ".join(f"t.{merge_sql.spark_quoted(name)}" for name in (*input_.schema.names, file))
         with self.labelled(None) as session:
             self._view_placed(file)
             session.sql(
                 f"SELECT {names} FROM {_PLACED} t LEFT SEMI JOIN (SELECT {keys} FROM {_PLACED} GROUP BY {keys} "
-                f"HAVING count(*) > 1) s ON {same_key(input_, SPARK)}"
+                f"HAVING count(*) > 1) s ON {merge_sql.same_key(input_, SPARK)}"
             ).coalesce(1).write.parquet(to)
 
     def leave_kept(self, input_: SinkInput, file: str, known: str, metadata: Mapping[str, str]) -> None:
@@ -166,13 +160,13 @@ class SparkCommitter:
         from deltalake import DeltaTable
 
         fields = DeltaTable(self._log.table).schema().fields
-        names = {field.name: spark_quoted(field.name) for field in fields}
+        names = {field.name: merge_sql.spark_quoted(field.name) for field in fields}
         put = [names[field.name] for field in fields if GENERATED not in field.metadata]
-        keys = {spark_quoted(key): f"_stormproof_key_{number}" for number, key in enumerate(input_.keys)}
-        folded = written_where_held(input_) if input_.folds else ()
-        alike = () if input_.folds else map(spark_quoted, compared_columns(input_))
+        keys = {merge_sql.spark_quoted(key): f"_stormproof_key_{number}" for number, key in enumerate(input_.keys)}
+        folded = merge_sql.written_where_held(input_) if input_.folds else ()
+        alike = () if input_.folds else map(merge_sql.spark_quoted, compared_columns(input_))
         first = "".join(f"t.{name} <=> s.{name} DESC, " for name in alike)
-        same, placed = same_key(input_, SPARK), ", ".join((*keys, file))
+        same, placed = merge_sql.same_key(input_, SPARK), ", ".join((*keys, file))
         more = {_REPARTITIONS: "false"} if self._has_odd_partition() else {}
         with self.labelled(None, metadata, more) as session:
             self._view_placed(file)
@@ -267,7 +261,7 @@ class SparkCommitter:
             frame = self.start().read.parquet(*(_GLOB.sub(r"\\\g<0>", path) for path in paths))
             for name, value in partition_values(partition[0]).items():
                 frame = frame.withColumn(name, lit(value).cast(types[name]))
-            selected = [col(spark_quoted(name)) for name in columns]
+            selected = [col(merge_sql.spark_quoted(name)) for name in columns]
             if numbered is None:
                 frame = self._own(frame, directory, partition)
             else:
@@ -298,11 +292,11 @@ class SparkCommitter:
 
     def no_rows(self, columns: Sequence[str]) -> DataFrame:
         """The table's columns without a row."""
-        return self.rows().select(*map(spark_quoted, columns)).limit(0)
+        return self.rows().select(*map(merge_sql.spark_quoted, columns)).limit(0)
 
     @property
     def _sql_name(self) -> str:
-        return f"delta.{spark_quoted(self._log.table)}"
+        return f"delta.{merge_sql.spark_quoted(self._log.table)}"
 
     @contextmanager
     def labelled(

@@ -13,24 +13,14 @@ from sqlalchemy.exc import DBAPIError
 
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.contract.sink import PreparedFile
+from stormproof.trident.ledger import tables
 from stormproof.trident.ledger import tables as t
 from stormproof.trident.ledger.database import known_error
 from stormproof.trident.ledger.graphs import Graph
 from stormproof.trident.ledger.missing import Missing, Shape, missing_txids
 from stormproof.trident.ledger.other_lives import forgotten_by
 from stormproof.trident.ledger.sink_records import Loss, SinkBinding, altered_reject, bindings_of
-from stormproof.trident.ledger.tables import (
-    Event,
-    Reject,
-    SinkWork,
-    Txn,
-    aware,
-    record_of,
-    to_event,
-    to_reject,
-    to_txn,
-    to_work,
-)
+from stormproof.trident.ledger.tables import Event, Reject, SinkWork, Txn
 from stormproof.trident.terms.transaction_states import EventKind, OperatorAction, SinkOutcome, TxnState
 
 T = TypeVar("T")
@@ -124,7 +114,7 @@ class LedgerSnapshot:
     def topologies(self) -> tuple[TopologyRow, ...]:
         """All topologies, by name."""
         rows = self.connection.execute(sa.select(t.topology).order_by(t.topology.c.name))
-        return tuple(record_of(TopologyRow, row) for row in rows)
+        return tuple(tables.record_of(TopologyRow, row) for row in rows)
 
     def topology(self, name: str) -> TopologyRow:
         """One topology.
@@ -138,7 +128,7 @@ class LedgerSnapshot:
             gone = forgotten_by(self.connection, t.forgotten.c.name == name)
             why = "" if gone is None else f" (it was {gone})"
             raise UsageError(f"the ledger knows no topology {name!r}{why}; known: {known}", topology=name)
-        return record_of(TopologyRow, row)
+        return tables.record_of(TopologyRow, row)
 
     def sinks(self, incarnation: str) -> tuple[SinkBinding, ...]:
         """The tables behind a topology's sinks, by the sinks' names."""
@@ -180,11 +170,11 @@ class LedgerSnapshot:
 
     def _txns(self, incarnation: str, *conditions: sa.ColumnElement[bool]) -> list[Txn]:
         query = sa.select(t.txn).where(t.txn.c.incarnation == incarnation, *conditions).order_by(t.txn.c.txid)
-        return self._read("txn", to_txn, query)
+        return self._read("txn", tables.to_txn, query)
 
     def _newest(self, incarnation: str, number: int, *conditions: sa.ColumnElement[bool]) -> list[Txn]:
         query = sa.select(t.txn).where(t.txn.c.incarnation == incarnation, *conditions)
-        return self._read("txn", to_txn, query.order_by(t.txn.c.txid.desc()).limit(number))
+        return self._read("txn", tables.to_txn, query.order_by(t.txn.c.txid.desc()).limit(number))
 
     def attempts(self, incarnation: str, first: int = 1, last: int | None = None) -> list[AttemptRow]:
         """Attempts at those batches, in order."""
@@ -196,7 +186,7 @@ class LedgerSnapshot:
         """What those batches write to each sink, in txid order."""
         c = t.txn_sink.c
         query = sa.select(t.txn_sink).where(c.incarnation == incarnation, *_between(c.txid, first, last))
-        return self._read("txn_sink", lambda row: Work(row.txid, to_work(row)), query.order_by(c.txid))
+        return self._read("txn_sink", lambda row: Work(row.txid, tables.to_work(row)), query.order_by(c.txid))
 
     def files(self, incarnation: str, sink: str, first: int, last: int | None) -> dict[int, tuple[PreparedFile, ...]]:
         """The prepared files of those batches at one sink by txid, without their statistics; not of skipped batches."""
@@ -235,7 +225,7 @@ class LedgerSnapshot:
             conditions.append(c.sink == sink)
         if message is not None:
             conditions.append(c.message == message)
-        return self._read("reject", to_reject, sa.select(*columns).where(*conditions).order_by(c.id))
+        return self._read("reject", tables.to_reject, sa.select(*columns).where(*conditions).order_by(c.id))
 
     def skipped(self, incarnation: str, txids: Collection[int] | None = None) -> dict[int, list[Skipped]]:
         """What operators gave up of these batches (None: of all) at whole sinks, by txid; not what a sink then held all the
@@ -262,7 +252,7 @@ class LedgerSnapshot:
         for row in self.connection.execute(query):
             said = row.detail or {}
             one = Skipped(
-                row.txid, row.sink, row.target or "", row.rows, aware(row.at), said.get("by"), said.get("why")
+                row.txid, row.sink, row.target or "", row.rows, tables.aware(row.at), said.get("by"), said.get("why")
             )
             found.setdefault(row.txid, []).append(one)
         return found
@@ -287,7 +277,7 @@ class LedgerSnapshot:
             conditions.append(c.kind.in_([kind.value for kind in kinds]))
         if message is not None:
             conditions.append(c.message == message)
-        return self._read("event", to_event, sa.select(t.event).where(*conditions).order_by(c.id))
+        return self._read("event", tables.to_event, sa.select(t.event).where(*conditions).order_by(c.id))
 
     def events_of(self, incarnation: str, messages: Collection[str]) -> list[Event]:
         """All events of these messages, in the order in which they were written."""
@@ -296,7 +286,7 @@ class LedgerSnapshot:
         names = sorted(messages)
         for at in range(0, len(names), 1000):
             query = sa.select(t.event).where(c.incarnation == incarnation, c.message.in_(names[at : at + 1000]))
-            found += self._read("event", to_event, query.order_by(c.id))
+            found += self._read("event", tables.to_event, query.order_by(c.id))
         return found
 
     def altered_rejects(self, incarnation: str) -> list[tuple[int, int, str, str | None]]:
@@ -312,7 +302,7 @@ class LedgerSnapshot:
         row = self.connection.execute(
             sa.select(t.event).where(c.incarnation == incarnation, c.kind == kind.value).order_by(c.id.desc()).limit(1)
         ).one_or_none()
-        return None if row is None else to_event(row)
+        return None if row is None else tables.to_event(row)
 
     def losses(self, incarnation: str) -> dict[str, Loss]:
         """The rows that operators gave up with a sink's table, by sink: the newest such decision of each."""
@@ -333,7 +323,7 @@ class LedgerSnapshot:
     def _accepted_losses(self, incarnation: str) -> list[Event]:
         c = t.event.c
         query = sa.select(t.event).where(c.incarnation == incarnation, c.action == OperatorAction.ACCEPT_LOSS.value)
-        return self._read("event", to_event, query.order_by(c.id))
+        return self._read("event", tables.to_event, query.order_by(c.id))
 
     def held_before(self, incarnation: str, sink: str, txid: int) -> int | None:
         """The last txid below `txid` that a sink is known to hold."""
@@ -470,4 +460,4 @@ def _between(column: sa.ColumnElement[int], first: int | None, last: int | None)
 
 
 def _to_attempt(row: Any) -> AttemptRow:
-    return record_of(AttemptRow, row, excluded=tuple(row.excluded))
+    return tables.record_of(AttemptRow, row, excluded=tuple(row.excluded))

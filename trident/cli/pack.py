@@ -6,14 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stormproof.core.base.errors import UsageError
-from stormproof.core.engine.archive import (
-    ENVIRONMENT,
-    Archive,
-    default_name,
-    pack_environment,
-    pack_package,
-    python_name,
-)
+from stormproof.core.engine import archive
+from stormproof.core.engine.archive import ENVIRONMENT, Archive
 from stormproof.core.engine.delta_jars import fetch
 from stormproof.core.engine.spark_lines import spark_line
 from stormproof.core.start.settings import Settings
@@ -26,18 +20,18 @@ def make_archive(
     """Write the archive, once it imports in a bare interpreter."""
     if not environment and (python is not None or more):
         raise UsageError("--python and --with are for a whole environment: add --environment")
-    file = Path(output or default_name(environment=environment))
+    file = Path(output or archive.default_name(environment=environment))
     wanted = ".tar.gz" if environment else ".zip"
     if not file.name.endswith(wanted):
         raise UsageError(f"--output {file.name}: Spark goes by the name's end; this one has to be {wanted}")
-    note(f"packing, and importing from the archive with a bare {python_name()} ...")
-    made = pack_environment(file, python, more or ()) if environment else pack_package(file)
+    note(f"packing, and importing from the archive with a bare {archive.python_name()} ...")
+    made = archive.pack_environment(file, python, more or ()) if environment else archive.pack_package(file)
     settings = settings_for(made, environment=environment)
     report = {
         "file": str(made.file),
         "bytes": made.bytes,
         "sha256": made.sha256,
-        "python": python_name(),
+        "python": archive.python_name(),
         "distributions": made.distributions,
         "settings": settings,
     }
@@ -56,9 +50,9 @@ def settings_for(made: Archive, *, environment: bool) -> dict[str, str]:
 
 def _text(made: Archive, settings: dict[str, str], *, environment: bool) -> str:
     needs = (
-        f"{python_name()} (or what --python names); this archive has {len(made.distributions)} packages"
+        f"{archive.python_name()} (or what --python names); this archive has {len(made.distributions)} packages"
         if environment
-        else f"{python_name()} with this package's dependencies; this archive has the package alone"
+        else f"{archive.python_name()} with this package's dependencies; this archive has the package alone"
     )
     options = "\n".join(f"  --conf {name}={value}" for name, value in settings.items())
     return (

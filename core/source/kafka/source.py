@@ -10,13 +10,7 @@ from typing import Any, ClassVar, Final, Self, Unpack
 
 import numpy as np
 
-from stormproof.core.base.arguments import (
-    error_prefix,
-    require_choice,
-    require_seconds,
-    require_text,
-    require_text_if_given,
-)
+from stormproof.core.base import arguments
 from stormproof.core.base.clock import Clock
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import StoreUnavailable, StormproofError, UsageError
@@ -125,15 +119,15 @@ class KafkaSource(KeepsMetadata, PendingSource):
         **pending: Unpack[PendingArguments],
     ) -> None:
         self._topics = Topics.of(topics)
-        require_text_if_given("Kafka source", "name", name, "orders")
+        arguments.require_text_if_given("Kafka source", "name", name, "orders")
         name = name or self._topics.name
         where = f"source {name}"
-        require_text(where, "servers", servers, "localhost:9092")
-        require_seconds(where, "look_interval_s", look_interval_s)
-        require_seconds(where, "answer_s", answer_s)
-        require_choice(where, "isolation", isolation, ("read_committed", "read_uncommitted"))
-        require_text_if_given(where, "group", group, "orders-lag")
-        with error_prefix(where):
+        arguments.require_text(where, "servers", servers, "localhost:9092")
+        arguments.require_seconds(where, "look_interval_s", look_interval_s)
+        arguments.require_seconds(where, "answer_s", answer_s)
+        arguments.require_choice(where, "isolation", isolation, ("read_committed", "read_uncommitted"))
+        arguments.require_text_if_given(where, "group", group, "orders-lag")
+        with arguments.error_prefix(where):
             decoder = decoder_for(schema, unit)
             self._metadata = KafkaMetadata.chosen(where, metadata, decoder.schema)
         super().__init__(

@@ -13,13 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, Literal, Self, Unpack
 
-from stormproof.core.base.arguments import (
-    require_choice,
-    require_object,
-    require_seconds,
-    require_text,
-    require_text_if_given,
-)
+from stormproof.core.base import arguments
 from stormproof.core.base.dataset import DatasetName, at_server
 from stormproof.core.base.errors import Json, PositionMismatch, UsageError
 from stormproof.core.contract.capabilities import NATS
@@ -98,18 +92,18 @@ class NatsSource(KeepsMetadata, RedeliveringSource):
         stream took the message), headers, and delivered (how often). Those of a message's first delivery are kept.
         `RedeliveringArguments` and `PendingArguments` have further arguments.
         """
-        require_text(self.NOUN, "stream", stream, "ORDERS")
+        arguments.require_text(self.NOUN, "stream", stream, "ORDERS")
         where = f"{self.NOUN} {stream}"
         if re.search(r"[\s.*>/\\]", stream):
             raise UsageError(f"{where}: a stream's name has no space, '.', '*', '>' or '/'", argument="stream")
-        require_text(where, "url", url, "nats://HOST:PORT")
-        require_text_if_given(where, "subject", subject, "orders.*")
-        require_text_if_given(where, "name", name, stream)
-        require_text_if_given(where, "consumer", consumer, "billing")
-        require_choice(where, "start", start, ("earliest", "latest"))
-        require_seconds(where, "ack_wait_s", ack_wait_s)
+        arguments.require_text(where, "url", url, "nats://HOST:PORT")
+        arguments.require_text_if_given(where, "subject", subject, "orders.*")
+        arguments.require_text_if_given(where, "name", name, stream)
+        arguments.require_text_if_given(where, "consumer", consumer, "billing")
+        arguments.require_choice(where, "start", start, ("earliest", "latest"))
+        arguments.require_seconds(where, "ack_wait_s", ack_wait_s)
         if connect is not None:
-            require_object(where, "connect", connect, Mapping, "{'user_credentials': 'FILE'}")
+            arguments.require_object(where, "connect", connect, Mapping, "{'user_credentials': 'FILE'}")
         super().__init__(name or stream, schema=schema, unit=unit, **pending)
         self._metadata = NatsMetadata.chosen(where, metadata, self._decoder.schema)
         self._decoder = self._metadata.decoder(self._decoder)

@@ -32,6 +32,7 @@ from stormproof.core.pending.rows import At, Subscriber
 from stormproof.core.pending.source import PendingArguments, PendingSource
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.store import query
+from stormproof.core.source.postgres_queue import reader
 from stormproof.core.source.postgres_queue.audit import QueueAudit
 from stormproof.core.source.postgres_queue.message_table import (
     OTHER_SERVER,
@@ -49,14 +50,7 @@ from stormproof.core.source.postgres_queue.message_table import (
     unopened,
 )
 from stormproof.core.source.postgres_queue.position import NOTHING, QueuePosition, Range, Snapshot
-from stormproof.core.source.postgres_queue.reader import (
-    PostgresSliceReader,
-    expectation,
-    first_of,
-    ids_of,
-    span_of,
-    xid_of,
-)
+from stormproof.core.source.postgres_queue.reader import PostgresSliceReader
 from stormproof.core.source.postgres_queue.tables import MESSAGE_SCHEMA, SCHEMA
 from stormproof.core.start.preflight import DatabaseProbe, Probe
 
@@ -317,14 +311,14 @@ class PostgresQueue(PendingSource):
         for span in at.unopened(Snapshot.parse(str(position["now"]))):
             if not span.conditions():
                 continue
-            piece = first_of(cursor, self.table, span, limit, seed)
+            piece = reader.first_of(cursor, self.table, span, limit, seed)
             if piece.messages:
-                return NextMessages(piece, at.behind(span, span_of(piece.at).last).to_json())
+                return NextMessages(piece, at.behind(span, reader.span_of(piece.at).last).to_json())
         return None
 
     def head(self, at: At, limit: Limit, seed: int, cursor: psycopg.Cursor[Any]) -> Piece:
         """The first messages, by transaction and number."""
-        return first_of(cursor, self.table, span_of(at), limit, seed)
+        return reader.first_of(cursor, self.table, reader.span_of(at), limit, seed)
 
     def places(self, at: At, ids: Sequence[int], cursor: psycopg.Cursor[Any]) -> Sequence[int]:
         """Counted by the database."""
@@ -340,15 +334,15 @@ class PostgresQueue(PendingSource):
     def expected(self, at: At, seed: int, excluded: frozenset[int], cursor: psycopg.Cursor[Any]) -> Expectation:
         """Counted by the database."""
         with index_ranges_only(cursor):
-            return expectation(cursor, self.table, span_of(at), seed, excluded)
+            return reader.expectation(cursor, self.table, reader.span_of(at), seed, excluded)
 
     def parts(self, at: At, parallelism: int) -> tuple[SliceReader, ...]:
         """Ranges of ids."""
-        xid, bounds = xid_of(at), self._bounds(at, parallelism)
+        xid, bounds = reader.xid_of(at), self._bounds(at, parallelism)
         if xid is None:
             rows = self._select("id, xid, payload", at)
         else:
-            low, high, _ = ids_of(at)
+            low, high, _ = reader.ids_of(at)
             rows = self.table.select("id, xid, payload", (Range(xid, low - 1, high).sql,))
         return tuple(
             PostgresSliceReader(self.database, rows, above, upto, xid)
@@ -357,7 +351,7 @@ class PostgresQueue(PendingSource):
 
     def _bounds(self, at: At, parallelism: int) -> tuple[int, ...]:
         """The ids at which a slice is cut in parts."""
-        low, high, messages = ids_of(at)
+        low, high, messages = reader.ids_of(at)
         ids = high - low + 1
         if parallelism <= 1:
             return ()
@@ -381,7 +375,7 @@ class PostgresQueue(PendingSource):
         return {id_: bytes(payload) for id_, payload in found}
 
     def _select(self, columns: str, at: At) -> str:
-        return self.table.select(columns, span_of(at).conditions())
+        return self.table.select(columns, reader.span_of(at).conditions())
 
     def unopened(self, position: At, cursor: psycopg.Cursor[Any]) -> tuple[int, float | None]:
         """Counted in the message table: the cost grows with them."""
@@ -561,7 +555,7 @@ class PostgresQueue(PendingSource):
                 continue
             conditions += QueuePosition.of(position).unopened_conditions()
             for row in rows.unresolved():
-                conditions += span_of(row.at).conditions() if row.at is not None else ()
+                conditions += reader.span_of(row.at).conditions() if row.at is not None else ()
         return conditions
 
     def _readers(self, cursor: psycopg.Cursor[Any]) -> list[tuple[str, PostgresRows]]:

@@ -12,13 +12,7 @@ from typing import Any, ClassVar, Final, Literal, Self, Unpack
 
 import pyarrow as pa
 
-from stormproof.core.base.arguments import (
-    error_prefix,
-    require_choice,
-    require_seconds,
-    require_text,
-    require_text_if_given,
-)
+from stormproof.core.base import arguments
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import PositionMismatch, StoreUnavailable, UsageError
 from stormproof.core.base.message import storable_text
@@ -94,16 +88,16 @@ class RedisStreamSource(KeepsMetadata, RedeliveringSource):
         default the stream's. `metadata` names fields to add behind the schema's: id, timestamp (of the id), and fields, all
         that the entry has. `RedeliveringArguments` and `PendingArguments` have further arguments.
         """
-        require_text(self.NOUN, "stream", stream, "orders")
+        arguments.require_text(self.NOUN, "stream", stream, "orders")
         where = f"{self.NOUN} {stream}"
-        require_text(where, "url", url, "redis://HOST:PORT")
-        require_text_if_given(where, "field", field, "payload")
-        require_text_if_given(where, "group", group, "billing")
-        require_text_if_given(where, "name", name, stream)
-        require_choice(where, "start", start, ("earliest", "latest"))
-        require_seconds(where, "claim_idle_s", claim_idle_s)
+        arguments.require_text(where, "url", url, "redis://HOST:PORT")
+        arguments.require_text_if_given(where, "field", field, "payload")
+        arguments.require_text_if_given(where, "group", group, "billing")
+        arguments.require_text_if_given(where, "name", name, stream)
+        arguments.require_choice(where, "start", start, ("earliest", "latest"))
+        arguments.require_seconds(where, "claim_idle_s", claim_idle_s)
         super().__init__(name or stream, schema=schema, unit=unit, **pending)
-        with error_prefix(where):
+        with arguments.error_prefix(where):
             decoded = decoder_for(schema, unit).schema
         self._payload = payload_by(decoded, field, unit=unit is not None)
         self._decoder = EntryDecoder(self._decoder, repr(field) if field else f"of {', '.join(decoded.names)}")
