@@ -276,7 +276,8 @@ class _Reading:
         record = read()
         self._against_ledger(record.files)
         if self._totals is not None:
-            known = self._on_record() if not record.given_up else None
+            no_commit_yet = not self._entries and self._totals.rows  # others' rows were there before
+            known = None if record.given_up or no_commit_yet else self._on_record()
             self._found.by_key(self._table.input, known, self._totals, self._doubled)
         if self._counts is not None:
             written = {txid: entry.rows for txid, entry in self._entries.items()}

@@ -101,6 +101,20 @@ def test_folds_and_states_are_compared_whole_and_of_upserts_is_said_what_is_not(
     assert all("rows are overwritten by key" in "".join(left_out[sink]) for sink in UPSERTS)
 
 
+def test_rows_that_were_there_before_the_first_commit_are_no_violation(operated: Operated) -> None:
+    """The driver has started, and nothing has come yet."""
+    found = replace(operated, cell=replace(operated.cell, build=build, batch_messages=5))
+    columns = "city text primary key, n bigint, amount numeric(38,3), degrees double precision, part bigint"
+    for table in ("sums", "parts"):
+        found.sql(f"create table {table} ({columns})")
+    found.sql("create table newest (city text primary key, amount numeric(20,3), degrees double precision, part int)")
+    found.sql("insert into newest values ('c1', 1, 1, 1); insert into sums values ('c1', 1, 1, 1, 1)")
+    found.run(build(found.cell))
+    wrong, left_out = verified(found, 4)
+    assert wrong == set()
+    assert {sink for sink, texts in left_out.items() if texts} == {"postgres", "postgres-newest"}
+
+
 def _doubled(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([rows, rows.slice(0, 1)])
 
