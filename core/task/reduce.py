@@ -172,7 +172,7 @@ def reduced(
                 made.append(("count_all",))
                 continue
             case How.SUM:
-                parts = _summands(group.component, request, rows)
+                parts = _summands(request, rows)
                 options: object = _SUM_ALL
             case How.VALUES:
                 parts, options = [request.column], pc.CountOptions(mode="only_valid")
@@ -200,18 +200,21 @@ def reduced(
             continue
         sums = [grouped.column(part) for part in parts_made]
         total = sums[0] if len(sums) == 1 else _joined(group.component, sums[0], sums[1], request.field.name)
-        arrays.append(pc.cast(total, request.field.type))
+        try:
+            arrays.append(pc.cast(total, request.field.type))
+        except pa.ArrowInvalid as error:
+            raise _too_large(group.component, request.field.name, f"{DECIMAL_DIGITS_MAX} digits") from error
     fields = [group.schema.field(k) for k in group.keys] + [r.field for r in requests]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _summands(component: str, request: Request, rows: int) -> list[pa.Array | pa.ChunkedArray]:
+def _summands(request: Request, rows: int) -> list[pa.Array | pa.ChunkedArray]:
     typed = pc.cast(request.column, request.field.type)
     if pa.types.is_integer(typed.type) and _may_overflow(typed, rows):
         # The upper and the lower 32 bits are summed apart: neither sum can overflow, and together they are the sum.
         return [pc.shift_right(typed, 32), pc.bit_wise_and(typed, 0xFFFFFFFF)]
-    if pa.types.is_decimal(typed.type):
-        _refuse_long_decimal(component, typed, request.field.name)
+    if pa.types.is_decimal(typed.type) and _may_be_long(typed):  # Arrow's own sum of 128 bits wraps
+        return [pc.cast(typed, pa.decimal256(2 * DECIMAL_DIGITS_MAX, typed.type.scale))]
     return [typed]
 
 
@@ -259,21 +262,23 @@ def _joined(component: str, upper: pa.ChunkedArray, lower: pa.ChunkedArray, outp
     high, low = upper.to_numpy(), lower.to_numpy()
     high = high + (low >> 32)
     if len(high) and (int(high.max()) >= 1 << 31 or int(high.min()) < -(1 << 31)):
-        raise _too_large(component, output, "64 bits")
+        raise _too_large(component, output, _INTEGER)
     return pa.array((high << 32) | (low & 0xFFFFFFFF), pa.int64())
 
 
-def _refuse_long_decimal(component: str, column: pa.Array | pa.ChunkedArray, output: str) -> None:
+_INTEGER: Final = "64 bits"
+
+
+def _may_be_long(column: pa.Array | pa.ChunkedArray) -> bool:
     total = pc.sum(pc.abs(pc.cast(column, pa.float64()))).as_py() or 0.0
-    if total >= 10.0 ** (DECIMAL_DIGITS_MAX - column.type.scale) / 2:
-        raise _too_large(component, output, f"{DECIMAL_DIGITS_MAX} digits")
+    return bool(total >= 10.0 ** (DECIMAL_DIGITS_MAX - column.type.scale) / 2)
 
 
 def _too_large(component: str, output: str, room: str) -> JobFailed:
     column = output.partition("\x00")[0]
     return JobFailed(
         f"component {component!r}: a sum in column {column!r} does not fit into {room}; "
-        "sum a decimal or a double instead",
+        f"sum a {'decimal' if room == _INTEGER else 'double'} instead",
         component=component,
         column=column,
     )

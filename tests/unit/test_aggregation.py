@@ -42,6 +42,8 @@ def summed(values: list[object], type_: pa.DataType) -> object:
         ([0.5, 0.25], pa.float64(), 0.75),
         ([0.5, 0.25], pa.float32(), 0.75),
         ([decimal.Decimal("99.99")] * 5, pa.decimal128(4, 2), decimal.Decimal("499.95")),
+        ([decimal.Decimal(10**38 - 1)], pa.decimal128(38, 0), decimal.Decimal(10**38 - 1)),
+        ([decimal.Decimal(n * (10**38 - 1)) for n in (1, 1, -1)], pa.decimal128(38, 0), decimal.Decimal(10**38 - 1)),
     ],
 )
 def test_sums(values: list[object], type_: pa.DataType, total: object) -> None:
@@ -55,6 +57,8 @@ def test_sums(values: list[object], type_: pa.DataType, total: object) -> None:
         ([-(2**63), -1], pa.int64()),
         ([2**63 - 1] * 9, pa.int64()),
         ([decimal.Decimal(10**38 - 1)] * 2, pa.decimal128(38, 0)),
+        ([decimal.Decimal(10**38 - 1)] * 40, pa.decimal128(38, 0)),
+        ([decimal.Decimal(-(10**38) + 1), decimal.Decimal(-1)], pa.decimal128(38, 0)),
     ],
 )
 def test_a_sum_that_does_not_fit_never_wraps(values: list[object], type_: pa.DataType) -> None:
