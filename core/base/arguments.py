@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 
@@ -83,6 +83,28 @@ def require_object(where: str, argument: str, value: object, kind: type | tuple[
     """Raise UsageError unless the value is an object of the class; `form` is an example."""
     if not isinstance(value, kind):
         raise _wrong(where, argument, value, f"an object such as {form}")
+
+
+def require_payloads(where: str, payloads: object) -> None:
+    """Raise UsageError for a single payload, whose bytes or letters would be taken for payloads."""
+    if isinstance(payloads, (str, bytes, bytearray, memoryview)) or not isinstance(payloads, Iterable):
+        raise UsageError(
+            f"{where}: payloads is {shown(payloads)}; it must be a list with one for each message, like [b'a line']",
+            argument="payloads",
+        )
+
+
+def payload_of(where: str, number: int, payload: object) -> bytes | str:
+    """The payload; of a buffer, which may be filled again, a copy.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(payload, (bytes, str)):
+        return payload
+    if isinstance(payload, (bytearray, memoryview)):
+        return bytes(payload)
+    raise UsageError(f"{where}: payload {number} is {shown(payload)}; it must be bytes, like b'a line'")
 
 
 def lacks(thing: object, *attributes: str) -> bool:

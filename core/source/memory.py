@@ -10,9 +10,8 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self, Unpack, cast
 
-from stormproof.core.base.arguments import error_prefix, require_text, shown
+from stormproof.core.base.arguments import error_prefix, payload_of, require_payloads, require_text
 from stormproof.core.base.clock import Clock, SystemClock
-from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.payload import Unit, decoder_for
 from stormproof.core.contract.source import Limit, NumberIds, ShownIds, SliceReader, SourcePreview
 from stormproof.core.pending.connector import NumberedAudit, two_numbers
@@ -132,13 +131,7 @@ class MemorySource(InMemory):
 
 
 def _checked(payloads: object, where: str) -> list[bytes]:
-    """The payloads as a list; a single payload is refused, since its bytes would be taken for payloads."""
-    if isinstance(payloads, (str, bytes)) or not isinstance(payloads, Iterable):
-        raise UsageError(
-            f"{where}: payloads is {shown(payloads)}; it must be a list with one for each message, like [b'a line']"
-        )
-    taken = list(cast("Iterable[bytes]", payloads))
-    for number, payload in enumerate(taken):
-        if not isinstance(payload, (bytes, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"{where}: payload {number} is {shown(payload)}; it must be bytes, like b'a line'")
-    return taken
+    """The payloads as a list."""
+    require_payloads(where, payloads)
+    given = cast("Iterable[object]", payloads)
+    return cast("list[bytes]", [payload_of(where, number, payload) for number, payload in enumerate(given)])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -59,6 +60,28 @@ def opened_by_id(connection: psycopg.Connection, after: int) -> tuple[list[bytes
         "select id, payload from stormproof_queue.lines where id > %s order by id", (after,)
     ).fetchall()
     return [row[1] for row in rows], max((row[0] for row in rows), default=after)
+
+
+def test_a_buffer_that_a_producer_fills_again_is_a_message_each_time(store: PostgresHarness) -> None:
+    def lines() -> Iterator[bytearray]:
+        buffer = bytearray(1)
+        for letter in b"abc":
+            buffer[0] = letter
+            yield buffer
+
+    with closing(PostgresQueue("lines", database=store.database)) as queue:
+        queue.subscribe("reader", 1)
+        queue.put(lines())  # type: ignore[arg-type]
+        assert opened(queue) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("payloads", [b"one", "one", bytearray(b"one"), 1, [b"a", 7]])
+def test_what_are_no_payloads_are_refused_by_name_and_none_is_put(store: PostgresHarness, payloads: Any) -> None:
+    with closing(PostgresQueue("lines", database=store.database)) as queue:
+        queue.subscribe("reader", 1)
+        with pytest.raises(UsageError, match=r"queue lines: payload(s is .*one for each message| 1 is 7)"):
+            queue.put(payloads)
+        assert opened(queue) == []
 
 
 def test_a_put_into_a_database_without_our_tables_says_what_makes_them(database: Database) -> None:

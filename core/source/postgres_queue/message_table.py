@@ -28,6 +28,7 @@ from psycopg import Cursor
 from psycopg.errors import CheckViolation
 from psycopg.types.json import Jsonb
 
+from stormproof.core.base.arguments import payload_of
 from stormproof.core.base.errors import Json, UsageError
 from stormproof.core.base.failpoint import failpoint
 from stormproof.core.postgres.store import query
@@ -522,7 +523,7 @@ def copy_in(
     before = query(cursor, f"select ({assigned_xid_sql(table.queue)})::text").fetchone()
     above = _edge(cursor, table, before[0], "desc") if before and before[0] else None
     size = CHUNK_MESSAGES if statement_messages is None else min(CHUNK_MESSAGES, max(1, statement_messages))
-    chunks = _chunks(payloads, size)
+    chunks = _chunks(payloads, size, f"queue {table.queue}")
     chunk = next(chunks, None)
     messages = since = 0
     while chunk is not None:
@@ -575,10 +576,11 @@ def _edge(cursor: Cursor[Any], table: MessageTable, xid: str, order: str, above:
     return int(row[0]) if row else None
 
 
-def _chunks(payloads: Iterable[bytes], messages: int) -> Iterator[list[bytes]]:
+def _chunks(payloads: Iterable[Any], messages: int, where: str) -> Iterator[list[Any]]:
     """Lists of payloads, bounded in number and, but for one payload, in bytes."""
-    part, size = list[bytes](), 0
-    for payload in payloads:
+    part, size = list[Any](), 0
+    for number, given in enumerate(payloads):
+        payload = given if given.__class__ is bytes else payload_of(where, number, given)
         part.append(payload)
         size += len(payload)
         if len(part) >= messages or size >= CHUNK_BYTES:

@@ -18,7 +18,13 @@ import psycopg
 from psycopg import Cursor
 from psycopg.rows import tuple_row
 
-from stormproof.core.base.arguments import error_prefix, require_choice, require_text_if_given, require_whole
+from stormproof.core.base.arguments import (
+    error_prefix,
+    require_choice,
+    require_payloads,
+    require_text_if_given,
+    require_whole,
+)
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
@@ -394,12 +400,14 @@ class PostgresQueue(PendingSource):
         Streams: the payloads are never all in memory.
 
         Raises:
-            UsageError: `connection` commits each statement by itself (autocommit), and no transaction is open on it.
+            UsageError: `payloads` is one payload, or has what is not bytes; `connection` commits each statement by itself
+                (autocommit), and no transaction is open on it.
             StoreUnavailable: the database did not answer. Where it was the answer to the commit that was lost, the
                 messages may be there.
             PositionMismatch: the queue was restored from another server and is not adopted: new messages would get numbers
                 that do not compare with the restored ones. The database refuses plain SQL inserts likewise.
         """
+        require_payloads(f"queue {self.queue}", payloads)
         if connection is not None:
             self._require_transaction(connection)
             with self._server_required(), connection.cursor(row_factory=tuple_row) as cursor:
