@@ -24,7 +24,7 @@ from psycopg import sql
 from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import SinkRefused
 from stormproof.sinks.postgres.merge import RowsByKey
-from stormproof.sinks.postgres.refusals import CatalogFacts, Moved, is_of_a_row, only_checks
+from stormproof.sinks.postgres.refusals import CatalogFacts, Moved, is_of_a_row, no_message_to_blame, only_checks
 from stormproof.sinks.postgres.transactional_table import (
     ADDED,
     PLACE,
@@ -194,7 +194,7 @@ class RowsInOrder:
         rows: AppendedRows | RowsByKey,
         where: str,
     ) -> None:
-        self._connection, self._where = connection, where
+        self._connection, self._where, self._facts = connection, where, facts
         self._name, self._may_drop = facts.table.name, bool(facts.dropping)
         self._columns, self._schema = identifiers(schema.names), pa.schema([*schema, pa.field(PLACE, pa.int64())])
         self._rejects, self.order = rejects, rejects.order()
@@ -330,7 +330,8 @@ class RowsInOrder:
         given, superseded = int(np.count_nonzero(self._there[first:stop])), self.moved.superseded
         cuts = self._cuts[np.searchsorted(self._cuts, first, "right") : np.searchsorted(self._cuts, stop)].tolist()
         cursor = self._connection.cursor()
-        cursor.executemany(self._statement(), list(pairwise([first, *cuts, stop])))
+        with no_message_to_blame(self._facts, self._schema.names, self._where):
+            cursor.executemany(self._statement(), list(pairwise([first, *cuts, stop])))
         taken = cursor.rowcount
         if self._by_key is not None:
             before = self._by_key.superseded

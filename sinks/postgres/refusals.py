@@ -7,7 +7,8 @@ lock the table. Where the table was changed since, the commit is undone, and beg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -122,9 +123,9 @@ _REFERS_TO_ITSELF: Final = f"""{_TREE_OF_OID}
 # Of `TREE`. A unique index on the key's columns, or on these and more, excludes no row of another key. Of one in which equal
 # columns are equal rows, the columns are told; elsewhere (expressions, exclusion, NULLS NOT DISTINCT, ...) NULL.
 RIVALS: Final = """
-    select i.indexrelid::regclass::text, i.indimmediate, case when i.indisunique and c.plain
+    select x.relname::text, i.indimmediate, case when i.indisunique and not i.indisexclusion and c.plain
         and position('NULLS NOT DISTINCT' in pg_get_indexdef(i.indexrelid)) = 0 then c.columns end
-    from tree join pg_index i on i.indrelid = tree.oid cross join lateral (
+    from tree join pg_index i on i.indrelid = tree.oid join pg_class x on x.oid = i.indexrelid cross join lateral (
         select array_agg(a.attname::text) as columns,
                bool_and(a.attname is not null and a.attcollation = k.coll and o.opcdefault) as plain
         from unnest(i.indkey[0:i.indnkeyatts - 1], i.indclass[0:i.indnkeyatts - 1], i.indcollation[0:i.indnkeyatts - 1])
@@ -161,6 +162,7 @@ _NO_RIGHT: Final = "42501"
 _CHECKS_A_ROW: Final = "ExecWithCheckOptions"
 """The function of the server that asks a policy of row-level security about a new row."""
 
+_SEQUENCE_ENDED: Final = "2200H"
 _LIMIT_EXCEEDED: Final = "54000"
 _LIMITS_OF_THE_SERVER: Final = (
     "GetNewTransactionId",
@@ -254,6 +256,8 @@ def is_of_a_row(error: psycopg.Error) -> bool:
     state = error.sqlstate or ""
     if error.diag.source_file == "ltree_io.c":
         return True
+    if state == _SEQUENCE_ENDED:
+        return False
     if state == _LIMIT_EXCEEDED:
         return error.diag.source_function not in _LIMITS_OF_THE_SERVER
     return state[:2] in _ROW_CLASSES or (state == _NO_RIGHT and error.diag.source_function == _CHECKS_A_ROW)
@@ -367,6 +371,30 @@ def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> CatalogFacts | None:
             for name, at_once, columns in map(dict.values, rivals or ())
         ),
     )
+
+
+@contextmanager
+def no_message_to_blame(facts: CatalogFacts, columns: Sequence[str], where: str) -> Generator[None]:
+    """Refuse all rows where one is excluded by what the table itself put into it: no message can be otherwise.
+
+    Raises:
+        SinkRefused: a value of the table's own, such as a sequence's, is there already.
+    """
+    try:
+        yield
+    except psycopg.errors.UniqueViolation as error:
+        name = error.diag.constraint_name
+        own = next((rival.columns for rival in facts.rivals if rival.name == name), None)
+        if not own or facts.changing or facts.dropping or not {*own}.isdisjoint(columns):
+            raise
+        shown = ", ".join(own)
+        raise SinkRefused(
+            f"{where}: {error.diag.message_primary} ({error.diag.message_detail}), and the stream has no column of it: the "
+            f"table's own value of {shown} is there already. A sequence that is behind its table, as after a restore, is "
+            "moved on by setval",
+            constraint=name,
+            sqlstate=error.sqlstate,
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

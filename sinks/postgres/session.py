@@ -34,6 +34,7 @@ from stormproof.sinks.postgres.refusals import (
     ask_facts,
     facts_of,
     is_empty,
+    no_message_to_blame,
     refers_to_itself,
     require_no_volatile,
 )
@@ -135,6 +136,9 @@ class PostgresSession(TransactionalTable, StagedSession):
                 return self._commit_by(known, transaction, self._put_all, checked=checked)
             except _TableChanged:
                 log.debug("%s: the table was changed since the last commit", self.where)
+            except StoreUnavailable:  # it may be bytes of another width than the column's now
+                self._known = None
+                raise
             except SinkRefused:
                 with self.link.transaction() as connection:
                     if facts_of(ask_facts(connection, self.name, self.input)) == known:
@@ -375,7 +379,8 @@ class PostgresSession(TransactionalTable, StagedSession):
                 if before // PROGRESS_ROWS < sent // PROGRESS_ROWS:
                     log.info("%s: %s of %s rows sent", where, f"{sent:,}", f"{transaction.rows:,}")
 
-        taken = rows.put(counted())
+        with no_message_to_blame(facts, self.input.schema.names, where):
+            taken = rows.put(counted())
         may_drop = taken < sent and bool(facts.dropping)
         _require_all(sent if may_drop else taken, sent, transaction.rows, where)
         if may_drop:

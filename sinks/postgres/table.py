@@ -204,7 +204,7 @@ _KEYS: Final = """
     from pg_index i
     cross join lateral unnest(i.indkey[0:i.indnkeyatts - 1]) as k (attnum)
     join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-    where i.indrelid = {oid} and i.indisunique and i.indimmediate and i.indisvalid
+    where i.indrelid = {oid} and i.indisunique and not i.indisexclusion and i.indimmediate and i.indisvalid
       and i.indpred is null and i.indexprs is null
     group by i.indexrelid order by i.indexrelid
 """

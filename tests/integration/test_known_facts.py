@@ -26,7 +26,7 @@ from stormproof.sinks.postgres.sink import PostgresSink
 
 pytestmark = pytest.mark.postgres
 
-A, B = {"a": 1, "b": 2}, {"c": 3}
+A, B, C = {"a": 1, "b": 2}, {"c": 3}, {"d": 4}
 ASKED = {"postgres-append": ["pipeline", "copy", "pipeline"]}
 BY_KEY = ["pipeline", "create temporary table", "copy", "with done as (insert into", "pipeline"]
 """What a commit waits for, between BEGIN and COMMIT: fence and guard; the rows; guard, evidence and the facts."""
@@ -120,6 +120,19 @@ def test_a_table_that_was_changed_between_two_commits_takes_the_rows(
     append: SinkHarness, change: str, rows: dict[str, int]
 ) -> None:
     assert Counter(committed(append, change).sql("select word, n from counts")) == Counter(rows.items())
+
+
+def test_bytes_of_another_width_than_the_columns_are_no_outage_that_lasts(append: SinkHarness) -> None:
+    with closing(append.open()) as session:
+        session.commit(append.prepare(session, 1, None, A), checked=True)
+        append.sql("alter table counts alter n type integer")
+        session.commit(append.prepare(session, 2, 1, B), checked=True)
+        append.sql("alter table counts alter n type bigint")
+        third = append.prepare(session, 3, 2, C)
+        with pytest.raises(StoreUnavailable, match="insufficient data left in message"):
+            session.commit(third, checked=True)
+        assert session.commit(third, checked=True) == APPLIED
+    assert Counter(append.sql("select word, n from counts")) == Counter((A | B | C).items())
 
 
 DROPPING = """

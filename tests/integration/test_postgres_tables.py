@@ -155,6 +155,20 @@ def test_what_is_no_plain_table_is_refused_by_name(operated: Operated, make: str
         operated.run(built(operated))
 
 
+def test_a_key_without_overlaps_is_none_of_an_upsert(operated: Operated) -> None:
+    (((version,),)) = operated.sql("select current_setting('server_version_num')::int")
+    if version < 180_000:
+        pytest.skip("before Postgres 18 there are none")
+    operated.sql("create table words (word int4range, during int4range, primary key (word, during without overlaps))")
+    t = Topology(NAME)
+    lines = t.stream("lines", source_of(NAME, operated.cell.database))
+    rows = lines.map(lambda line: (line, line), "line", schema="word string, during string")
+    key = ["word", "during"]
+    rows.into(PostgresSink("words", mode="upsert", key=key, order_by="any", database=operated.cell.database))
+    with pytest.raises(SinkRefused, match="no primary key, unique constraint or unique index on exactly"):
+        operated.run(t)
+
+
 def test_children_by_inheritance_hold_no_rows_of_ours(operated: Operated) -> None:
     operated.sql("create table words (word text); create unlogged table child () inherits (words)")
     operated.put(b"x y")

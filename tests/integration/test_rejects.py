@@ -65,6 +65,46 @@ def test_a_refused_row_fails_its_message_at_that_sink_alone(rejecting: Operated,
     assert rejecting.kinds("notices", rejecting.verify()) == ["rejected"]
 
 
+OWN = {
+    "a sequence has ended": (
+        "alter table strict_words add id int generated always as identity (maxvalue 3)",
+        "reached maximum value of sequence",
+        "alter table strict_words alter id set maxvalue 99",
+    ),
+    "a sequence is behind": (
+        "alter table strict_words add id serial primary key; insert into strict_words "
+        "select 'old', generate_series(2, 60)",
+        r"Key \(id\)=\(\d+\) already exists.*table's own value of id",
+        "select setval('strict_words_id_seq', 60)",
+    ),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["alone", "and a row that the table refuses"])
+@pytest.mark.parametrize("what", OWN)
+def test_for_what_the_table_itself_puts_into_a_row_no_message_is_to_blame(
+    rejecting: Operated, what: str, strict: bool
+) -> None:
+    rule, said, repair = OWN[what]
+    rejecting.sql(rule + (f"; {RULES['23514']}" if strict else ""))
+    lines = LINES[:4] if strict else [line for line in LINES if BAD.encode() not in line]
+    rejecting.put(*lines)
+    with pytest.raises(SinkRefused, match=said):
+        run(rejecting)
+    assert rejecting.sql("select count(*) from stormproof.reject") == [(0,)]
+    rejecting.sql(repair)
+    rejecting.command("retry", NAME, "1")
+    run(rejecting)
+    rejecting.sql("delete from strict_words where word = 'old'")
+    assert words(rejecting, STRICT) == words_of(lines, {BAD})
+
+
+def test_control_a_value_that_the_stream_gives_is_the_messages_fault(rejecting: Operated) -> None:
+    rejecting.sql("alter table strict_words add id serial, add unique (word)")
+    rejecting.put(b"a b", b"c", b"a")
+    assert run(rejecting).rejected == 1
+
+
 def test_a_row_waits_for_its_parent_in_the_other_half_of_its_batch(rejecting: Operated) -> None:
     """The table has a foreign key to itself: each word but `z` needs the one behind it, and the batch has them backwards."""
     rejecting.sql(
