@@ -145,12 +145,14 @@ def test_a_signal_is_told_of_in_one_row_in_place_of_the_line_of_progress(
     ours, terminal = os.openpty()
     monkeypatch.setattr(control_line, "_STDERR", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    before = signal.signal(number, signal.SIG_DFL)  # a shell's background jobs ignore SIGINT
     with open(ours, "rb") as shown:
         with Stopping() as stopping:
             os.kill(os.getpid(), number)
             row = shown.readline().decode()
             assert stopping.asked
         os.close(terminal)
+    signal.signal(number, before)
     clear, show_cursor = "\r\x1b[2K", "\x1b[?25h"
     assert row.startswith(
         f"{clear}{show_cursor}stormproof: {signal.Signals(number).name}: stopping once all has started"
