@@ -7,7 +7,7 @@
 | `runner` | how does a task call a bolt, batch by batch |
 """
 
-from stormproof.core.bolt.api import AnyBolt, ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Emit, Streams, fresh
+from stormproof.core.bolt.api import AnyBolt, ArrowBolt, ArrowRows, BasicBolt, Bolt, BoltContext, Emit, Streams
 from stormproof.core.bolt.collector import DEFAULT_STREAM, Collector, Emitted, FailedTuple, Ran, link_counts
 from stormproof.core.bolt.tuples import Tuple
 from stormproof.core.user_code.functions import FailTuple
@@ -28,6 +28,5 @@ __all__ = [
     "Ran",
     "Streams",
     "Tuple",
-    "fresh",
     "link_counts",
 ]

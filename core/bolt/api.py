@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stormproof.core.base.errors import UsageError
 from stormproof.core.bolt.collector import DEFAULT_STREAM, Collector
 from stormproof.core.bolt.tuples import Tuple
 from stormproof.core.contract.schema import SchemaLike
-from stormproof.core.user_code.functions import error_text
 
 Streams: TypeAlias = str | Mapping[str, SchemaLike]
 """What a bolt emits: the schema of its stream "default", or a schema for each stream."""
@@ -120,19 +117,3 @@ class ArrowBolt(ABC):
 
 
 AnyBolt: TypeAlias = Bolt | BasicBolt | ArrowBolt
-_BoltT = TypeVar("_BoltT", bound=AnyBolt)
-
-
-def fresh(bolt: _BoltT) -> _BoltT:
-    """A copy of the bolt for one task of one batch: the user's own object never changes.
-
-    Raises:
-        UsageError: the bolt holds something that cannot be copied.
-    """
-    try:
-        return copy.deepcopy(bolt)
-    except Exception as error:
-        raise UsageError(
-            f"bolt {type(bolt).__name__} cannot be copied for a task: {error_text(error)}; open connections, files and "
-            "locks in prepare, not in __init__"
-        ) from error

@@ -23,8 +23,8 @@ from stormproof.core.base.arrow import Rows
 from stormproof.core.base.errors import JobFailed
 from stormproof.core.base.message import INPUT_TEXT_MAX, FailureReason, MessageFailure, MessageId, Token, storable_text
 from stormproof.core.base.process import kept_from_forks
-from stormproof.core.bolt import ArrowBolt, BoltContext, Ran, fresh
-from stormproof.core.bolt.runner import BoltRunner
+from stormproof.core.bolt import ArrowBolt, BoltContext, Ran
+from stormproof.core.bolt.runner import BoltRunner, fresh
 from stormproof.core.contract.source import READER_SCHEMA
 from stormproof.core.graph.aggregation import GroupBy
 from stormproof.core.graph.plan import BoltNode, GatherNode, JoinNode, OperationNode, StageEntry, StagePlan

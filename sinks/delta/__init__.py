@@ -11,6 +11,7 @@ or takes the lost version back.
 | `judge` | which rows does the table refuse, as the commit would leave them; what is left out instead |
 | `log` | what does the log say of each version and of the live files, and how does it spell their paths |
 | `evidence` | at which txid is the table, by its log; what has become of our txids' rows |
+| `object_store` | does the object store refuse to overwrite a version |
 | `versions` | which version is the newest, and how is the next one written; is an error of delta-rs the machine's |
 | `compare` | do its files have the rows that were written |
 | `spark` | how does Spark write, and alone |

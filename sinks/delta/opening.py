@@ -31,8 +31,9 @@ from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.contract.sink import SinkInput, SinkMode
 from stormproof.core.storage.files import files_at
+from stormproof.core.storage.protocol import is_url
 from stormproof.sinks.contract.protocol import SinkIdentity, SinkProblem
-from stormproof.sinks.delta import power_loss, versions
+from stormproof.sinks.delta import object_store, power_loss, versions
 from stormproof.sinks.delta.features import AskedCommitter, Committer, TableFacts, choose, refusal
 from stormproof.sinks.delta.log import DeltaLog, Label
 from stormproof.sinks.delta.power_loss import put_torn_aside
@@ -292,7 +293,8 @@ def prepare_table(
         SinkRefused: the table is missing and not to be made, or a power loss took more than its newest log entry.
     """
     put_torn_aside(DeltaLog(path), where)
-    versions.require_conditional_put(path, where)
+    if is_url(path):
+        object_store.require_conditional_put(path, where)
     if not versions.is_table(path):
         if not create:
             raise SinkRefused(f"{where}: there is no Delta table", problem=SinkProblem.TABLE_GONE)

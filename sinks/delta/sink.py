@@ -39,13 +39,14 @@ from stormproof.sinks.delta.catalog import CatalogTable
 from stormproof.sinks.delta.features import AskedCommitter, TableFacts, as_asked, choose, refusal
 from stormproof.sinks.delta.judge import CONSTRAINT, checks_of
 from stormproof.sinks.delta.log import DeltaLog
+from stormproof.sinks.delta.object_store import check_store
 from stormproof.sinks.delta.opening import opening, other_claims, prepare_table
 from stormproof.sinks.delta.power_loss import put_torn_aside, require_whole
 from stormproof.sinks.delta.schema_changes import changes_for
 from stormproof.sinks.delta.session import DeltaSession
 from stormproof.sinks.delta.spark import spark_runs
 from stormproof.sinks.delta.table import check_types, key_of_path, limits_of_new, locate
-from stormproof.sinks.delta.versions import check_store, is_table, load_table, panics_as_errors
+from stormproof.sinks.delta.versions import is_table, load_table, panics_as_errors
 from stormproof.sinks.prepare.writer import FileWriter
 
 

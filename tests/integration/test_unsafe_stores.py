@@ -12,7 +12,7 @@ from support.lossy_store import unconditional
 from support.sink_harness import ObjectStoreHarness
 
 from stormproof.core.base.errors import SinkRefused
-from stormproof.sinks.delta import versions
+from stormproof.sinks.delta import object_store as store_module
 from stormproof.sinks.delta.log import DeltaLog
 
 
@@ -35,7 +35,7 @@ def test_control_in_such_a_store_a_log_entry_overwrites_another(
     harness: ObjectStoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that is late by one version takes the rows of the other one away, and neither gets an error."""
-    monkeypatch.setattr(versions, "require_conditional_put", lambda *_: None)
+    monkeypatch.setattr(store_module, "require_conditional_put", lambda *_: None)
     session = harness.open()
     log = DeltaLog(f"{harness.url}/counts")
     session.commit(harness.prepare(session, 1, None, {"first": 1}), checked=True)

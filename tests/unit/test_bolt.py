@@ -30,11 +30,10 @@ from stormproof.core.bolt import (
     FailTuple,
     Ran,
     Tuple,
-    fresh,
     link_counts,
 )
 from stormproof.core.bolt import runner as runner_module
-from stormproof.core.bolt.runner import BoltRunner
+from stormproof.core.bolt.runner import BoltRunner, fresh
 from stormproof.core.contract.schema import parse_schema
 from stormproof.core.heartbeat.listener import JobSigns
 from stormproof.core.heartbeat.task import running
