@@ -74,7 +74,7 @@ class TestPostgresMap(MapStateConformance):
             self._commit(state, 1, A)
             state.begin_commit(2)
             state.multi_update(batch(B), each_once=True)
-            vars(vars(state)["_backing"])["_hold"].link.connection().close()
+            vars(vars(state)["_backing"])["_table"].link.connection().close()
             with pytest.raises(StoreUnavailable):
                 state.commit(2)
         with self._open() as state:
