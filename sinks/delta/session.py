@@ -38,7 +38,7 @@ from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.judge import Judge, lacking, may_reject, refused_rows
 from stormproof.sinks.delta.log import GIVEN_UP, Label, Undo, undo_metadata
 from stormproof.sinks.delta.repair import repair
-from stormproof.sinks.delta.spark import SparkCommitter
+from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
 from stormproof.sinks.delta.table import require_table
 from stormproof.sinks.delta.transactional_table import TransactionalTable
 from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, settle_compactions, vacuum
@@ -267,12 +267,10 @@ class DeltaSession(TransactionalTable, SinkSession):
     def put_by_spark(self, transaction: PreparedTransaction, label: Label) -> None:
         """Have Spark read the files, and append or merge their rows."""
         spark, names = self.committers.spark, self.input.schema.names
-        if transaction.rows == 0:
-            spark.append(spark.no_rows(names), label)
-            return
         filled = [file for file in transaction.files if file.rows]
-        frame = spark.prepared_rows(self._directory, filled, names)
-        if self.input.is_by_key:
+        with spark_errors():
+            frame = spark.prepared_rows(self._directory, filled, names) if transaction.rows else spark.no_rows(names)
+        if self.input.is_by_key and transaction.rows:
             spark.merge(frame, self.input, label)
         else:
             spark.append(frame, label)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, TableFeatures
 from support import duck
 from support.delta_tables import BY_SPARK, Made
 from support.doubled_keys import LARGE, compared, input_of, of_keys, opened, repaired
@@ -249,3 +249,15 @@ def test_a_v2_checkpoint_with_no_entry_before_it_is_read_by_all_that_reads_a_tab
     expected = Counter((key, n) for key in LARGE for n in numbers)
     assert read(spark, path, "k", "n") == expected
     assert Counter(duck.connected().execute(f"select k, n from delta_scan('{path}')").fetchall()) == expected
+
+
+def test_a_table_that_spark_cannot_read_blocks_its_batch_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    """delta-rs adds the feature without the one that it needs."""
+    harness = SinkHarness("delta-append", tmp_path, None)
+    with closing(harness.open()) as session:
+        session.commit(harness.prepare(session, 1, None, {"a": 1}), checked=True)
+    DeltaTable(harness.delta_path).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    with closing(harness.open()) as session:
+        second = harness.prepare(session, 2, 1, {"b": 1})
+        with pytest.raises(SinkRefused, match="DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH"):
+            session.commit(second, checked=True)
