@@ -69,10 +69,19 @@ class LocalFiles(Files):
         return [name for name in os.listdir(folder) if name.startswith(prefix)] if os.path.isdir(folder) else []
 
     def find(self, pattern: str) -> dict[str, FileState]:
-        """By `glob`."""
+        """By `glob`. A file that symbolic links lead to is found once, by the path with the fewest of them."""
         wanted = os.path.join(pattern, "*") if os.path.isdir(pattern) else pattern
         states = ((path, self.stat(path)) for path in glob.iglob(wanted, recursive=True) if os.path.isfile(path))
-        return {path: state for path, state in states if state is not None}
+        found = {path: state for path, state in states if state is not None}
+        paths: dict[FileState, list[str]] = {}
+        for path, state in found.items():
+            paths.setdefault(state, []).append(path)
+        for same in paths.values():
+            kept = dict[str, str]()
+            for path in sorted(same, key=lambda path: (_links_in(path), path)) if len(same) > 1 else ():
+                if kept.setdefault(os.path.realpath(path), path) != path:
+                    del found[path]
+        return found
 
     def remove(self, path: str) -> None:
         """Unlink; the folder is not synced."""
@@ -134,6 +143,10 @@ class LocalFiles(Files):
             yield
         finally:
             os.close(fd)
+
+
+def _links_in(path: str) -> int:
+    return sum(one.is_symlink() for one in (Path(path), *Path(path).parents))
 
 
 def _state(found: os.stat_result) -> FileState:

@@ -194,6 +194,10 @@ class TestParquet:
         pq.write_table(pa.table({"n": [1]}), tmp_path / "a.parquet")
         with pytest.raises(UsageError, match=r"a\.parquet has no column 'm'; it has n"):
             opened(source)
+        twice = pa.Table.from_arrays([pa.array([1]), pa.array(["x"]), pa.array(["y"])], names=["n", "m", "m"])
+        pq.write_table(twice, tmp_path / "a.parquet")
+        with pytest.raises(UsageError, match=r"a\.parquet has several columns 'm'; it has n, m, m"):
+            opened(source)
         pq.write_table(pa.table({"n": [[1]], "m": ["x"]}), tmp_path / "a.parquet")
         with pytest.raises(UsageError, match="column 'n' is list<element: int64>, which cannot be read as int64"):
             opened(source)
@@ -247,6 +251,33 @@ class TestLines:
             assert full, "the slice could have held one more"
             found += payloads
         assert found == lines
+
+    def test_a_file_that_symbolic_links_lead_to_is_read_once(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "days" / "b"
+        folder.mkdir(parents=True)
+        (folder / "a.txt").write_bytes(b"x")
+        (folder / "c.txt").symlink_to("a.txt")
+        (tmp_path / "days" / "a").symlink_to("b")  # as "latest" is
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "d.txt").write_bytes(b"y")
+        (tmp_path / "days" / "c").symlink_to(elsewhere)
+        source = self.source(sources, database, tmp_path / "days" / "**" / "*.txt")
+        found = messages_of(source, opened(source))
+        assert [(m.payload, source.place_of(m.id)[0]) for m in found] == [
+            (b"x", str(folder / "a.txt")),
+            (b"y", str(tmp_path / "days" / "c" / "d.txt")),
+        ]
+
+    def test_a_name_that_is_not_utf8_is_refused(
+        self, database: Database, sources: list[FileSource], tmp_path: Path
+    ) -> None:
+        (tmp_path / os.fsdecode(b"\xff.txt")).write_bytes(b"x")
+        source = self.source(sources, database, tmp_path / "*")
+        with pytest.raises(UsageError, match=r"the name of file '.*\\udcff\.txt' is not UTF-8: rename it"):
+            opened(source)
 
     def test_new_files_are_found_and_hidden_ones_are_not(
         self, database: Database, sources: list[FileSource], tmp_path: Path

@@ -330,10 +330,9 @@ def _scan_parquet(file: File, opened: OpenFile, schema: pa.Schema) -> File:
             file=file.path,
         ) from error
     for field in schema:
-        if field.name not in there.names:
-            raise UsageError(
-                f"file {file.path} has no column {field.name!r}; it has {', '.join(there.names)}", file=file.path
-            )
+        if there.names.count(field.name) != 1:
+            has = f"{'several columns' if field.name in there.names else 'no column'} {field.name!r}"
+            raise UsageError(f"file {file.path} has {has}; it has {', '.join(there.names)}", file=file.path)
         found = there.field(field.name).type
         if not converts(found, field.type):
             raise UsageError(

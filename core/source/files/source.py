@@ -165,8 +165,17 @@ class FileSource(NumberedSource):
             return RegisteredFiles(entries.registered(rows.cursor, who, self._format))
 
     def _found(self) -> dict[str, FileState]:
-        """What the pattern matches now, in the order of the paths."""
+        """What the pattern matches now, in the order of the paths.
+
+        Raises:
+            UsageError: a name is not UTF-8, so that no record can hold it.
+        """
         found = files_at(self._pattern).find(self._pattern)
+        for path in found:
+            try:
+                path.encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(f"the name of file {path!a} is not UTF-8: rename it", file=ascii(path)) from error
         return {path: found[path] for path in sorted(found) if not os.path.basename(path).startswith((".", "_"))}
 
     def look(self, epoch: int) -> None:
