@@ -23,7 +23,6 @@ from stormproof.core.pending.redelivering import RedeliveringSource
 from stormproof.core.pending.registry import connector_of
 from stormproof.core.pending.rows import PendingRows, Subscriber, at_of
 from stormproof.core.pending.source import PendingSource
-from stormproof.core.source.postgres_queue.audit import QueueAudit
 from stormproof.core.source.spouts import member_subscription, sources_in
 from stormproof.trident.audit.evidence import GroupEvidence, SourceEvidence, find_handed_in
 from stormproof.trident.audit.ledger import LedgerSnapshot, TopologyRow
@@ -100,6 +99,8 @@ def server_ids(ledger: LedgerSnapshot, topology: TopologyRow, messages: Collecti
 
 def unsubscribed_findings(connection: sa.Connection, sources: Sequence[str]) -> list[Finding]:
     """What is wrong with queues to which a topology has not subscribed, because its start was refused."""
+    from stormproof.core.source.postgres_queue.audit import QueueAudit  # it loads pandas, which few commands need
+
     with _driver(connection).cursor(row_factory=tuple_row) as cursor:
         audits = [QueueAudit(Subscriber("queue", source, ""), cursor) for source in sources]
         return [finding for audit in audits for finding in audit.unsubscribed()]
