@@ -34,6 +34,11 @@ def cast_within(column: pa.Array, type_: pa.DataType, *, safe: bool = True) -> p
     return made
 
 
+def copy_of(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in memory of their own: a user's code may fill the NumPy arrays again that they are made of."""
+    return pa.concat_batches([rows, rows.slice(0, 0)])
+
+
 def _infinities(array: pa.Array) -> int:
     """How many numbers are infinite, at any depth."""
     if pa.types.is_map(array.type):

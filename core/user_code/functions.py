@@ -32,7 +32,7 @@ from typing import Any, Final, cast
 import numpy as np
 import pyarrow as pa
 
-from stormproof.core.base.arrow import Rows, cast_within, pc
+from stormproof.core.base.arrow import Rows, cast_within, copy_of, pc
 from stormproof.core.base.errors import TopologyError, UsageError
 from stormproof.core.base.message import FailureReason, storable_text
 from stormproof.core.base.process import end_if_fork
@@ -511,8 +511,7 @@ def _row(row: object, schema: pa.Schema, gave: str) -> tuple[Sequence[object], s
 
 
 def arrow_result(result: object, given: int, schema: pa.Schema) -> tuple[pa.RecordBatch, Rows]:
-    """What Arrow-wise code gave for `given` rows, checked against its schema; columns are matched by name. They are copied:
-    the code may fill the same NumPy array again.
+    """What Arrow-wise code gave for `given` rows, checked against its schema; columns are matched by name, and copied.
 
     Raises:
         TypeError: it is no (record batch, parent index) of that schema.
@@ -538,5 +537,4 @@ def arrow_result(result: object, given: int, schema: pa.Schema) -> tuple[pa.Reco
         )
     if len(parent) and (int(parent.min()) < 0 or int(parent.max()) >= given):
         raise ValueError(f"the parent index has numbers outside 0 to {given - 1}")
-    made = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return pa.concat_batches([made, made.slice(0, 0)]), parent.astype(np.int64)
+    return copy_of(pa.RecordBatch.from_arrays(arrays, schema=schema)), parent.astype(np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from stormproof.core.base.arguments import require_function
-from stormproof.core.base.arrow import pc
+from stormproof.core.base.arrow import copy_of, pc
 from stormproof.core.base.errors import PositionMismatch, SinkRefused, TopologyError, UsageError
 from stormproof.core.user_code.functions import refuse_unfit_call
 from stormproof.sinks.contract.protocol import EvidenceReport, Held, PreparedTransaction, StoreRecord
@@ -378,7 +378,7 @@ class StoredMap:
         for name in self._keys:
             if rows.column(name).null_count:
                 raise SinkRefused(f"{self._where}: key column {name!r} holds NULL, which is no key", column=name)
-        return rows
+        return copy_of(rows)
 
     def _once(self, parts: Sequence[pa.RecordBatch], merges: Mapping[str, Merge]) -> pa.RecordBatch:
         rows = pa.concat_batches(parts) if len(parts) > 1 else parts[0]

@@ -21,6 +21,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar, cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -255,6 +256,17 @@ class MapStateConformance(ABC):
                 state.multi_put(batch([("c", 1, 9, 9.0, "last")]))
                 state.commit(2)
             self._require(state, {**folded(A), **folded(B), ("c", 1): (9, 9.0, "last")})
+
+    def test_rows_whose_arrays_are_filled_again_were_taken_before(self) -> None:
+        """An updater may fill one NumPy array again in each of its calls."""
+        n, at = np.zeros(1, np.int64), SCHEMA.get_field_index("n")
+        with self._open() as state:
+            state.begin_commit(1)
+            for n[0], word in enumerate("ab"):
+                rows = batch([(word, 1, 0, 0.0, "x")])
+                state.multi_put(rows.set_column(at, SCHEMA.field(at), pa.array(n)))
+            state.commit(1)
+            self._require(state, {("a", 1): (0, 0.0, "x"), ("b", 1): (1, 0.0, "x")})
 
     # -- drivers that come and go ------------------------------------------------------------------------------------
 
