@@ -63,7 +63,11 @@ class _Entry:
 
     @staticmethod
     def of(rows: int, text: str | None) -> _Entry:
-        said: dict[str, Any] = json.loads(text) if text else {"why": "it has no digest: content_digests was off"}
+        said: dict[str, Any] = (
+            json.loads(text)
+            if text
+            else {"why": "it has no digest: content_digests was off, or no column can be hashed"}
+        )
         totals = Totals.of_text(text)
         return _Entry(
             rows, Content.of_text(text), totals, str(said.get("why", "")), bool(said.get("began_empty", False))
