@@ -117,7 +117,7 @@ class IteratorClient:
             if self._items is None:
                 if self._factory is None:
                     return None
-                self._items = iter(self._factory())
+                self._items = self._new(self._factory)
             return next(self._items)
         except StopIteration:
             self._items, self._factory = None, None
@@ -130,6 +130,13 @@ class IteratorClient:
                 raise StoreUnavailable(f"{text}; a new one is made", source=self._source) from error
             self._broken = f"{text}; give the source a function that makes an iterator, and a new one is made instead"
             raise FatalError(self._broken, source=self._source) from error
+
+    @staticmethod
+    def _new(factory: Callable[[], Iterable[Item]]) -> Iterator[Item]:
+        try:
+            return iter(factory())
+        except StopIteration as error:  # of a next() that found nothing: no iterator is at its end
+            raise RuntimeError("the function that makes it raised StopIteration") from error
 
     def _checked(self, item: object) -> ReceivedMessage:
         key: object = None

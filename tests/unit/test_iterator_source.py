@@ -173,6 +173,19 @@ def test_an_iterator_that_raises_is_made_anew_where_there_is_a_function() -> Non
     assert [m.payload for m in messages_of(source, slice_)] == [b"message 1", b"message 2"]
 
 
+def test_a_function_that_finds_nothing_to_iterate_never_looks_like_the_end() -> None:
+    clients = list[Iterator[str]]()
+
+    def items() -> Iterator[str]:
+        return next(iter(clients))
+
+    source = started(IteratorSource("mine", items, clock=ManualClock()))
+    with pytest.raises(StoreUnavailable, match="the function that makes it raised StopIteration; a new one is made"):
+        source.open(A, Limit(1), 7)
+    clients.append(iter(["message"]))
+    assert source.open(A, Limit(1), 7) is not None
+
+
 def test_an_iterator_that_raises_never_looks_like_the_end() -> None:
     def items() -> Iterator[str]:
         yield "one"
