@@ -40,8 +40,8 @@ from stormproof.sinks.delta.log import GIVEN_UP, Label, Undo, undo_metadata
 from stormproof.sinks.delta.repair import repair
 from stormproof.sinks.delta.spark import SparkCommitter, spark_errors
 from stormproof.sinks.delta.table import require_table
-from stormproof.sinks.delta.transactional_table import TransactionalTable
-from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, settle_compactions, vacuum
+from stormproof.sinks.delta.transactional_table import TransactionalTable, settle_compactions
+from stormproof.sinks.delta.upkeep import commits_since_compaction, compact, vacuum
 from stormproof.sinks.delta.versions import TableHead
 from stormproof.sinks.prepare import staging
 from stormproof.sinks.prepare.staging import IsDead
@@ -345,7 +345,7 @@ class DeltaSession(TransactionalTable, SinkSession):
         return vacuum(self, self.identity.application_id, retained_hours, dry_run=dry_run)
 
     def settle(self) -> None:
-        """Put back prepared files that a VACUUM took, and see `compaction.settle_compactions`."""
+        """Put back prepared files that a VACUUM took, and see `settle_compactions`."""
         if not self.input.is_by_key:
             staging.put_back_all(self._directory, self.identity.incarnation)
         settle_compactions(self, self.identity.application_id)

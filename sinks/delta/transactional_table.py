@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -28,12 +29,13 @@ from stormproof.sinks.contract.protocol import (
 )
 from stormproof.sinks.contract.row_rule import BY_DELTA_RS, SchemaContract
 from stormproof.sinks.delta import power_loss, schema_changes, versions
-from stormproof.sinks.delta.evidence import LogPosition, find_commit, require_not_given_up, totals_with
+from stormproof.sinks.delta.evidence import LogPosition, find_commit, lost_files, require_not_given_up, totals_with
 from stormproof.sinks.delta.features import AskedCommitter, Committer
 from stormproof.sinks.delta.judge import Judge, LeftOut, may_reject, refused_rows
-from stormproof.sinks.delta.log import Label, OurCommit, Undo, commit_metadata, live_files, undo_metadata
+from stormproof.sinks.delta.log import COMPACTS, Label, OurCommit, Undo, commit_metadata, live_files, undo_metadata
 from stormproof.sinks.delta.opening import Claims, Committers
 from stormproof.sinks.delta.power_loss import put_torn_aside
+from stormproof.sinks.delta.rewrite import COMPACTED
 from stormproof.sinks.delta.spark import SparkCommitter
 from stormproof.sinks.delta.statistics import WITH_STATISTICS, by_delta_rs, by_spark, narrowed
 from stormproof.sinks.delta.table import TableRecord, column_limits, require_more_than_partitions, require_table
@@ -544,3 +546,81 @@ class TransactionalTable(TableRecord):
 def _last_of_ours(position: LogPosition | None, otherwise: int) -> int:
     """The version of our last commit, before which everything is synced."""
     return otherwise if position is None or position.commit is None else position.commit.version
+
+
+def settle_compactions(ours: TransactionalTable, application: str) -> None:
+    """Check the files of compactions, and sync what no commit has synced; take one back that a power loss left without.
+
+    Raises:
+        SinkRefused: files are lost, and other versions came after it.
+        StoreUnavailable: the table cannot be restored now.
+    """
+    newest = ours.load().version()
+    for version, lost in _compactions(ours, application):
+        if not lost:
+            power_loss.sync_version(ours.log, version)
+        elif version != newest:
+            raise _lost(
+                f"{ours.where}: version {version}, a compaction, lost {lost[0]}, and versions up to {newest} came after it. "
+                "Put the file back. Where there is none, the rows are still in the files that the version replaced, until a "
+                f"VACUUM: RESTORE the table to version {version - 1}, and write the later versions' rows again",
+                lost,
+            )
+        else:
+            _take_back(ours, version, lost[0])
+
+
+def _compactions(ours: TransactionalTable, application: str) -> Iterator[tuple[int, list[str]]]:
+    """The versions of compactions, each with what is wrong with its live files, newest first: those that may not be synced,
+    since they came after our last commit but one, and any further back whose files have gone.
+    """
+    table, files = ours.load(), ours.log.files
+    live = {name for uri in table.file_uris() if (name := uri.rpartition("/")[2]).startswith(COMPACTED)}
+    gone = live.difference(files.list(ours.log.table, COMPACTED)) if live else set[str]()
+    newest, commits, undone = table.version(), 0, set[int]()
+    for entry in ours.log.back_from(newest):
+        undo = entry.undo(application)
+        if undo is not None:
+            undone.add(undo.version)
+        commits += entry.ours(application) is not None
+        if commits > 1 and not gone:
+            return
+        whole = ours.log.entry(entry.version) if COMPACTS in entry.info and entry.version not in undone else None
+        if whole is not None:
+            gone.difference_update(file.path for file in whole.added)
+            yield entry.version, lost_files(ours.log, whole, ours.log.tail(newest), decode=commits < 2)
+    if gone:
+        lost = [f"{os.path.join(ours.log.table, name)} is missing" for name in sorted(gone)]
+        raise _lost(
+            f"{ours.where}: {lost[0]}, which a compaction wrote whose log entry has gone; put the file back", lost
+        )
+
+
+def require_settled(ours: TransactionalTable, application: str) -> None:
+    """Refuse where a compaction lost its files: their rows are in the old ones alone.
+
+    Raises:
+        SinkRefused: names the version and the way on.
+    """
+    for version, lost in _compactions(ours, application):
+        if lost:
+            raise _lost(
+                f"{ours.where}: version {version}, a compaction, lost {lost[0]}, and its rows are only in the files that it "
+                "replaced. Start the topology, which takes it back or says what to do",
+                lost,
+            )
+
+
+def _lost(text: str, lost: list[str]) -> SinkRefused:
+    return SinkRefused(text, problem=SinkProblem.FILE_LOST, files=[*lost])
+
+
+def _take_back(ours: TransactionalTable, version: int, lost: str) -> None:
+    table = ours.load()
+    position = ours.position(table, same_table=True)
+    ours.restore_before(table, version, None if position is None else position.txid, ours.where)
+    log.warning(
+        "%s: a power loss took %s, which a compaction wrote in version %d; the table is as in version %d again, with all of "
+        "its rows",
+        *(ours.where, lost, version, version - 1),
+    )

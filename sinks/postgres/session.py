@@ -24,20 +24,12 @@ from stormproof.sinks.contract.protocol import (
     SinkIdentity,
 )
 from stormproof.sinks.contract.row_rule import SchemaContract
+from stormproof.sinks.postgres import refusals
 from stormproof.sinks.postgres.columns import Kinds, known_content, row_hash, unknown_content
 from stormproof.sinks.postgres.compare import compare
 from stormproof.sinks.postgres.judge import EXCLUDED, RowsInOrder, is_about_rows, move_in_order, move_without_rejects
 from stormproof.sinks.postgres.merge import RowsByKey
-from stormproof.sinks.postgres.refusals import (
-    CatalogFacts,
-    Moved,
-    ask_facts,
-    facts_of,
-    is_empty,
-    no_message_to_blame,
-    refers_to_itself,
-    require_no_volatile,
-)
+from stormproof.sinks.postgres.refusals import CatalogFacts, Moved
 from stormproof.sinks.postgres.table import TableName, kept_otherwise, require_table, wire_schema
 from stormproof.sinks.postgres.transactional_table import AppendedRows, TransactionalTable, copy_rows, insert_rows
 from stormproof.sinks.prepare.rejected_messages import NO_PARENT, REFUSED_MAX, Rejects
@@ -141,7 +133,7 @@ class PostgresSession(TransactionalTable, StagedSession):
                 raise
             except SinkRefused:
                 with self.link.transaction() as connection:
-                    if facts_of(ask_facts(connection, self.name, self.input)) == known:
+                    if refusals.facts_of(refusals.ask_facts(connection, self.name, self.input)) == known:
                         raise
             self._known = None
         return self._commit_by(None, transaction, self._put_all, checked=checked)
@@ -155,7 +147,7 @@ class PostgresSession(TransactionalTable, StagedSession):
             facts = self._begin(connection, transaction, where, known, checked=checked)
             if facts is None:
                 return self._held(connection, transaction)
-            began_empty = transaction.previous is None and is_empty(connection, facts.table.oid, self.name)
+            began_empty = transaction.previous is None and refusals.is_empty(connection, facts.table.oid, self.name)
             moved, rejects = put(connection, facts, transaction, where)
             refused, back = ((), 0) if rejects is None else (rejects.rows(), rejects.reinstated)
             _require_all(moved.sent + len(refused), transaction.rows + back, transaction.rows + back, where)
@@ -214,19 +206,19 @@ class PostgresSession(TransactionalTable, StagedSession):
             # Met here, an error of a deferred constraint names it; at the COMMIT the outcome would be in question.
             connection.execute("set constraints all immediate")
             # With its schema: the user's table may have the name of our temporary one, which hides it.
-            asked = ask_facts(connection, facts.table.name, self.input)
+            asked = refusals.ask_facts(connection, facts.table.name, self.input)
             guard = self.guard.ask_move(connection, transaction, table_id, checked=checked)
             self.guard.add_evidence(
                 connection, transaction, moved.taken, again=not checked, dropped=moved.dropped, content=said
             )
-        now = facts_of(asked)
+        now = refusals.facts_of(asked)
         fresh = self._known is not facts
         # Facts of this transaction: a trigger of the table's may have made a partition, with triggers, for our very rows.
         same = now == facts or (fresh and now is not None and now.table == facts.table and not now.volatile)
         if same:
             return self.guard.require_moved(transaction, guard)
         if now is not None and now.table.oid == facts.table.oid:
-            require_no_volatile(now.volatile, where)
+            refusals.require_no_volatile(now.volatile, where)
         elif fresh:  # else the table may have had another name before this commit began
             raise SinkRefused(
                 f"{where}: another table took the name {facts.table.name} during the commit; nothing was written. Retry the "
@@ -248,7 +240,7 @@ class PostgresSession(TransactionalTable, StagedSession):
         require_files(self.staging, transaction.files, where=where, digests=True)
         schema = wire_schema(facts.table, self.input)
         rejects = self._rejects(facts, transaction, most, where, row_by_row=row_by_row)
-        waits = {NO_PARENT} if refers_to_itself(connection, facts.table.oid) else set[str]()
+        waits = {NO_PARENT} if refusals.refers_to_itself(connection, facts.table.oid) else set[str]()
         begin = partial(self._rows, connection, facts, schema, where, passes_over=True)
         if facts.rivals and self.input.mode is not SinkMode.FOLD:
             in_order = RowsInOrder(connection, facts, schema, rejects, begin(), where)
@@ -340,11 +332,11 @@ class PostgresSession(TransactionalTable, StagedSession):
         self.evolve(connection, transaction.txid)
         facts = known
         if facts is None:
-            facts = facts_of(ask_facts(connection, self.name, self.input))
+            facts = refusals.facts_of(refusals.ask_facts(connection, self.name, self.input))
             if facts is None:
                 raise self.guard.gone(connection)
             require_table(facts.table, self.input, where)
-            require_no_volatile(facts.volatile, where)
+            refusals.require_no_volatile(facts.volatile, where)
         require_files(self.staging, transaction.files, where=where, digests=True)
         failpoint("postgres.after_guard")
         return facts
@@ -379,7 +371,7 @@ class PostgresSession(TransactionalTable, StagedSession):
                 if before // PROGRESS_ROWS < sent // PROGRESS_ROWS:
                     log.info("%s: %s of %s rows sent", where, f"{sent:,}", f"{transaction.rows:,}")
 
-        with no_message_to_blame(facts, self.input.schema.names, where):
+        with refusals.no_message_to_blame(facts, self.input.schema.names, where):
             taken = rows.put(counted())
         may_drop = taken < sent and bool(facts.dropping)
         _require_all(sent if may_drop else taken, sent, transaction.rows, where)

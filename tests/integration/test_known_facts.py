@@ -20,6 +20,7 @@ from stormproof.core.base.errors import SinkRefused, StoreUnavailable
 from stormproof.core.contract.sink import SinkInput, TaskContext, transaction_digest
 from stormproof.core.postgres.database import Database
 from stormproof.sinks.contract.protocol import APPLIED, PreparedTransaction, SinkIdentity
+from stormproof.sinks.postgres import refusals
 from stormproof.sinks.postgres import session as session_module
 from stormproof.sinks.postgres.session import PostgresSession
 from stormproof.sinks.postgres.sink import PostgresSink
@@ -219,7 +220,7 @@ def test_control_without_the_second_look_bytes_are_taken_for_something_else(
 ) -> None:
     with _wide(database, tmp_path) as (session, ask):
         known = session._known  # pyright: ignore[reportPrivateUsage]
-        monkeypatch.setattr(session_module, "facts_of", lambda _: known)
+        monkeypatch.setattr(refusals, "facts_of", lambda _: known)
         assert session.commit(_two_columns(session, 2), checked=True) == APPLIED
         assert ask("select v::text from wide where id = 2") == [("2000-01-01 00:00:00.000007",)]
 

@@ -40,15 +40,8 @@ from stormproof.core.tracking.verdict import JobReport
 from stormproof.sinks.contract.protocol import CommitResult, PreparedTransaction
 from stormproof.sinks.stores.memory import FaultPoint, MemorySession
 from stormproof.trident.driver.batch_records import SinkAnswers
-from stormproof.trident.driver.jobs import (
-    JobResult,
-    JobsInTurn,
-    JobsOnThreads,
-    LastMove,
-    LeaseKeeper,
-    WaitingLeases,
-    Work,
-)
+from stormproof.trident.driver.jobs import JobResult, JobsInTurn, JobsOnThreads, Work
+from stormproof.trident.driver.leases import LastMove, LeaseKeeper, WaitingLeases
 from stormproof.trident.driver.opening import SinkSessions, attached
 from stormproof.trident.terms.observers import BatchResult
 

@@ -15,7 +15,7 @@ from stormproof.core.contract.source import Lease, Limit
 from stormproof.core.heartbeat.listener import JobSigns
 from stormproof.core.heartbeat.task import Heartbeat, ProgressMark, ReportAddress
 from stormproof.core.source.memory import MemorySource
-from stormproof.trident.driver.jobs import PAUSED_S, LeaseKeeper
+from stormproof.trident.driver.leases import PAUSED_S, LeaseKeeper
 
 LEASE = Lease("life/1", 1, 30.0)
 TIMEOUT_S = 30.0

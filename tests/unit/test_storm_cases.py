@@ -39,7 +39,8 @@ from stormproof.core.task.job import ACK, ACK_SCHEMA, INIT, INIT_SCHEMA, Job, Wi
 from stormproof.core.tracking import share as tracking
 from stormproof.core.tracking.acker import acker_of
 from stormproof.core.tracking.verdict import JobReport
-from stormproof.trident.driver.jobs import LeaseKeeper, Watch
+from stormproof.trident.driver.jobs import Watch
+from stormproof.trident.driver.leases import LeaseKeeper
 
 TIMEOUT_S = 10.0
 

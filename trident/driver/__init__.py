@@ -10,7 +10,8 @@
 | `steps` | how is a batch opened, prepared, committed and finished; when are messages confirmed |
 | `batch_records` | what are the ledger, the log and the observers told of a batch; how much may sinks reject, what is said |
 | `recovery` | what does the next start do after a crash; what is written where a table refuses a group's row |
-| `jobs` | what is in flight; on which threads do jobs and commits run; who extends leases, and cancels a job that hangs |
+| `jobs` | what is in flight; on which threads do jobs and commits run |
+| `leases` | who extends leases, and cancels a job that hangs |
 | `control_line` | what is a running driver asked to do; who asks: an operator, a signal |
 | `dry_run` | what would a commit, a start and the next batch do |
 """

@@ -43,7 +43,8 @@ from stormproof.core.tracking.verdict import (
 from stormproof.sinks.prepare.writer import WritesNothing
 from stormproof.trident.driver.batch_records import Accounts, CountedGraph, PreparedBatch, SinkAnswers
 from stormproof.trident.driver.control_line import BY_SIGNAL, StopRequests
-from stormproof.trident.driver.jobs import Flight, Jobs, JobsInTurn, JobsOnThreads, WaitingLeases, Watch, run_watched
+from stormproof.trident.driver.jobs import Flight, Jobs, JobsInTurn, JobsOnThreads, Watch, run_watched
+from stormproof.trident.driver.leases import WaitingLeases
 from stormproof.trident.driver.opening import SinkSessions
 from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.outages import outlasting_outages

@@ -18,13 +18,7 @@ import psycopg
 from psycopg import Cursor
 from psycopg.rows import tuple_row
 
-from stormproof.core.base.arguments import (
-    error_prefix,
-    require_choice,
-    require_payloads,
-    require_text_if_given,
-    require_whole,
-)
+from stormproof.core.base import arguments
 from stormproof.core.base.clock import Clock, SystemClock
 from stormproof.core.base.dataset import DatasetName
 from stormproof.core.base.errors import MissingRight, PositionMismatch, StoreUnavailable, UsageError
@@ -213,10 +207,10 @@ class PostgresQueue(PendingSource):
     ) -> None:
         where = f"queue {queue}"
         self.table = MessageTable(queue)
-        require_whole(where, "partition_messages", partition_messages, 2)
-        require_choice(where, "start", start, ("earliest", "latest"))
-        require_text_if_given(where, "name", name, "lines")
-        with error_prefix(where):
+        arguments.require_whole(where, "partition_messages", partition_messages, 2)
+        arguments.require_choice(where, "start", start, ("earliest", "latest"))
+        arguments.require_text_if_given(where, "name", name, "lines")
+        with arguments.error_prefix(where):
             decoder = decoder_for(schema, unit)
         self._tables = PostgresPendingStore(
             "queue", queue, database=database, default=_settings_database, missing=_MISSING
@@ -407,7 +401,7 @@ class PostgresQueue(PendingSource):
             PositionMismatch: the queue was restored from another server and is not adopted: new messages would get numbers
                 that do not compare with the restored ones. The database refuses plain SQL inserts likewise.
         """
-        require_payloads(f"queue {self.queue}", payloads)
+        arguments.require_payloads(f"queue {self.queue}", payloads)
         if connection is not None:
             self._require_transaction(connection)
             with self._server_required(), connection.cursor(row_factory=tuple_row) as cursor:

@@ -25,7 +25,7 @@ from stormproof.core.task.account import Observer
 from stormproof.core.task.job import Job, JobKey, StageJob, WireRow
 from stormproof.core.tracking.verdict import JobReport
 from stormproof.testing.faults import Chance, FaultKind
-from stormproof.trident.driver.jobs import LeaseKeeper
+from stormproof.trident.driver.leases import LeaseKeeper
 
 BoltT = TypeVar("BoltT", bound=AnyBolt)
 
