@@ -375,23 +375,26 @@ def facts_of(asked: psycopg.Cursor[tuple[Any, ...]]) -> CatalogFacts | None:
 
 @contextmanager
 def no_message_to_blame(facts: CatalogFacts, columns: Sequence[str], where: str) -> Generator[None]:
-    """Refuse all rows where one is excluded by what the table itself put into it: no message can be otherwise.
+    """Refuse all rows where one is refused for what the table itself put into it: no message can be otherwise.
 
     Raises:
-        SinkRefused: a value of the table's own, such as a sequence's, is there already.
+        SinkRefused: a value of the table's own, such as a sequence's, is there already, or has no partition.
     """
     try:
         yield
-    except psycopg.errors.UniqueViolation as error:
+    except (psycopg.errors.UniqueViolation, psycopg.errors.CheckViolation) as error:
         name = error.diag.constraint_name
-        own = next((rival.columns for rival in facts.rivals if rival.name == name), None)
-        if not own or facts.changing or facts.dropping or not {*own}.isdisjoint(columns):
+        if isinstance(error, psycopg.errors.UniqueViolation):
+            own = next((rival.columns for rival in facts.rivals if rival.name == name), None)
+            way_on = "A sequence that is behind its table, as after a restore, is moved on by setval"
+        else:  # a partition that is missing has no name
+            own = facts.table.partitioned_by if name is None else None
+            way_on = "Make the partition"
+        if not own or None in own or facts.changing or facts.dropping or not {*own}.isdisjoint(columns):
             raise
-        shown = ", ".join(own)
         raise SinkRefused(
             f"{where}: {error.diag.message_primary} ({error.diag.message_detail}), and the stream has no column of it: the "
-            f"table's own value of {shown} is there already. A sequence that is behind its table, as after a restore, is "
-            "moved on by setval",
+            f"value is the table's own. {way_on}",
             constraint=name,
             sqlstate=error.sqlstate,
         ) from None

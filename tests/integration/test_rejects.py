@@ -74,10 +74,27 @@ OWN = {
     "a sequence is behind": (
         "alter table strict_words add id serial primary key; insert into strict_words "
         "select 'old', generate_series(2, 60)",
-        r"Key \(id\)=\(\d+\) already exists.*table's own value of id",
+        r"Key \(id\)=\(\d+\) already exists.*value is the table's own",
         "select setval('strict_words_id_seq', 60)",
     ),
 }
+
+
+def test_a_partition_that_is_missing_for_a_default_is_no_messages_fault(rejecting: Operated) -> None:
+    rejecting.sql(
+        "drop table plain_words; create table plain_words (word text, at timestamptz default now()) partition by range (at);"
+        "create table before partition of plain_words for values from (minvalue) to ('2020-01-01')"
+    )
+    rejecting.command("ledger", "adopt-table", NAME, "plain")
+    rejecting.put(b"a b")
+    with pytest.raises(
+        SinkRefused, match=r"no partition .* found for row .* value is the table's own\. Make the partition"
+    ):
+        run(rejecting)
+    rejecting.sql("create table later partition of plain_words default")
+    rejecting.command("retry", NAME, "1")
+    run(rejecting)
+    assert words(rejecting, PLAIN) == words_of([b"a b"])
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["alone", "and a row that the table refuses"])
