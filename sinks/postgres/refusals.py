@@ -384,13 +384,14 @@ def no_message_to_blame(facts: CatalogFacts, columns: Sequence[str], where: str)
         yield
     except (psycopg.errors.UniqueViolation, psycopg.errors.CheckViolation) as error:
         name = error.diag.constraint_name
+        own: Sequence[str | None] | None
         if isinstance(error, psycopg.errors.UniqueViolation):
             own = next((rival.columns for rival in facts.rivals if rival.name == name), None)
             way_on = "A sequence that is behind its table, as after a restore, is moved on by setval"
         else:  # a partition that is missing has no name
             own = facts.table.partitioned_by if name is None else None
             way_on = "Make the partition"
-        if not own or None in own or facts.changing or facts.dropping or not {*own}.isdisjoint(columns):
+        if not own or facts.changing or facts.dropping or not {None, *columns}.isdisjoint(own):
             raise
         raise SinkRefused(
             f"{where}: {error.diag.message_primary} ({error.diag.message_detail}), and the stream has no column of it: the "
