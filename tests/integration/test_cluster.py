@@ -70,8 +70,8 @@ def topology():
 """Each number, which another run of its task would not give, is read by a task on each worker; the first one waits there."""
 
 NOT_COMPARED = """
-from stormproof.core.task import report
-report.require_one_run = lambda reports: None
+from stormproof.core.task import job
+job.require_one_run = lambda reports: None
 """
 
 SPECULATION = {

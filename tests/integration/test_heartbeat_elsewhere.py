@@ -40,12 +40,12 @@ SEEN, CUTS = FOLDER / "seen", {cuts}
 
 def cut_off():
     \"\"\"Lose the connection to the driver, and stand still: as a machine whose cable is pulled looks from there.\"\"\"
-    from stormproof.core.heartbeat.task import Connection
+    from stormproof.core.heartbeat.task import DriverConnection
     def refused(self):
         raise ConnectionRefusedError("the cable is out")
-    Connection._connected = refused
+    DriverConnection._connected = refused
     for one in gc.get_objects():
-        if isinstance(one, Connection):
+        if isinstance(one, DriverConnection):
             with one._lock:
                 one._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 one._drop()
@@ -65,9 +65,9 @@ def split(line):
 
 if __name__ == "__main__":
     if TAKEN_FOR == "a hang":
-        from stormproof.core.heartbeat.listener import Heard
-        state = Heard._state
-        Heard._state = lambda self, task, now_s: (state(self, task, now_s)[0], False)
+        from stormproof.core.heartbeat.listener import JobSigns
+        state = JobSigns._state
+        JobSigns._state = lambda self, task, now_s: (state(self, task, now_s)[0], False)
     logging.getLogger("stormproof").setLevel(logging.CRITICAL)
     topology = Topology("words")
     words = topology.stream("lines", PostgresQueue("words", max_attempts=1)).flat_map(split, "line", schema="word string")
