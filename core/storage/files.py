@@ -137,12 +137,9 @@ class LocalFiles(Files):
     @contextmanager
     def locked(self, folder: str) -> Generator[None]:
         """Hold an flock on the folder."""
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with OpenLocalFile(folder) as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(fd)
 
 
 def _links_in(path: str) -> int:
@@ -154,25 +151,33 @@ def _state(found: os.stat_result) -> FileState:
 
 
 class OpenLocalFile:
-    """An open file on a local disk."""
+    """An open file or folder on a local disk. It is closed once nobody has it any more, also where an interrupt cut that."""
+
+    _open: list[int] | tuple[()] = ()
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.state = _state(os.fstat(self._fd))
+        self._open = [os.open(path, os.O_RDONLY | os.O_CLOEXEC)]
+        self.state = _state(os.fstat(self.fileno()))
+
+    def fileno(self) -> int:
+        """Its descriptor; -1 once it is closed."""
+        return self._open[0] if self._open else -1
 
     def read_at(self, begin: int, size: int) -> bytes:
         """By as many reads as it takes."""
         parts: list[bytes] = []
-        while size > 0 and (part := os.pread(self._fd, size, begin)):
+        while size > 0 and (part := os.pread(self.fileno(), size, begin)):
             parts.append(part)
             begin, size = begin + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
         """Close it, once."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        if self._open:
+            os.close(self._open.pop())
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Self:
         return self
