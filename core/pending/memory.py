@@ -21,9 +21,9 @@ from stormproof.core.contract.source import Lease, SliceReader
 from stormproof.core.pending.batches import batches_of
 from stormproof.core.pending.rows import (
     At,
-    FailedMessage,
+    Counts,
+    Failed,
     LeaseFate,
-    MessageCounts,
     Retry,
     SliceRow,
     Subscriber,
@@ -352,7 +352,7 @@ class MemoryRows:
         mine, wanted = self._of_slice(slice_id), set(ids)
         return {id_: (retry.times_failed, retry.times_opened) for id_, retry in mine.items() if id_ in wanted}
 
-    def fail(self, row: SliceRow, failed: Sequence[FailedMessage]) -> None:
+    def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         """Make retries or dead letters."""
         for failure in failed:
             before = self._sub.retries.get(failure.id) if row.is_retry else None
@@ -401,7 +401,7 @@ class MemoryRows:
             self._drop(sub.retries, id_)
         sub.finished.append((row.id, mine))  # not undone: nobody asks for it but for a slice that is gone
 
-    def counts(self) -> MessageCounts:
+    def counts(self) -> Counts:
         """How many messages are in which state."""
         sub = self._sub
         returned = returned_retries = pending = 0
@@ -415,7 +415,7 @@ class MemoryRows:
         waiting = [retry.not_before_s for retry in sub.retries.values() if retry.slice is None]
         dead = sum(1 for letter in sub.dead.values() if letter.disposal is None)
         next_in_s = max(0.0, min(waiting) - self._clock.monotonic_s()) if waiting else None
-        return MessageCounts(returned, returned_retries, pending, len(waiting), dead, next_in_s)
+        return Counts(returned, returned_retries, pending, len(waiting), dead, next_in_s)
 
     def waiting(self) -> Sequence[WaitingRetry]:
         """Every retry."""

@@ -22,16 +22,7 @@ from stormproof.core.contract.dead_letter import (
     LetterHead,
 )
 from stormproof.core.contract.source import Lease
-from stormproof.core.pending.rows import (
-    At,
-    FailedMessage,
-    LeaseFate,
-    MessageCounts,
-    Retry,
-    SliceRow,
-    Subscriber,
-    WaitingRetry,
-)
+from stormproof.core.pending.rows import At, Counts, Failed, LeaseFate, Retry, SliceRow, Subscriber, WaitingRetry
 from stormproof.core.pending.tables import SCHEMA
 from stormproof.core.postgres.store import query
 
@@ -329,7 +320,7 @@ class PostgresRows:
         )
         return {id_: (failed, opened) for id_, failed, opened in found}
 
-    def fail(self, row: SliceRow, failed: Sequence[FailedMessage]) -> None:
+    def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         """Make retries or dead letters of messages of a taken slice."""
         living = [one for one in failed if one.delay_s is not None]
         dying = [one for one in failed if one.delay_s is None]
@@ -338,7 +329,7 @@ class PostgresRows:
         if dying:
             (self._bury_retries if row.is_retry else self._bury)(row, dying)
 
-    def _retry(self, row: SliceRow, failed: Sequence[FailedMessage]) -> None:
+    def _retry(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         self._run(
             f"insert into {SCHEMA}.pending_retry"
             " (subscription, id, origin, payload, times_opened, times_failed, not_before, reason, history, mates,"
@@ -353,7 +344,7 @@ class PostgresRows:
             *self._who,
         )
 
-    def _retry_again(self, row: SliceRow, failed: Sequence[FailedMessage]) -> None:
+    def _retry_again(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         self._run(
             f"update {SCHEMA}.pending_retry r set times_opened = r.times_opened + %s,"
             " times_failed = r.times_failed + f.counted,"
@@ -365,7 +356,7 @@ class PostgresRows:
             row.id,
         )
 
-    def _bury(self, row: SliceRow, failed: Sequence[FailedMessage]) -> None:
+    def _bury(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         self._run(
             f"insert into {SCHEMA}.dead_letter"
             " (kind, source, subscription, id, origin, payload, reason, error, times_opened, times_failed, history, digest)"
@@ -378,7 +369,7 @@ class PostgresRows:
             [one.payload for one in failed],
         )
 
-    def _bury_retries(self, row: SliceRow, failed: Sequence[FailedMessage]) -> None:
+    def _bury_retries(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         self._run(
             f"with gone as (delete from {SCHEMA}.pending_retry where slice = %s and id = any(%s) returning *)"
             f" insert into {SCHEMA}.dead_letter"
@@ -398,7 +389,7 @@ class PostgresRows:
 
     # ---- what is there
 
-    def counts(self) -> MessageCounts:
+    def counts(self) -> Counts:
         """How many messages are in which state."""
         found = self._run(
             "select coalesce(sum(messages) filter (where at is not null and is_free), 0)::bigint,"
@@ -418,7 +409,7 @@ class PostgresRows:
         assert found is not None
         returned, returned_retries, pending = found
         left, next_in_s = waiting or (0, None)
-        return MessageCounts(returned, returned_retries, pending, left, _only(dead), next_in_s)
+        return Counts(returned, returned_retries, pending, left, _only(dead), next_in_s)
 
     def waiting(self) -> Sequence[WaitingRetry]:
         """Every retry, ascending by number."""
@@ -636,11 +627,11 @@ _DYING_WITH_PAYLOADS: Final = (
 )
 
 
-def _named(failed: Sequence[FailedMessage]) -> tuple[list[int], list[str], list[str]]:
+def _named(failed: Sequence[Failed]) -> tuple[list[int], list[str], list[str]]:
     return [one.id for one in failed], [one.reason for one in failed], [json.dumps(one.entry) for one in failed]
 
 
-def _living(failed: Sequence[FailedMessage]) -> tuple[object, ...]:
+def _living(failed: Sequence[Failed]) -> tuple[object, ...]:
     """The parameters of `_LIVING`."""
     return (
         *_named(failed),
@@ -649,7 +640,7 @@ def _living(failed: Sequence[FailedMessage]) -> tuple[object, ...]:
     )
 
 
-def _dying(failed: Sequence[FailedMessage]) -> tuple[object, ...]:
+def _dying(failed: Sequence[Failed]) -> tuple[object, ...]:
     """The parameters of `_DYING`."""
     return *_named(failed), [one.error for one in failed]
 

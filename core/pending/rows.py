@@ -89,7 +89,7 @@ class WaitingRetry:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedMessage:
+class Failed:
     """A message to be written down as failed.
 
     `payload` is None where the message is a retry already, whose row has it. `delay_s` is how long it waits; None: it
@@ -119,7 +119,7 @@ class LeaseFate:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageCounts:
+class Counts:
     """Messages of a subscription, but for those that were never opened. A lease that ran out counts as returned."""
 
     returned: int
@@ -239,7 +239,7 @@ class PendingRows(Protocol):
         """
         ...
 
-    def fail(self, row: SliceRow, failed: Sequence[FailedMessage]) -> None:
+    def fail(self, row: SliceRow, failed: Sequence[Failed]) -> None:
         """Make retries or dead letters of messages of a taken slice; openings and failures are added to the earlier ones."""
         ...
 
@@ -251,7 +251,7 @@ class PendingRows(Protocol):
         """Every slice."""
         ...
 
-    def counts(self) -> MessageCounts:
+    def counts(self) -> Counts:
         """How many messages are in which state."""
         ...
 

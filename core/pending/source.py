@@ -34,7 +34,7 @@ from stormproof.core.pending.connector import Connector, Piece
 from stormproof.core.pending.letters import DeadLetters
 from stormproof.core.pending.rows import (
     At,
-    FailedMessage,
+    Failed,
     LeaseFate,
     PendingRows,
     PendingStore,
@@ -310,7 +310,7 @@ class PendingSource(Connector):
         """
         failures: dict[int, MessageFailure] = {failure.id: failure for failure in failed}
         before, payloads = self._known(rows, row, sorted(failures))
-        records, retried, dead, longest_s = list[FailedMessage](), list[str](), list[str](), 0.0
+        records, retried, dead, longest_s = list[Failed](), list[str](), list[str](), 0.0
         for failure in sorted(failures.values(), key=lambda failure: not failure.counted):
             times_failed, times_opened = before[failure.id]
             times_failed += failure.counted
@@ -335,7 +335,7 @@ class PendingSource(Connector):
             }
             payload = payloads.get(failure.id)
             records.append(
-                FailedMessage(
+                Failed(
                     id=failure.id,
                     origin=failure.origin,
                     payload=payload,

@@ -15,7 +15,7 @@ from support.queues import prepared_database
 from stormproof.core.base.errors import UsageError
 from stormproof.core.contract.dead_letter import Disposal, LetterHead
 from stormproof.core.contract.source import Lease
-from stormproof.core.pending.rows import FailedMessage, LeaseFate, MessageCounts, PendingRows, SliceRow
+from stormproof.core.pending.rows import Counts, Failed, LeaseFate, PendingRows, SliceRow
 from stormproof.core.postgres.database import Database, connect
 from stormproof.core.postgres.embedded import EmbeddedPostgres
 
@@ -51,9 +51,9 @@ def advanced(
 
 def failed(
     id_: int, *, delay_s: float | None = 1.0, counted: bool = True, payload: bytes | None = b"payload", error: str = "e"
-) -> FailedMessage:
+) -> Failed:
     entry = {"owner": "a", "reason": "error", "error": error}
-    return FailedMessage(id_, id_ + 1_000, payload, "error", error, {**entry}, counted=counted, delay_s=delay_s)
+    return Failed(id_, id_ + 1_000, payload, "error", error, {**entry}, counted=counted, delay_s=delay_s)
 
 
 def waiting(store: StoreHarness, ids: Sequence[int] = (0, 1, 2), delay_s: float = 1.0) -> None:
@@ -104,7 +104,7 @@ def test_subscriptions_and_sources_are_kept_apart(store: StoreHarness) -> None:
         rows.subscribe(1, lambda: {"next": 0})
     for who in (store.who("t"), store.who(source="other")):
         with store.store.rows(who) as rows:
-            assert rows.counts() == MessageCounts(0, 0, 0, 0, 0, None)
+            assert rows.counts() == Counts(0, 0, 0, 0, 0, None)
             assert (rows.free(), list(rows.unresolved()), list(rows.due(9))) == (None, [], [])
             assert rows.take(B, delete=True) is None
             assert rows.recover(9) == ()
@@ -152,7 +152,7 @@ def test_a_slice_advances_the_position_and_an_owner_holds_one(store: StoreHarnes
         assert rows.position() == {"next": 4}
         assert row == SliceRow(row.id, {"range": [0, 4]}, 4, 40, "a", 1, opened=1)
         assert rows.unresolved() == [row]
-        assert rows.counts() == MessageCounts(0, 0, 4, 0, 0, None)
+        assert rows.counts() == Counts(0, 0, 4, 0, 0, None)
     with pytest.raises(UsageError, match="a holds a slice already"), store.rows() as rows:
         advanced(rows, A, 4, 6)
     with store.rows() as rows:
@@ -177,7 +177,7 @@ def test_the_first_free_slice_is_that_which_was_made_first(store: StoreHarness) 
         found = rows.free()
         assert found is not None
         assert (found.id, found.at, found.opened) == (first.id, {"range": [0, 4]}, 1)
-        assert rows.counts() == MessageCounts(8, 0, 0, 0, 0, None)
+        assert rows.counts() == Counts(8, 0, 0, 0, 0, None)
 
 
 def test_a_lease_that_ran_out_is_free_and_its_lapse_is_kept_once_another_opens(store: StoreHarness) -> None:
@@ -188,7 +188,7 @@ def test_a_lease_that_ran_out_is_free_and_its_lapse_is_kept_once_another_opens(s
         assert rows.touch(B, pin=True)
     store.advance(31)
     with store.rows() as rows:
-        assert rows.counts() == MessageCounts(4, 0, 2, 0, 0, None), "a held lease never runs out"
+        assert rows.counts() == Counts(4, 0, 2, 0, 0, None), "a held lease never runs out"
         assert not rows.touch(A, pin=True)
         assert not rows.touch(A, pin=False)
         assert rows.touch(B, pin=False)
@@ -372,12 +372,12 @@ def test_retries_belong_to_one_slice_and_move_with_its_parts(store: StoreHarness
         assert row.is_retry
         assert list(rows.due(9)) == []
         assert [retry.id for retry in rows.retries(row.id)] == [0, 1, 2]
-        assert rows.counts() == MessageCounts(0, 0, 3, 0, 0, None)
+        assert rows.counts() == Counts(0, 0, 3, 0, 0, None)
         assert [one.owner for one in rows.waiting()] == ["b"] * 3
         rest = rows.insert(SliceRow(0, None, 2, 14), [1, 2])
         rows.shrink(SliceRow(row.id, None, 1, 7))
         assert dict(rows.retries_by_slice()) == {row.id: 1, rest.id: 2}
-        assert rows.counts() == MessageCounts(0, 3, 0, 0, 0, None)
+        assert rows.counts() == Counts(0, 3, 0, 0, 0, None)
         assert dict(rows.failures(rest.id, [0, 1, 2, 99])) == {1: (1, 1), 2: (1, 1)}
 
 
