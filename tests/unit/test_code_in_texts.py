@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def imports(source: str) -> Iterator[tuple[str, str]]:
 
 
 def is_there(module: str, name: str) -> bool:
-    return hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}") is not None
+    return hasattr(importlib.import_module(module), name) or find_spec(f"{module}.{name}") is not None
 
 
 @pytest.mark.parametrize("folder", ["integration", "support", "unit", "property", "conformance"])
