@@ -24,7 +24,7 @@ from .trident.terms.observers import (
     RecoveryReport as RecoveryReport,
 )
 from .trident.topology.stream import GroupedStream as GroupedStream
-from .trident.streaming.base import (
+from .trident.streaming.foreach_batch import (
     ForeachBatch as ForeachBatch,
     OnceResult as OnceResult,
     StreamOutcome as StreamOutcome,

@@ -37,7 +37,7 @@ from stormproof.core.postgres.database import Database
 from stormproof.errors import Fenced, PositionMismatch, StoreUnavailable, UsageError
 from stormproof.topology import ExactlyOnce
 from stormproof.trident.ledger import ledger as ledger_module
-from stormproof.trident.streaming.base import StreamOutcome, StreamResult
+from stormproof.trident.streaming.foreach_batch import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
 forms = pytest.mark.parametrize("form", Form)

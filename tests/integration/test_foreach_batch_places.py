@@ -37,7 +37,7 @@ from support.verdicts import verified
 from stormproof.core.base.failpoint import armed
 from stormproof.core.postgres.database import Database
 from stormproof.errors import Fenced, PositionMismatch, SinkRefused, UsageError
-from stormproof.trident.streaming.base import StreamOutcome, StreamResult
+from stormproof.trident.streaming.foreach_batch import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
 forms = pytest.mark.parametrize("form", Form)

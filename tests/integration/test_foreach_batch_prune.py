@@ -35,7 +35,7 @@ from stormproof.errors import PositionMismatch
 from stormproof.trident.audit.ledger import AuditLedger
 from stormproof.trident.decisions.pruning import prune
 from stormproof.trident.ledger.ledger import Ledger
-from stormproof.trident.streaming.base import StreamOutcome, StreamResult
+from stormproof.trident.streaming.foreach_batch import StreamOutcome, StreamResult
 
 pytestmark = pytest.mark.postgres
 forms = pytest.mark.parametrize("form", Form)

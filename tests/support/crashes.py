@@ -68,7 +68,7 @@ PRELOADED = [
     "stormproof.sinks.delta.sink",
     "stormproof.sinks.postgres.sink",
     "stormproof.core.engine.frame",
-    "stormproof.trident.streaming.base",
+    "stormproof.trident.streaming.foreach_batch",
     "stormproof.trident.streaming.sinks",
     "stormproof.trident.streaming.api",
     "stormproof.trident.state.query",

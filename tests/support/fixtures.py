@@ -11,7 +11,7 @@ import pytest
 from stormproof.core.base.message import Guarantee
 from stormproof.core.postgres.database import Database
 from stormproof.errors import Fenced
-from stormproof.trident.streaming.base import ForeachBatch
+from stormproof.trident.streaming.foreach_batch import ForeachBatch
 from support.command_line import CommandLine
 from support.crashes import Cell
 from support.operated import Operated

@@ -16,7 +16,7 @@ from stormproof.trident.driver import recovery
 from stormproof.trident.driver.steps import Steps
 from stormproof.trident.ledger.handed_in import HandedIn, HandoutStanding, micro_batch
 from stormproof.trident.ledger.tables import Txn
-from stormproof.trident.streaming import api, base, sinks
+from stormproof.trident.streaming import api, foreach_batch, sinks
 
 
 def skip_by_number_alone() -> None:
@@ -26,7 +26,7 @@ def skip_by_number_alone() -> None:
         last = standing.last
         return micro_batch(query, batch) if last is None or batch > last.batch else last
 
-    for module in (base, sinks, api):
+    for module in (foreach_batch, sinks, api):
         _replace(module, "handed", handed)
 
 

@@ -39,7 +39,7 @@ from stormproof.core.source.files.micro_batches import MicroBatches
 from stormproof.core.start.settings import Settings
 from stormproof.core.task.router import task_numbers
 from stormproof.trident.streaming.api import exactly_once, feed
-from stormproof.trident.streaming.base import ForeachBatch, StreamResult
+from stormproof.trident.streaming.foreach_batch import ForeachBatch, StreamResult
 from support.crashes import DRIVER_TIMEOUT_S, FENCED
 from support.crashes import _context as context  # pyright: ignore[reportPrivateUsage]
 from support.topologies import MAX_ATTEMPTS, Split

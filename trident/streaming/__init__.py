@@ -4,5 +4,5 @@
 | --- | --- |
 | `api` | which functions do users call; micro-batches as a topology's messages; a duplicate is suppressed |
 | `sinks` | micro-batches, and jobs, straight into sinks: one transaction for each key; what would one do |
-| `base` | what do all do: one caller for each, opened at its first frame; what became of a micro-batch |
+| `foreach_batch` | what do all do: one caller for each, opened at its first frame; what became of a micro-batch |
 """

@@ -29,7 +29,7 @@ from stormproof.trident.driver.options import RunOptions
 from stormproof.trident.driver.outages import outlasting_outages
 from stormproof.trident.ledger.handed_in import HandedIn, handed, newest, stands
 from stormproof.trident.ledger.tables import Event
-from stormproof.trident.streaming.base import (
+from stormproof.trident.streaming.foreach_batch import (
     ForeachBatch,
     Frame,
     OpenQuery,

@@ -54,7 +54,7 @@ from stormproof.trident.ledger.database import Tx
 from stormproof.trident.ledger.graphs import graph_of
 from stormproof.trident.ledger.handed_in import HandedIn, handed, source_of, stands
 from stormproof.trident.ledger.tables import NO_LIFE, Event
-from stormproof.trident.streaming.base import (
+from stormproof.trident.streaming.foreach_batch import (
     ForeachBatch,
     Frame,
     OnceResult,

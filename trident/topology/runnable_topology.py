@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stormproof.trident.driver.dry_run import TopologyDryRun
     from stormproof.trident.driver.options import RunOptions
     from stormproof.trident.driver.run import RunArguments
-    from stormproof.trident.streaming.base import ForeachBatch, StreamResult
+    from stormproof.trident.streaming.foreach_batch import ForeachBatch, StreamResult
     from stormproof.trident.terms.observers import RunStatistics
     from stormproof.trident.topology.explain import Explanation
 
