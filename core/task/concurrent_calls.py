@@ -28,7 +28,7 @@ from stormproof.core.base.errors import MachineUnavailable
 from stormproof.core.base.message import FailureReason
 from stormproof.core.base.process import end_if_fork, kept_from_forks
 from stormproof.core.heartbeat.task import Heartbeat
-from stormproof.core.user_code.functions import CAUGHT, Blamed, Copies, answer_with, blame, copied
+from stormproof.core.user_code.functions import CAUGHT, Blamed, all_copied, answer_with, blame
 
 TICK_S: Final = 0.5
 """How often the task's thread looks for calls that are overdue, at least."""
@@ -87,7 +87,6 @@ class Waiting:
     timeout_s: float
     heartbeat: Heartbeat | None
     go_on: Callable[[], None]
-    copies: Copies
 
     def calls(self, arguments: Iterable[Any], message_id: Callable[[int], str]) -> list[Call]:
         """All calls, ended, in the order of their arguments. `message_id` answers for an argument by its number.
@@ -97,7 +96,7 @@ class Waiting:
         Raises:
             MachineUnavailable: a thread cannot be started, or too many are left behind.
         """
-        caller = _Loop(self.function, self.copies) if self.is_async else _Threads(self.function, self.component)
+        caller = _Loop(self.function) if self.is_async else _Threads(self.function, self.component)
         made: list[Call] = []
 
         def each() -> Iterator[Call]:
@@ -260,9 +259,8 @@ class _Loop:
     _running: asyncio.AbstractEventLoop | None = None
     _lock = threading.Lock()
 
-    def __init__(self, function: Callable[[Any], Any], copies: Copies) -> None:
+    def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
-        self._copies = copies
         self._has_answered = True
         with self._lock:
             if _Loop._running is None:
@@ -300,7 +298,8 @@ class _Loop:
         error: BaseException | None = None
         try:
             given = self._function(call.argument)
-            value = [copied(one, self._copies) async for one in given] if hasattr(given, "__aiter__") else await given
+            is_many = hasattr(given, "__aiter__")
+            value = [all_copied(one) async for one in given] if is_many else all_copied(await given)
             end_if_fork()
         except CAUGHT as raised:  # Ctrl-C and sys.exit, too: raised here, they would end the loop
             error = _blamed(raised)

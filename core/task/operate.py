@@ -23,7 +23,7 @@ from stormproof.core.graph.plan import OperationNode
 from stormproof.core.heartbeat.task import Heartbeat
 from stormproof.core.task.concurrent_calls import Call, Waiting
 from stormproof.core.user_code import functions
-from stormproof.core.user_code.functions import CAUGHT, Copies
+from stormproof.core.user_code.functions import CAUGHT
 
 _ONE_VALUE: Final = frozenset({str, bytes, dict, NoneType})
 
@@ -137,21 +137,23 @@ class _OperationInput:
         arguments: Iterable[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         if heartbeat is not None and heartbeat.careful:  # it notes one message at a time
             at_a_time, arguments = 1, heartbeat.each(list(arguments))
-        copies = functions.copies_of(node.schema)
-        if node.kind in (OperationKind.FLAT_MAP, OperationKind.FLAT_EACH) and not node.is_async:
-            call = _collected(call, copies)
-        waiting = Waiting(
-            node.component, call, node.is_async, at_a_time, calls.timeout_s, heartbeat, calls.go_on, copies
-        )
+        if not node.is_async:
+            call = _collected(call) if node.kind in (OperationKind.FLAT_MAP, OperationKind.FLAT_EACH) else _taken(call)
+        waiting = Waiting(node.component, call, node.is_async, at_a_time, calls.timeout_s, heartbeat, calls.go_on)
         return waiting.calls(arguments, calls.message_id)
 
 
-def _collected(call: Callable[[Any], Any], copies: Copies) -> Callable[[Any], Any]:
+def _taken(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """As the function, but what it returns is taken by whoever calls it: its next call may fill the same list again."""
+    return lambda argument: functions.all_copied(call(argument))
+
+
+def _collected(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """As the function, but what it yields is gathered by whoever calls it."""
 
     def collect(argument: Any) -> Any:
         result = call(argument)
-        return result if result.__class__ in _ONE_VALUE else [functions.copied(value, copies) for value in result]
+        return result if result.__class__ in _ONE_VALUE else [functions.all_copied(value) for value in result]
 
     return collect
 

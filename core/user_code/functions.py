@@ -415,14 +415,15 @@ def value_text(value: object) -> str:
 Copies = Mapping[type, Callable[[Any], object]]
 
 
-def _all_copied(value: Any) -> object:
+def all_copied(value: Any) -> object:
+    """The value, or a copy of it and of all in it that can be changed."""
     return copied(value, _ALL)
 
 
 _ALL: Final[Copies] = {
-    tuple: lambda value: tuple(map(_all_copied, value)),
-    list: lambda value: [*map(_all_copied, value)],
-    dict: lambda value: {key: _all_copied(part) for key, part in value.items()},
+    tuple: lambda value: tuple(map(all_copied, value)),
+    list: lambda value: [*map(all_copied, value)],
+    dict: lambda value: {key: all_copied(part) for key, part in value.items()},
     bytearray: bytes,
     memoryview: bytes,
     np.ndarray: np.copy,

@@ -83,6 +83,7 @@ HELD: dict[str, Any] = {
     "inner": [0],
     "bytes": bytearray(1),
     "array": np.zeros(1, np.int64),
+    "words": [""],
 }
 """What the functions below give for every word, with the word's values in it."""
 
@@ -145,6 +146,20 @@ async def awaited(word: str) -> AsyncIterator[Any]:
         yield one
 
 
+async def one_row(word: str) -> Any:
+    return filled("list", word)
+
+
+async def some_rows(word: str) -> Any:
+    return [filled("list", word)]
+
+
+async def some_words(word: str) -> Any:
+    held: list[Any] = HELD["words"]
+    held[:] = [word]
+    return held
+
+
 PAIRS: dict[str, Any] = {"schema": "w string, n int"}
 
 
@@ -173,6 +188,10 @@ def test_what_a_generator_gives_and_fills_again_was_taken_before(
         (lambda w: w.map(lambda x: filled("dict", x), schema="s struct<w: string>"), lambda w, n: ({"w": w},)),
         (lambda w: w.map(lambda x: filled("bytes", x), schema="b binary"), lambda w, n: (w.encode(),)),
         (lambda w: w.map(lambda x: memoryview(filled("bytes", x)), schema="b binary"), lambda w, n: (w.encode(),)),
+        (lambda w: w.map(lambda x: filled("list", x), concurrency=1, **PAIRS), lambda w, n: (w, n)),
+        (lambda w: w.map(one_row, **PAIRS), lambda w, n: (w, n)),
+        (lambda w: w.flat_map(some_rows, **PAIRS), lambda w, n: (w, n)),
+        (lambda w: w.flat_map(some_words, schema="w string"), lambda w, n: (w,)),
         (lambda w: w.each(lambda x: filled("inner", x), schema="n array<int>"), lambda w, n: (w, [n])),
         (lambda w: w.flat_map(lambda x: [filled("list", x)], schema="w string, n int"), lambda w, n: (w, n)),
         (
